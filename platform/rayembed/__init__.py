@@ -1,0 +1,1 @@
+"""rayembed trains and evaluates text-embedding models on Ray."""

@@ -1,0 +1,1 @@
+"""What a run is (identity) and where it runs (placement). Imports neither torch nor Ray."""

@@ -1,0 +1,77 @@
+"""One stage of training: which batches, which loss, which optimiser, how long."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from rayembed.config.settings import Settings
+
+
+class BatchConfig(Settings):
+    """What stands in each global batch; decided before training, whatever the worker count."""
+
+    policy: Literal["blended"] = "blended"
+    """`blended`: every batch draws from all data sets of the stage, by weight."""
+    global_pairs: PositiveInt
+    """Queries in one step, over all workers."""
+    num_negatives: int = Field(default=7, ge=0)
+    """Hard negatives of each query; shorter lists are padded and masked."""
+    in_batch_negatives: bool
+    """Whether documents of other queries count as negatives (stage 1 of NV-Embed: yes)."""
+
+
+class InfoNCEConfig(Settings):
+    """Softmax cross-entropy of the positive among all candidates under the mask."""
+
+    kind: Literal["infonce"] = "infonce"
+    temperature: PositiveFloat = 0.02
+    """Cosine similarities are divided by it. NV-Embed does not state its own."""
+
+
+class OptimizerConfig(Settings):
+    """AdamW and its schedule; nothing is left to an engine's default."""
+
+    learning_rate: PositiveFloat
+    """Peak, after the warm-up."""
+    pooling_learning_rate: PositiveFloat | None = None
+    """Of parameters outside the backbone, which start from random; None: the same."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Decoupled (AdamW); not on biases, norms and other vectors."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up from zero."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """After the warm-up: down to zero at the last step, or not at all."""
+    gradient_clipping: float = Field(default=1.0, ge=0.0)
+    """Largest global norm of the gradient; 0: no clipping. Always handed to DeepSpeed, which
+    would clip at 1.0 on its own."""
+
+
+class StageConfig(Settings):
+    """One stage. Optimiser and schedule start anew in each; weights are carried over."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    """Also the folder of its plan and checkpoints."""
+    datasets: dict[str, PositiveFloat] = Field(min_length=1)
+    """Weight of each data set by its name: the share of rows drawn from it."""
+    batch: BatchConfig
+    loss: InfoNCEConfig = InfoNCEConfig()
+    optimizer: OptimizerConfig
+    steps: PositiveInt
+    checkpoint_every_steps: PositiveInt = 1000
+    """A checkpoint from which a killed run goes on; one is always made at the end."""
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> "StageConfig":
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(
+                f"stage {self.name!r}: warmup_steps {self.optimizer.warmup_steps} must be below "
+                f"its {self.steps} steps"
+            )
+        if not self.batch.in_batch_negatives and self.batch.num_negatives == 0:
+            raise ValueError(
+                f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
+                "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
+            )
+        return self

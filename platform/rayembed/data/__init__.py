@@ -1,0 +1,1 @@
+"""Records, sources, converters, mining, the batch plan and its stream."""

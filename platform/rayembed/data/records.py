@@ -1,0 +1,96 @@
+"""The record: one row of training data, the same in memory and in Parquet."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from rayembed.errors import DataError
+
+NEGATIVE = pa.struct(
+    [
+        ("text", pa.string()),
+        ("rank", pa.int32()),  # place in the teacher's list; null: not mined
+        ("score", pa.float32()),  # the teacher's cosine
+        ("rule", pa.string()),  # what chose it: `given`, `top_k_perc_pos`, `other_class`, …
+        ("teacher", pa.string()),  # fingerprint of the teacher's weights
+    ]
+)
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("query", pa.string()),
+        ("positives", pa.list_(pa.string())),
+        ("negatives", pa.list_(NEGATIVE)),
+        ("dataset", pa.string()),
+        ("task", pa.string()),
+        ("query_instruction", pa.string()),
+        ("document_instruction", pa.string()),
+        ("in_batch", pa.bool_()),
+        ("label", pa.string()),  # class; rows of one class are never each other's negatives
+        ("positive_score", pa.float32()),  # the teacher's, where mined
+    ]
+)
+"""Parquet schema of records; every stage of preparation reads and writes it."""
+
+
+@dataclass(frozen=True)
+class Negative:
+    """A hard negative and where it came from."""
+
+    text: str
+    rank: int | None = None
+    score: float | None = None
+    rule: str = "given"
+    teacher: str | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row: a query, what it should find and what it should not."""
+
+    id: str
+    query: str
+    positives: tuple[str, ...]
+    dataset: str
+    negatives: tuple[Negative, ...] = ()
+    task: str = "retrieval"
+    query_instruction: str = ""
+    document_instruction: str = ""
+    in_batch: bool = True
+    label: str | None = None
+    positive_score: float | None = field(default=None)
+
+    def to_row(self) -> dict[str, Any]:
+        """The row of `SCHEMA`."""
+        return asdict(self)
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Record":
+        """The record of a row of `SCHEMA`.
+
+        Raises:
+            DataError: no query, or no positive; the message names the row.
+        """
+        problem = reject_reason(row)
+        if problem:
+            raise DataError(f"record {row.get('id')!r} of {row.get('dataset')!r}: {problem}")
+        values = dict(row)
+        values["positives"] = tuple(row["positives"])
+        values["negatives"] = tuple(Negative(**dict(n)) for n in row.get("negatives") or ())
+        return cls(**values)
+
+
+def reject_reason(row: Mapping[str, Any]) -> str | None:
+    """Why a row cannot be a record, or None: `no query`, `no positive`, `positive equals query`."""
+    query = row.get("query")
+    if not isinstance(query, str) or not query.strip():
+        return "no query"
+    positives = [p for p in row.get("positives") or () if isinstance(p, str) and p.strip()]
+    if not positives:
+        return "no positive"
+    if all(positive == query for positive in positives):
+        return "positive equals query"
+    return None

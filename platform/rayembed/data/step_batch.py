@@ -1,0 +1,115 @@
+"""What one worker gets for one step: its rows' distinct texts, tokenised, and how rows use them.
+
+b rows of this worker, K negative places a row, U distinct texts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from rayembed.data.records import Record
+from rayembed.models.contract import Role, Tokenizer, Tokens
+
+NO_TEXT = -1
+"""Stands in index arrays for a negative that a row does not have."""
+
+NO_HASH = 0
+"""Stands in hash arrays for "there is none"; no text or label has it."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One worker's slice of a global batch."""
+
+    step: int
+    tokens: list[Tokens]
+    """(U) distinct texts by text, role and instruction: each is encoded once."""
+    query: np.ndarray
+    """(b,) int64 places in `tokens`."""
+    positive: np.ndarray
+    """(b,) int64 places in `tokens`."""
+    negatives: np.ndarray
+    """(b, K) int64 places in `tokens`, `NO_TEXT` where a row has fewer."""
+    in_batch: np.ndarray
+    """(b,) bool: the row takes part in in-batch negatives, as query and as source of documents."""
+    query_hash: np.ndarray
+    """(b,) int64 of the query's text."""
+    positive_hash: np.ndarray
+    """(b,) int64 of the positive's text."""
+    negative_hash: np.ndarray
+    """(b, K) int64, `NO_HASH` where a row has fewer."""
+    known_positive_hash: np.ndarray
+    """(b, P) int64 of all texts known to be positives of the query, `NO_HASH` where fewer."""
+    label_hash: np.ndarray
+    """(b,) int64 of data set and class, `NO_HASH` where there is no class."""
+    dataset: list[str]
+    """(b) names, for losses by data set."""
+
+
+def text_hash(text: str) -> int:
+    """Stable 64-bit hash of a text, never `NO_HASH`; equal on all machines."""
+    return xxhash.xxh3_64_intdigest(text.encode()) - 2**63 or 1
+
+
+def make_step_batch(
+    step: int,
+    records: Sequence[Record],
+    num_negatives: int,
+    tokenizer: Tokenizer,
+    max_known_positives: int = 8,
+) -> StepBatch:
+    """The step batch of the records, each with its first positive and first `num_negatives`.
+
+    `known_positive_hash` is always (b, max_known_positives), so that workers can gather it.
+
+    Raises:
+        DataError: a text tokenises to nothing.
+    """
+    places: dict[tuple[str, Role, str], int] = {}
+
+    def place(text: str, role: Role, instruction: str) -> int:
+        return places.setdefault((text, role, instruction), len(places))
+
+    rows, negatives, hashes = len(records), [], []
+    query = [place(r.query, "query", r.query_instruction) for r in records]
+    positive = [place(r.positives[0], "document", r.document_instruction) for r in records]
+    for r in records:
+        texts = [n.text for n in r.negatives[:num_negatives]]
+        short = num_negatives - len(texts)
+        found = [place(t, "document", r.document_instruction) for t in texts]
+        negatives.append(found + [NO_TEXT] * short)
+        hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
+    known = np.full((rows, max_known_positives), NO_HASH, dtype=np.int64)
+    for i, r in enumerate(records):
+        for j, text in enumerate(r.positives[:max_known_positives]):
+            known[i, j] = text_hash(text)
+    return StepBatch(
+        step=step,
+        tokens=_tokenize(list(places), tokenizer),
+        query=np.array(query, dtype=np.int64),
+        positive=np.array(positive, dtype=np.int64),
+        negatives=np.array(negatives, dtype=np.int64).reshape(rows, num_negatives),
+        in_batch=np.array([r.in_batch for r in records], dtype=bool),
+        query_hash=np.array([text_hash(r.query) for r in records], dtype=np.int64),
+        positive_hash=np.array([text_hash(r.positives[0]) for r in records], dtype=np.int64),
+        negative_hash=np.array(hashes, dtype=np.int64).reshape(rows, num_negatives),
+        known_positive_hash=known,
+        label_hash=np.array(
+            [text_hash(f"{r.dataset}\0{r.label}") if r.label else NO_HASH for r in records],
+            dtype=np.int64,
+        ),
+        dataset=[r.dataset for r in records],
+    )
+
+
+def _tokenize(keys: list[tuple[str, Role, str]], tokenizer: Tokenizer) -> list[Tokens]:
+    tokens: list[Tokens | None] = [None] * len(keys)
+    roles: tuple[Role, ...] = ("query", "document")
+    for role in roles:
+        chosen = [i for i, key in enumerate(keys) if key[1] == role]
+        made = tokenizer([keys[i][0] for i in chosen], role, [keys[i][2] for i in chosen])
+        for i, found in zip(chosen, made, strict=True):
+            tokens[i] = found
+    return [t for t in tokens if t is not None]

@@ -1,0 +1,37 @@
+"""Every error that a user can act on.
+
+A message says what was asked, what was seen, what is allowed and what to do. All classes take
+the finished message as their only argument, so that they survive pickling between processes.
+"""
+
+
+class RayembedError(Exception):
+    """Base of all errors that rayembed raises for its users."""
+
+
+class ConfigError(RayembedError, ValueError):
+    """A setting is unknown, out of range or contradicts another; raised before a worker starts."""
+
+
+class DataError(RayembedError):
+    """A source, a record or a batch plan cannot be used."""
+
+
+class AssetError(RayembedError):
+    """A model or data asset is missing, unreachable or does not have the expected content."""
+
+
+class ArtifactError(RayembedError):
+    """A checkpoint, an exported model or a result on disk is missing, corrupt or of another run."""
+
+
+class PlacementError(RayembedError):
+    """The machine or cluster does not offer what the run's placement asks for."""
+
+
+class TrackingError(RayembedError):
+    """The MLflow server cannot be reached or refuses what it was sent."""
+
+
+class WorkerError(RayembedError):
+    """Training workers failed more often than the run allows."""

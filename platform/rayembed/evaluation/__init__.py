@@ -1,0 +1,1 @@
+"""Scores through mteb, in mteb's result format, and the tables made of them."""

@@ -1,0 +1,1 @@
+"""Pure functions of embeddings. Knows no process groups."""

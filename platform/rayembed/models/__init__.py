@@ -1,0 +1,1 @@
+"""Architectures, pooling, tokens, export. Knows no Ray, no DeepSpeed."""

@@ -1,0 +1,1 @@
+"""From a resolved run to a registered model: the order in which the rooms are used."""

@@ -1,0 +1,1 @@
+"""Functions that return a complete run, one module a model family."""

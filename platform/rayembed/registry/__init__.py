@@ -1,0 +1,1 @@
+"""MLflow tracking, model registration, model card, provenance."""

@@ -1,0 +1,1 @@
+"""Exact top-k search; serves mining, filtering and evaluation alike."""

@@ -1,0 +1,1 @@
+"""The step, the loop, the DeepSpeed engine, checkpoints."""
