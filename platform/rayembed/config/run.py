@@ -30,7 +30,7 @@ class EvaluationConfig(Settings):
     """Whether the untrained model is scored for comparison."""
     baselines: tuple[str, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
-    instructions: dict[str, str] = {}
+    instructions: dict[str, str] = Field(default_factory=dict)
     """Task definition put before the queries of a task, by the task's name; as in training."""
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
