@@ -1,0 +1,102 @@
+"""Collectives over the data-parallel workers; all of them work without a process group too.
+
+W workers, b rows of one worker. Gradients follow one rule: every worker computes the mean loss of
+its own rows over gathered tensors, and the engine averages parameter gradients over workers. The
+averaged gradient is then that of the mean over all rows in one process, with factor 1.000
+(docs/decisions/0002-gradient-scale.md).
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size() -> int:
+    """Number of data-parallel workers; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Place of this worker, from 0; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def gather(local: Tensor) -> Tensor:
+    """(W·b, …) of every worker's (b, …), in the order of ranks, without gradient.
+
+    All workers must bring the same shape.
+    """
+    if world_size() == 1:
+        return local.detach()
+    local = local.detach().contiguous()
+    parts = [torch.empty_like(local) for _ in range(world_size())]
+    dist.all_gather(parts, local)
+    return torch.cat(parts)
+
+
+def gather_with_gradient(local: Tensor) -> Tensor:
+    """(W·b, …) of every worker's (b, …), in the order of ranks.
+
+    The gradient of a worker's rows is the sum over all workers of what they send back for them.
+    """
+    if world_size() == 1:
+        return local
+    gathered: Tensor = _Gather.apply(local)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def sum_with_gradient(local: Tensor) -> Tensor:
+    """The sum over workers; its gradient is the sum over workers of what they send back."""
+    if world_size() == 1:
+        return local
+    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
+    return total
+
+
+def mean_of(value: Tensor) -> Tensor:
+    """The mean over workers, without gradient."""
+    value = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(value)
+    return value / world_size()
+
+
+def largest(value: int, device: torch.device) -> int:
+    """The largest of the workers' integers."""
+    if world_size() == 1:
+        return value
+    tensor = torch.tensor(value, device=device)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor.item())
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        return gather(local)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        # An all-reduce and a slice move W times what a reduce-scatter would; the tensors are
+        # embeddings, small beside the model's gradients, and gloo has it for every type.
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        return grad.chunk(world_size())[rank()]
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (grad,) = grads
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad)
+        return grad

@@ -1,0 +1,175 @@
+"""Contrastive gradients of a big batch with the memory of one micro-batch (arXiv 2101.06983).
+
+First pass: all micro-batches without graph, their random states recorded. Then the loss and its
+gradient with respect to the embeddings. Second pass: each micro-batch again, with the same random
+numbers and a graph, and its part of that gradient sent through it.
+
+Beyond the paper it caches what two architectures need: vectors that all micro-batches share
+(`context`, from a first encoder, itself in micro-batches) and statistics that add up over the
+batch (router loads), so that neither depends on how the batch is cut.
+
+U texts of one worker, D embedding width, S statistics, C context width.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rayembed.distributed.collectives import gather_with_gradient
+from rayembed.distributed.random_state import RandomState, capture, replayed
+
+MicroBatch = dict[str, Tensor]
+
+
+class Output(Protocol):
+    """What a forward pass gives for a micro-batch of u texts."""
+
+    @property
+    def embeddings(self) -> Tensor:
+        """(u, D)."""
+        ...
+
+    @property
+    def statistics(self) -> Tensor | None:
+        """(S,) sums over the micro-batch, or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class ContextPasses:
+    """The passes of a first encoder, whose vectors all micro-batches of all workers share."""
+
+    embed: Callable[[MicroBatch], Tensor]
+    micro_batches: Sequence[MicroBatch]
+    num_fillers: int
+    arrange: Tensor
+    """Where each of this worker's texts stands in the outputs, so that the gathered context has
+    the order of rows however they were cut."""
+
+    def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
+        """(G, C) context vectors of all workers' rows."""
+        kept = torch.cat(list(outputs[: len(outputs) - self.num_fillers]))
+        return gather_with_gradient(kept[self.arrange])
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The forward passes of one worker's step.
+
+    All workers must have the same number of micro-batches, and of context micro-batches: an
+    engine that partitions gradients or parameters communicates in each. Those that only fill up
+    stand at the end and are counted by `num_fillers`; their outputs do not reach the loss.
+    """
+
+    embed: Callable[[MicroBatch, Tensor | None], Output]
+    micro_batches: Sequence[MicroBatch]
+    num_fillers: int = 0
+    context: ContextPasses | None = None
+
+    def kept(self, outputs: list[Tensor]) -> Tensor:
+        """The outputs of the micro-batches that are not fillers, in one tensor."""
+        return torch.cat(outputs[: len(outputs) - self.num_fillers])
+
+
+LossOf = Callable[[Tensor, Tensor | None], Tensor]
+"""Scalar loss of this worker's embeddings (U, D) and summed statistics (S,)."""
+
+Backward = Callable[[Tensor, bool], None]
+"""Sends the gradient of a scalar through its graph; the flag says that it is the step's last."""
+
+
+def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
+    """The detached loss, after one backward pass through the graphs of all micro-batches."""
+    context = None
+    unused: list[Tensor] = []
+    if passes.context is not None:
+        parts = [passes.context.embed(batch) for batch in passes.context.micro_batches]
+        context = passes.context.gathered(parts)
+        unused += parts[len(parts) - passes.context.num_fillers :]
+    outputs = [passes.embed(batch, context) for batch in passes.micro_batches]
+    embeddings = [output.embeddings for output in outputs]
+    loss = loss_of(passes.kept(embeddings), _sum_of_statistics(outputs, passes.num_fillers))
+    unused += embeddings[len(embeddings) - passes.num_fillers :]
+    # Fillers stay in the graph with weight zero, so that all workers run the same hooks.
+    backward(loss + sum(0.0 * tensor.sum() for tensor in unused), True)
+    return loss.detach()
+
+
+def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
+    """The detached loss, after a backward pass for each micro-batch."""
+    context_states: list[RandomState] = []
+    states: list[RandomState] = []
+    with torch.no_grad():
+        parts = []
+        if passes.context is not None:
+            for batch in passes.context.micro_batches:
+                context_states.append(capture())
+                parts.append(passes.context.embed(batch))
+        context = passes.context.gathered(parts) if passes.context is not None else None
+        outputs = []
+        for batch in passes.micro_batches:
+            states.append(capture())
+            outputs.append(passes.embed(batch, context))
+
+    embeddings = passes.kept([output.embeddings for output in outputs]).requires_grad_()
+    statistics = _sum_of_statistics(outputs, passes.num_fillers)
+    leaves = [embeddings]
+    if statistics is not None:
+        leaves.append(statistics.requires_grad_())
+    loss = loss_of(embeddings, statistics)
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+    grad_embeddings = _filled(grads[0], embeddings)
+    grad_statistics = None if statistics is None else _filled(grads[1], statistics)
+    sizes = [len(output.embeddings) for output in outputs]
+    del outputs
+
+    shared = None if context is None else context.detach().requires_grad_()
+    start = 0
+    for place, (batch, state) in enumerate(zip(passes.micro_batches, states, strict=True)):
+        filler = place >= len(sizes) - passes.num_fillers
+        with replayed(state):
+            output = passes.embed(batch, shared)
+        if filler:
+            surrogate = 0.0 * output.embeddings.sum()
+        else:
+            part = grad_embeddings[start : start + sizes[place]]
+            surrogate = (output.embeddings * part).sum()
+            if grad_statistics is not None and output.statistics is not None:
+                surrogate = surrogate + (output.statistics * grad_statistics).sum()
+            start += sizes[place]
+        backward(surrogate, passes.context is None and place == len(sizes) - 1)
+    if passes.context is not None and shared is not None:
+        grad = _filled(shared.grad, shared)
+        _second_context_pass(passes.context, parts, context_states, grad, backward)
+    return loss.detach()
+
+
+def _second_context_pass(
+    context: ContextPasses,
+    outputs: Sequence[Tensor],
+    states: Sequence[RandomState],
+    grad: Tensor,
+    backward: Backward,
+) -> None:
+    """Send the gradient of the gathered context vectors through the first encoder."""
+    leaves = [output.detach().requires_grad_() for output in outputs]
+    # Through the gather this sums what all workers send back for this worker's rows.
+    grads = torch.autograd.grad(context.gathered(leaves), leaves, grad, allow_unused=True)
+    for place, (batch, state) in enumerate(zip(context.micro_batches, states, strict=True)):
+        with replayed(state):
+            vectors = context.embed(batch)
+        surrogate = (vectors * _filled(grads[place], vectors)).sum()
+        backward(surrogate, place == len(states) - 1)
+
+
+def _sum_of_statistics(outputs: Sequence[Output], num_fillers: int) -> Tensor | None:
+    found = [o.statistics for o in outputs[: len(outputs) - num_fillers]]
+    kept = [statistics for statistics in found if statistics is not None]
+    return torch.stack(kept).sum(0) if kept else None
+
+
+def _filled(grad: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if grad is None else grad

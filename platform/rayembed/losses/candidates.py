@@ -1,0 +1,100 @@
+"""Which documents of a global batch are candidates of which query.
+
+b queries of this worker, G of all workers, K negatives a row, N = G·(1 + K) candidate documents:
+first the positives of each worker's rows and then their negatives, worker after worker.
+Texts and classes are compared by 64-bit hashes; 0 stands for "there is none".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+NONE = 0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is known of some rows of a batch, as int64 and bool tensors."""
+
+    query: Tensor
+    """(b,) hashes of the queries' texts."""
+    positive: Tensor
+    """(b,) hashes of the positives' texts."""
+    negatives: Tensor
+    """(b, K) hashes of the negatives' texts, 0 where there is none."""
+    known_positives: Tensor
+    """(b, P) hashes of all texts known to be positives of the query, 0 where fewer."""
+    label: Tensor
+    """(b,) hashes of data set and class, 0 where there is no class."""
+    in_batch: Tensor
+    """(b,) bool: takes part in in-batch negatives, as query and with its documents."""
+
+
+def own_candidates(rows: Rows) -> Tensor:
+    """(b, 1 + K) bool: the positive, then those negatives that exist and are no positive."""
+    negatives = rows.negatives != NONE
+    for known in rows.known_positives.unbind(1):
+        negatives &= rows.negatives != known.unsqueeze(1)
+    first = torch.ones_like(rows.positive, dtype=torch.bool).unsqueeze(1)
+    return torch.cat([first, negatives], dim=1)
+
+
+def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker: int) -> Tensor:
+    """(b, N) bool: the candidates of this worker's queries among all documents of the batch.
+
+    True are the row's own positive and own negatives and, for a row that takes part in in-batch
+    negatives, the documents of all other rows that do, except: texts known to be a positive of
+    the query, the query's own text, positives of a row of the same class, and, for a query that
+    has a class, the negatives of other rows (their class is not known).
+
+    Args:
+        first_row: place of this worker's first row among all G rows.
+        rows_per_worker: b of every worker.
+    """
+    num_local, num_all = len(rows.query), len(everyone.query)
+    num_negatives = rows.negatives.shape[1]
+    local = torch.arange(num_local, device=rows.query.device) + first_row
+    owner = torch.arange(num_all, device=rows.query.device)
+    own = local.unsqueeze(1) == owner.unsqueeze(0)
+    foreign = rows.in_batch.unsqueeze(1) & everyone.in_batch.unsqueeze(0) & ~own
+
+    no_class = (rows.label == NONE).unsqueeze(1)
+    other_class = no_class | (rows.label.unsqueeze(1) != everyone.label.unsqueeze(0))
+    unknown = _not_a_known_positive(rows, everyone.positive)
+    positives = own | (foreign & other_class & unknown & _not_the_query(rows, everyone.positive))
+
+    hashes = everyone.negatives.reshape(-1)
+    own_negative = own.repeat_interleave(num_negatives, dim=1)
+    foreign_negative = foreign.repeat_interleave(num_negatives, dim=1) & no_class
+    negatives = own_negative | (foreign_negative & _not_the_query(rows, hashes))
+    negatives &= _not_a_known_positive(rows, hashes)
+
+    blocks = []
+    for start in range(0, num_all, rows_per_worker):
+        stop = start + rows_per_worker
+        blocks.append(positives[:, start:stop])
+        blocks.append(negatives[:, start * num_negatives : stop * num_negatives])
+    return torch.cat(blocks, dim=1)
+
+
+def positive_places(
+    num_rows: int, first_row: int, num_negatives: int, device: torch.device
+) -> Tensor:
+    """(b,) places of this worker's positives among the N candidates."""
+    worker = first_row // max(num_rows, 1)
+    start = worker * num_rows * (1 + num_negatives)
+    return torch.arange(num_rows, device=device) + start
+
+
+def _not_a_known_positive(rows: Rows, hashes: Tensor) -> Tensor:
+    """(b, M) bool: there is such a text, and it is no known positive of the row's query."""
+    wanted = (hashes != NONE).expand(len(rows.query), -1).clone()
+    for known in rows.known_positives.unbind(1):
+        wanted &= known.unsqueeze(1) != hashes.unsqueeze(0)
+    return wanted
+
+
+def _not_the_query(rows: Rows, hashes: Tensor) -> Tensor:
+    """(b, M) bool: the text is not the row's query itself."""
+    return rows.query.unsqueeze(1) != hashes.unsqueeze(0)

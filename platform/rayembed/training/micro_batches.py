@@ -1,0 +1,33 @@
+"""Cutting a step's distinct texts into micro-batches: sorted by length, under a token budget."""
+
+from collections.abc import Sequence
+
+
+def cut_by_length(lengths: Sequence[int], budget: int, multiple: int = 1) -> list[list[int]]:
+    """Places of the texts in each micro-batch, longest micro-batch first.
+
+    A micro-batch of texts padded to its longest costs `count · longest` tokens, which stays within
+    `budget` unless one text alone exceeds it. Sorting makes padding small; the longest first, so
+    that memory is known to suffice after the first one.
+
+    Args:
+        lengths: tokens of each text.
+        budget: padded tokens of a micro-batch.
+        multiple: padded lengths are rounded up to a multiple of this.
+    """
+    order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
+    cuts: list[list[int]] = []
+    longest = 0
+    for place in order:
+        padded = -(-lengths[place] // multiple) * multiple
+        if cuts and (len(cuts[-1]) + 1) * longest <= budget:
+            cuts[-1].append(place)
+        else:
+            cuts.append([place])
+            longest = padded
+    return cuts
+
+
+def padded_tokens(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> int:
+    """Tokens that the micro-batches cost, padding included."""
+    return sum(len(cut) * max(lengths[place] for place in cut) for cut in cuts)

@@ -1,0 +1,65 @@
+"""Parameter groups and the optimiser; learning rates are set anew before each step."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rayembed.config.stage import OptimizerConfig
+from rayembed.errors import ConfigError
+from rayembed.models.contract import EmbeddingModel
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """What the parameters of one group have in common."""
+
+    of_backbone: bool
+    decayed: bool
+
+
+def parameter_groups(model: EmbeddingModel, config: OptimizerConfig) -> list[dict[str, object]]:
+    """Groups of AdamW: backbone or pooling, with or without weight decay; `peak` is their rate.
+
+    Vectors (biases, norms) are not decayed.
+
+    Raises:
+        ConfigError: the model has no trainable parameter.
+    """
+    groups: dict[GroupKey, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decayed = parameter.ndim >= 2 and config.weight_decay > 0
+            key = GroupKey(model.backbone_parameter(name), decayed)
+            groups.setdefault(key, []).append(parameter)
+    if not groups:
+        raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
+    return [
+        {
+            "params": parameters,
+            "lr": _peak(key, config),
+            "peak": _peak(key, config),
+            "weight_decay": config.weight_decay if key.decayed else 0.0,
+        }
+        for key, parameters in groups.items()
+    ]
+
+
+def build_optimizer(model: EmbeddingModel, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel a group."""
+    return torch.optim.AdamW(
+        parameter_groups(model, config), betas=config.betas, eps=config.eps, fused=True
+    )
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
+    """The backbone's (first group's) new rate, after each group got `factor` times its peak."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["peak"] * factor
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _peak(key: GroupKey, config: OptimizerConfig) -> float:
+    if key.of_backbone or config.pooling_learning_rate is None:
+        return config.learning_rate
+    return config.pooling_learning_rate

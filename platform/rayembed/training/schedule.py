@@ -1,0 +1,24 @@
+"""The learning rate as a pure function of the step, so that a resumed run needs no state for it."""
+
+import math
+
+from rayembed.config.stage import StageConfig
+
+
+def learning_rate_factor(step: int, stage: StageConfig) -> float:
+    """Share of the peak learning rate at a step, counted from 0.
+
+    Linear warm-up from 1/warmup_steps to 1, then the stage's schedule, which would reach zero one
+    step after the last.
+    """
+    warmup = stage.optimizer.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(stage.steps - warmup, 1)
+    match stage.optimizer.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))

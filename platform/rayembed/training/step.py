@@ -1,0 +1,220 @@
+"""One training step: tokens → embeddings → candidates of all workers → loss → gradients.
+
+b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayembed.config.stage import StageConfig
+from rayembed.data.step_batch import StepBatch
+from rayembed.distributed.collectives import (
+    gather,
+    gather_with_gradient,
+    largest,
+    mean_of,
+    rank,
+    sum_with_gradient,
+)
+from rayembed.distributed.grad_cache import (
+    Backward,
+    ContextPasses,
+    Passes,
+    backward_in_one_graph,
+    backward_with_cache,
+)
+from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
+from rayembed.losses.infonce import info_nce, info_nce_of_own
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost, to_device
+from rayembed.training.micro_batches import cut_by_length, padded_tokens
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How a step is executed on this worker. None of it changes what is learnt."""
+
+    micro_batch_tokens: int
+    grad_cache: bool
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did; the loss over all workers, counts of this one."""
+
+    loss: float
+    texts: int
+    tokens: int
+    padded_tokens: int
+    micro_batches: int
+
+
+def run_step(
+    model: EmbeddingModel,
+    engine: nn.Module,
+    backward: Backward,
+    batch: StepBatch,
+    stage: StageConfig,
+    settings: StepSettings,
+) -> StepReport:
+    """Gradients of the stage's loss for one step, accumulated in the model's parameters.
+
+    Args:
+        model: says how tokens are collated and whether there are a context and an auxiliary loss.
+        engine: `Passable(model)`, or what wraps it.
+        backward: sends one scalar's gradient through its graph.
+    """
+    lengths = [cost(tokens) for tokens in batch.tokens]
+    cuts = cut_by_length(lengths, settings.micro_batch_tokens)
+    num_passes = largest(len(cuts), settings.device)
+    # Engines that partition communicate in every pass: all workers need the same number.
+    filled = cuts + [[cuts[-1][-1]]] * (num_passes - len(cuts))
+    places = _places_in_row_order(cuts).to(settings.device)
+
+    def embed(micro: dict[str, Tensor], context: Tensor | None) -> EmbedOutput:
+        output: EmbedOutput = engine(to_device(micro, settings.device), context)
+        return output
+
+    passes = Passes(
+        embed=embed,
+        micro_batches=[_collate(model, batch.tokens, cut) for cut in filled],
+        num_fillers=num_passes - len(cuts),
+        context=_context_passes(model, engine, batch, settings),
+    )
+    rows, targets = _rows(batch, settings.device), _Targets.of(batch, settings.device)
+
+    def loss_of(embeddings: Tensor, statistics: Tensor | None) -> Tensor:
+        loss = contrastive_loss(embeddings[places], rows, targets, stage)
+        if statistics is not None:
+            loss = loss + model.auxiliary_loss(sum_with_gradient(statistics))
+        return loss
+
+    method = backward_with_cache if settings.grad_cache else backward_in_one_graph
+    if num_passes == 1 and not model.uses_context:
+        method = backward_in_one_graph  # one graph is all that the cache would keep
+    loss = method(passes, loss_of, backward)
+    return StepReport(
+        loss=float(mean_of(loss)),
+        texts=len(lengths),
+        tokens=sum(lengths),
+        padded_tokens=padded_tokens(lengths, cuts),
+        micro_batches=len(cuts),
+    )
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """Places of each row's texts among the worker's distinct texts."""
+
+    query: Tensor
+    positive: Tensor
+    negatives: Tensor
+
+    @classmethod
+    def of(cls, batch: StepBatch, device: torch.device) -> "_Targets":
+        def tensor(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(device)
+
+        return cls(tensor(batch.query), tensor(batch.positive), tensor(batch.negatives))
+
+
+def contrastive_loss(
+    embeddings: Tensor, rows: Rows, targets: _Targets, stage: StageConfig
+) -> Tensor:
+    """Mean InfoNCE of this worker's rows over the candidates of all workers.
+
+    Args:
+        embeddings: (U, D) unit length, of this worker's distinct texts.
+    """
+    queries = embeddings[targets.query]
+    documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
+    # A missing negative takes any vector's place; the mask keeps it out of the loss.
+    candidates = embeddings[documents.clamp(min=0)]
+    if not stage.batch.in_batch_negatives:
+        mask = own_candidates(rows)
+        return info_nce_of_own(queries, candidates, mask, stage.loss.temperature).mean()
+    num_rows, num_negatives = targets.negatives.shape
+    first_row = rank() * num_rows
+    local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
+    everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
+    mask = batch_candidates(rows, everyone, first_row, num_rows)
+    positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
+    loss = info_nce(
+        queries, gather_with_gradient(local), positive, mask, stage.loss.temperature
+    ).mean()
+    return loss
+
+
+def _rows(batch: StepBatch, device: torch.device) -> Rows:
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Rows(
+        query=tensor(batch.query_hash),
+        positive=tensor(batch.positive_hash),
+        negatives=tensor(batch.negative_hash),
+        known_positives=tensor(batch.known_positive_hash),
+        label=tensor(batch.label_hash),
+        in_batch=tensor(batch.in_batch),
+    )
+
+
+def _collate(
+    model: EmbeddingModel, tokens: Sequence[Tokens], places: Sequence[int]
+) -> dict[str, Tensor]:
+    return model.tokenizer.collate([tokens[place] for place in places])
+
+
+class Passable(nn.Module):
+    """The model as an engine wraps it: one forward pass for texts, another for their context.
+
+    Both go through the engine's own forward pass, which partitioned parameters need.
+    """
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, inputs: dict[str, Tensor], context: Tensor | None = None, only_context: bool = False
+    ) -> EmbedOutput | Tensor:
+        """What the model embeds, or only the context vectors of the texts."""
+        if only_context:
+            return self.model.embed_context(inputs)
+        output: EmbedOutput = self.model(inputs, context)
+        return output
+
+
+def _context_passes(
+    model: EmbeddingModel, engine: nn.Module, batch: StepBatch, settings: StepSettings
+) -> ContextPasses | None:
+    """Passes over the positive of each row: the global batch's own documents are its context."""
+    if not model.uses_context:
+        return None
+    tokens = [batch.tokens[place] for place in batch.positive]
+    cuts = cut_by_length([cost(t) for t in tokens], settings.micro_batch_tokens)
+    num_passes = largest(len(cuts), settings.device)
+    filled = cuts + [[cuts[-1][-1]]] * (num_passes - len(cuts))
+
+    def embed_context(micro: dict[str, Tensor]) -> Tensor:
+        vectors: Tensor = engine(to_device(micro, settings.device), only_context=True)
+        return vectors
+
+    return ContextPasses(
+        embed=embed_context,
+        micro_batches=[_collate(model, tokens, cut) for cut in filled],
+        num_fillers=num_passes - len(cuts),
+        arrange=_places_in_row_order(cuts).to(settings.device),
+    )
+
+
+def _places_in_row_order(cuts: Sequence[Sequence[int]]) -> Tensor:
+    """Where each text stands in the outputs of the micro-batches."""
+    order = torch.tensor([place for cut in cuts for place in cut])
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    return places
