@@ -1,0 +1,54 @@
+"""Run a function in several processes with gloo; used by the distributed tests."""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from ray import cloudpickle
+
+
+def run_distributed(
+    function: Callable[..., Any], world: int, *args: Any, seconds: int = 300
+) -> list[Any]:
+    """What `function(rank, world, *args)` returns in each of `world` processes, in order of rank.
+
+    The processes find each other through a file, so that no port can be taken; a failure in one
+    ends all and is raised here with its traceback.
+    """
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+    payload = cloudpickle.dumps((function, args))
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.spawn(_child, (world, payload, folder), nprocs=world, join=False)
+        try:
+            while not context.join(timeout=seconds):
+                pass
+        except Exception:
+            errors = [p.read_text() for p in sorted(Path(folder).glob("error*"))]
+            raise AssertionError("\n".join(errors) or "a process ended without an error") from None
+        return [cloudpickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+
+
+def _child(rank: int, world: int, payload: bytes, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+    )
+    try:
+        function, args = cloudpickle.loads(payload)
+        (Path(folder) / f"result{rank}").write_bytes(
+            cloudpickle.dumps(function(rank, world, *args))
+        )
+    except BaseException:
+        (Path(folder) / f"error{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
+        raise
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,117 @@
+"""InfoNCE against values worked out by hand, and the candidate masks."""
+
+import math
+
+import pytest
+import torch
+from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
+from rayembed.losses.infonce import info_nce, info_nce_of_own
+
+
+def rows(query, positive, negatives, known=None, label=None, in_batch=None) -> Rows:
+    return Rows(
+        query=torch.tensor(query),
+        positive=torch.tensor(positive),
+        negatives=torch.tensor(negatives).reshape(len(query), -1),
+        known_positives=torch.tensor(known or [[p] for p in positive]),
+        label=torch.tensor(label or [0] * len(query)),
+        in_batch=torch.tensor(in_batch or [True] * len(query)),
+    )
+
+
+def test_loss_of_two_queries_worked_out_by_hand():
+    queries = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    candidates = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    loss = info_nce(queries, candidates, torch.tensor([0, 1]), mask, temperature=0.5)
+    first = -math.log(math.exp(2.0) / (math.exp(2.0) + math.exp(0.0)))
+    second = -math.log(math.exp(2.0) / (math.exp(0.0) + math.exp(2.0) + math.exp(1.6)))
+    torch.testing.assert_close(loss, torch.tensor([first, second]))
+
+
+def test_logits_are_float32_for_bfloat16_embeddings():
+    queries = torch.tensor([[1.0, 0.0]], dtype=torch.bfloat16)
+    candidates = torch.tensor([[1.0, 0.0], [0.99, 0.14]], dtype=torch.bfloat16)
+    loss = info_nce(queries, candidates, torch.tensor([0]), torch.ones(1, 2).bool(), 0.02)
+    assert loss.dtype == torch.float32
+
+
+def test_own_candidates_form_equals_the_masked_matrix():
+    torch.manual_seed(0)
+    queries, candidates = torch.randn(3, 4), torch.randn(3, 3, 4)
+    mask = torch.tensor([[True, True, True], [True, False, True], [True, True, False]])
+    own = info_nce_of_own(queries, candidates, mask, 0.1)
+    wide = torch.zeros(3, 9, dtype=torch.bool)
+    for row in range(3):
+        wide[row, 3 * row : 3 * row + 3] = mask[row]
+    whole = info_nce(queries, candidates.flatten(0, 1), torch.tensor([0, 3, 6]), wide, 0.1)
+    torch.testing.assert_close(own, whole)
+
+
+def test_a_row_alone_has_loss_zero():
+    loss = info_nce_of_own(torch.ones(1, 2), torch.ones(1, 1, 2), torch.ones(1, 1).bool(), 0.1)
+    assert loss.item() == 0.0
+
+
+# Candidates of two rows of one worker: [positive 0, positive 1, negative 0, negative 1].
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("all", rows([1, 2], [11, 12], [21, 22]), [[1, 1, 1, 1], [1, 1, 1, 1]]),
+        ("short list", rows([1, 2], [11, 12], [0, 22]), [[1, 1, 0, 1], [1, 1, 0, 1]]),
+        ("same positive", rows([1, 2], [11, 11], [21, 22]), [[1, 0, 1, 1], [0, 1, 1, 1]]),
+        (
+            "foreign negative is my positive",
+            rows([1, 2], [11, 12], [21, 11]),
+            [[1, 1, 1, 0], [1, 1, 1, 1]],
+        ),
+        (
+            "own negative is my positive",
+            rows([1, 2], [11, 12], [11, 22]),
+            [[1, 1, 0, 1], [1, 1, 1, 1]],
+        ),
+        (
+            "foreign positive is my query",
+            rows([12, 2], [11, 12], [21, 22]),
+            [[1, 0, 1, 1], [1, 1, 1, 1]],
+        ),
+        (
+            "row out of in-batch",
+            rows([1, 2], [11, 12], [21, 22], in_batch=[True, False]),
+            [[1, 0, 1, 0], [0, 1, 0, 1]],
+        ),
+        (
+            "same class",
+            rows([1, 2], [11, 12], [21, 22], label=[5, 5]),
+            [[1, 0, 1, 0], [0, 1, 0, 1]],
+        ),
+        (
+            "other class",
+            rows([1, 2], [11, 12], [21, 22], label=[5, 6]),
+            [[1, 1, 1, 0], [1, 1, 0, 1]],
+        ),
+        (
+            "second positive",
+            rows([1, 2], [11, 12], [21, 22], known=[[11, 12], [12, 0]]),
+            [[1, 0, 1, 1], [1, 1, 1, 1]],
+        ),
+    ],
+)
+def test_candidates(name, given, expected):
+    mask = batch_candidates(given, given, first_row=0, rows_per_worker=2)
+    assert mask.int().tolist() == expected
+
+
+def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
+    everyone = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
+    second = Rows(**{name: value[2:] for name, value in vars(everyone).items()})
+    whole = batch_candidates(everyone, everyone, 0, 4)
+    part = batch_candidates(second, everyone, 2, 2)
+    # One worker: p0 p1 p2 p3 n0 n1 n2 n3; two workers: p0 p1 n0 n1 p2 p3 n2 n3.
+    assert part.tolist() == whole[2:][:, [0, 1, 4, 5, 2, 3, 6, 7]].tolist()
+    assert positive_places(2, 2, 1, torch.device("cpu")).tolist() == [4, 5]
+
+
+def test_own_candidates_drop_missing_and_positive_texts():
+    given = rows([1, 2], [11, 12], [[21, 0], [12, 22]])
+    assert own_candidates(given).int().tolist() == [[1, 1, 0], [1, 0, 1]]
