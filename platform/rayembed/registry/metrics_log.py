@@ -1,0 +1,193 @@
+"""The truth of a run's training metrics: one JSON line a step, on local disk.
+
+MLflow gets a copy (`tracking.py`); a server that is away loses nothing. Knows no MLflow.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+from rayembed.errors import ArtifactError
+
+METRICS_FILE = "metrics.jsonl"
+"""Name of the log in a run's folder."""
+
+KEYS = ("stage", "step", "global_step", "time")
+"""What a record holds beside its metrics."""
+
+Record = dict[str, Any]
+"""One step: `stage` (str), `step` and `global_step` (int, counted from 1 over the stage and over
+the run), `time` (seconds since 1970), and the metrics (float)."""
+
+_logger = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Steps of one run in the order of `global_step`, each once.
+
+    One process writes; others may read the same file meanwhile. A line that a killed process left
+    half-written is no record, and the next writer removes it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._last: int | None = None
+
+    def append(
+        self,
+        stage: str,
+        step: int,
+        global_step: int,
+        metrics: Mapping[str, float],
+        *,
+        seconds: float | None = None,
+    ) -> None:
+        """Write one step.
+
+        A step that is reported again (after a resume) takes the place of the former report, and
+        of all that followed it.
+
+        Args:
+            seconds: when it happened, since 1970; None: now.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
+        clash = sorted(set(metrics) & set(KEYS))
+        assert not clash, f"metrics named {clash} would hide the record's own keys"
+        last = self._last_global_step()
+        if global_step <= last:
+            self.truncate(global_step - 1)
+        record = {
+            "stage": stage,
+            "step": int(step),
+            "global_step": int(global_step),
+            "time": time.time() if seconds is None else seconds,
+            **{name: float(value) for name, value in metrics.items()},
+        }
+        line = json.dumps(record, ensure_ascii=False) + "\n"
+        try:
+            # One write of a whole line: what another process sees is this line or a part of it.
+            with self.path.open("ab", buffering=0) as file:
+                file.write(line.encode())
+        except OSError as error:
+            raise ArtifactError(
+                f"the metrics of step {global_step} cannot be written to {str(self.path)!r}: "
+                f"{error}; make room or correct the permissions, then submit the run again"
+            ) from error
+        self._last = int(global_step)
+
+    def truncate(self, global_step: int) -> int:
+        """How many records after `global_step` were dropped, so that the run goes on from there.
+
+        Raises:
+            ArtifactError: a line other than the last is not JSON.
+        """
+        records = self.records()
+        kept = [record for record in records if record["global_step"] <= global_step]
+        if len(kept) < len(records):
+            self._rewrite(kept)
+            _logger.info("metrics after step %d are taken again", global_step)
+        self._last = kept[-1]["global_step"] if kept else 0
+        return len(records) - len(kept)
+
+    def records(self) -> list[Record]:
+        """All steps, in order. Empty when nothing was written yet.
+
+        Raises:
+            ArtifactError: a line other than the last is not JSON.
+        """
+        return LogReader(self.path).read()
+
+    def last(self, stage: str | None = None) -> Record | None:
+        """The latest step of the stage (None: of the run), or None when there is none."""
+        found = [record for record in self.records() if stage in (None, record["stage"])]
+        return found[-1] if found else None
+
+    def _last_global_step(self) -> int:
+        """The last step in the file, which is made ready for appending the first time."""
+        if self._last is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            records = self.records()
+            if self.path.exists() and not self.path.read_bytes().endswith(b"\n"):
+                self._rewrite(records)
+            self._last = records[-1]["global_step"] if records else 0
+        return self._last
+
+    def _rewrite(self, records: list[Record]) -> None:
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        write_atomic(self.path, text)
+
+
+class LogReader:
+    """Reads what was added to a log since the last call; from the start when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: BufferedReader | None = None
+        self._num_lines = 0
+
+    def read(self) -> list[Record]:
+        """Whole records that were not yet read.
+
+        Raises:
+            ArtifactError: a whole line is not JSON.
+        """
+        self._follow()
+        if self._file is None:
+            return []
+        records: list[Record] = []
+        while True:
+            start = self._file.tell()
+            line = self._file.readline()
+            if not line.endswith(b"\n"):
+                self._file.seek(start)  # nothing, or a line that is still being written
+                return records
+            self._num_lines += 1
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                raise ArtifactError(
+                    f"line {self._num_lines} of {str(self.path)!r} is not JSON: {line[:80]!r}; "
+                    "the file was changed by other hands; repair or remove that line"
+                ) from None
+
+    def _follow(self) -> None:
+        try:
+            there = self.path.stat()
+        except FileNotFoundError:
+            self._close()
+            return
+        # The open file keeps its inode from being given to the file that replaces it.
+        if self._file is not None and os.fstat(self._file.fileno()).st_ino != there.st_ino:
+            self._close()
+        if self._file is None:
+            self._file = self.path.open("rb")
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+        self._num_lines = 0
+
+    def __del__(self) -> None:
+        self._close()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Put the text at the path so that a reader sees the former content or all of the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

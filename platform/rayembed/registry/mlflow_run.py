@@ -1,0 +1,138 @@
+"""MLflow's API as tracking uses it: find a run, its limits on keys and sizes, its errors."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayembed.errors import TrackingError
+from rayembed.registry.metrics_log import Record
+from rayembed.registry.outbox import Entry
+from rayembed.registry.run_folder import refuse_other_run
+from rayembed.registry.tracking_uri import sqlite_path
+
+FINGERPRINT_TAG = "rayembed.fingerprint"
+
+# Limits of MLflow's API (mlflow/utils/validation.py).
+METRICS_PER_BATCH = 1000
+PARAMS_PER_BATCH = 100
+PARAM_CHARACTERS = 6000
+TAG_CHARACTERS = 8000
+
+_logger = logging.getLogger(__name__)
+
+
+def send_entry(client: Any, run_id: str, entry: Entry) -> None:
+    """Tell MLflow one entry of the outbox."""
+    from mlflow.entities import Metric, RunTag
+
+    match entry["kind"]:
+        case "text":
+            client.log_text(run_id, entry["text"], entry["name"])
+        case "file":
+            path, folder = Path(entry["path"]), entry["folder"] or None
+            if path.is_dir():
+                client.log_artifacts(run_id, str(path), folder)
+            elif path.exists():
+                client.log_artifact(run_id, str(path), folder)
+            else:
+                _logger.warning("%s is gone and was not sent to MLflow", path)
+        case "scores":
+            milliseconds = int(entry["time"] * 1000)
+            metrics = [
+                Metric(allowed_key(name), value, milliseconds, entry["step"])
+                for name, value in entry["values"].items()
+            ]
+            client.log_batch(run_id, metrics)
+        case "tags":
+            tags = [RunTag(allowed_key(name), str(v)) for name, v in entry["tags"].items()]
+            client.log_batch(run_id, tags=tags)
+        case "status":
+            client.set_terminated(run_id, entry["status"], int(entry["time"] * 1000))
+
+
+def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level: `stages.0.batch.global_pairs`. None and empty groups remain."""
+    if isinstance(values, Mapping) and values:
+        items: Any = values.items()
+    elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
+        items = enumerate(values)
+    else:
+        return {prefix: values}
+    flat: dict[str, Any] = {}
+    for name, value in items:
+        flat.update(flatten(value, f"{prefix}.{name}" if prefix else str(name)))
+    return flat
+
+
+def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
+    """The experiment's id. Beside a SQLite file its artifacts lie in the same folder."""
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        if found.lifecycle_stage != "active":
+            raise TrackingError(
+                f"the experiment {name!r} at {tracking_uri} is deleted; restore it (mlflow "
+                "experiments restore) or choose another placement.experiment"
+            )
+        return str(found.experiment_id)
+    database = sqlite_path(tracking_uri)
+    location = None if database is None else (database.parent / "mlflow_artifacts").as_uri()
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def find_run(
+    client: Any, experiment: str, experiment_id: str, run_name: str, fingerprint: str
+) -> str | None:
+    """The id of the run to continue; None: there is none of that name."""
+    runs = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'")
+    for run in runs:
+        if run.data.tags.get(FINGERPRINT_TAG) == fingerprint:
+            return str(run.info.run_id)
+    if runs:
+        refuse_other_run(
+            run_name,
+            fingerprint,
+            runs[0].data.tags.get(FINGERPRINT_TAG),
+            f"the MLflow experiment {experiment!r}",
+        )
+    return None
+
+
+def batches(records: list[Record]) -> Iterator[list[Record]]:
+    """Records in order, each batch within MLflow's limit of metrics."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        if batch and size + len(record) > METRICS_PER_BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(record)
+        size += len(record)
+    if batch:
+        yield batch
+
+
+def allowed_key(name: str) -> str:
+    """The name with what MLflow does not allow in keys replaced by `_`."""
+    return re.sub(r"[^\w.\-/: ]", "_", name)[:250]
+
+
+def param_text(value: Any) -> str:
+    """The value as a param's text. MLflow's server takes no empty one."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text[:PARAM_CHARACTERS] or '""'
+
+
+@contextmanager
+def as_tracking_error(tracking_uri: str) -> Iterator[None]:
+    """What MLflow's client raises, as a TrackingError."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise TrackingError(f"MLflow at {tracking_uri} failed: {error}") from error

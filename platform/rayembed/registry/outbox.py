@@ -1,0 +1,48 @@
+"""What MLflow is to be told beside the metrics, kept on disk until MLflow has taken it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rayembed.registry.metrics_log import LogReader, write_atomic
+
+Entry = dict[str, Any]
+"""One thing to tell: `kind` and what belongs to it. Telling it twice does no harm."""
+
+
+class Outbox:
+    """A queue in a JSONL file, with a file beside it that counts what was taken from it.
+
+    A process that is killed between telling and counting tells the entry once more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._taken_path = path.with_suffix(".taken")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.read_bytes().endswith(b"\n"):
+            whole = LogReader(path).read()
+            write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in whole))
+        path.touch()
+
+    def put(self, entry: Entry) -> None:
+        """Add one entry at the end."""
+        with self._path.open("ab", buffering=0) as file:
+            file.write((json.dumps(entry) + "\n").encode())
+
+    def waiting(self) -> list[Entry]:
+        """Entries that were not yet taken, the oldest first."""
+        return LogReader(self._path).read()[self._num_taken() :]
+
+    def taken(self) -> None:
+        """Count the oldest waiting entry as told."""
+        write_atomic(self._taken_path, str(self._num_taken() + 1))
+
+    def restart(self) -> None:
+        """Let every entry wait again, for another MLflow run."""
+        self._taken_path.unlink(missing_ok=True)
+
+    def _num_taken(self) -> int:
+        if not self._taken_path.exists():
+            return 0
+        return int(self._taken_path.read_text(encoding="utf-8"))

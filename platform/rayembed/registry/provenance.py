@@ -1,0 +1,147 @@
+"""What a run was made with: code, packages, machine. Nothing that names the user or the host."""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "accelerate",
+    "deepspeed",
+    "faiss-cpu",
+    "faiss-gpu-cu12",
+    "mlflow",
+    "mteb",
+    "numpy",
+    "peft",
+    "pyarrow",
+    "ray",
+    "sentence-transformers",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+"""What can change a result."""
+
+_CONSTRAINTS = "cluster/constraints.txt"
+_COMMAND_SECONDS = 20
+
+
+def collect_provenance(directory: str | Path = ".") -> dict[str, Any]:
+    """Plain values: `code`, `packages`, `constraints`, `python`, `system`, `hardware`, `time`.
+
+    Works without git, without a GPU and outside a checkout; what is not known is None.
+
+    Args:
+        directory: where the constraints file is looked for beside the checkout; a Ray job's
+            working directory.
+    """
+    return {
+        "code": code_version(Path(__file__).parent),
+        "packages": package_versions(),
+        "constraints": constraints_file(Path(directory)),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "hardware": {
+            "cpu": cpu_model(),
+            "cpu_cores": len(os.sched_getaffinity(0)),
+            "amx_bf16": "amx_bf16" in _read("/proc/cpuinfo"),
+            "memory_gib": memory_gib(),
+            "gpus": gpus(),
+        },
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def code_version(folder: Path) -> dict[str, Any]:
+    """`version` of rayembed, `commit` of its checkout and whether that has `uncommitted_changes`.
+
+    Both are None where the code lies outside of git, also where a checkout of something else
+    surrounds it (a virtual environment in another project's folder).
+    """
+    found: dict[str, Any] = {
+        "version": _version("rayembed"),
+        "commit": None,
+        "uncommitted_changes": None,
+    }
+    ours = _output("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
+    if ours is None:
+        return found
+    found["commit"] = _output("git", "-C", str(folder), "rev-parse", "HEAD")
+    changes = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    found["uncommitted_changes"] = None if changes is None else bool(changes)
+    return found
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of what can change a result."""
+    versions = {name: _version(name) for name in PACKAGES}
+    return {name: found for name, found in versions.items() if found is not None}
+
+
+def constraints_file(directory: Path) -> dict[str, str] | None:
+    """`path` and `sha256` of the constraints in the directory or the checkout; None: no such."""
+    for root in (directory, Path(__file__).parents[3]):
+        path = root / _CONSTRAINTS
+        if path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            return {"path": _CONSTRAINTS, "sha256": digest}
+    return None
+
+
+def cpu_model() -> str | None:
+    """The processor's name."""
+    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or None
+
+
+def memory_gib() -> float | None:
+    """What this process may use: the container's limit where it is below the machine's memory."""
+    match = re.search(r"^MemTotal:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
+    sizes = [int(match[1]) * 1024] if match else []
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limit = _read(path).strip()
+        if limit.isdigit():
+            sizes.append(int(limit))
+    return round(min(sizes) / 2**30, 1) if sizes else None
+
+
+def gpus() -> list[str]:
+    """Name, memory and driver of each NVIDIA GPU, as `nvidia-smi` tells; empty without one."""
+    told = _output(
+        "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
+    )
+    return [line.strip() for line in told.splitlines()] if told else []
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None: it is not installed, fails or hangs."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

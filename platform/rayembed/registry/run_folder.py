@@ -1,0 +1,63 @@
+"""Whose folder a run's folder is: a run goes on under its name, another run is refused."""
+
+from pathlib import Path
+
+from rayembed.config.run import Run, read_run
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.registry.metrics_log import write_atomic
+
+RUN_FILE = "run.yaml"
+"""The resolved run, in its folder."""
+
+
+def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str) -> None:
+    """Return when `found` is the run's own fingerprint.
+
+    Args:
+        found: the fingerprint of what stands there under that name; None: it has none.
+        where: the place, for the message.
+
+    Raises:
+        ArtifactError: it is another run's; the message tells both fingerprints and what to do.
+    """
+    if found == fingerprint:
+        return
+    other = f"with fingerprint {found}" if found else "that rayembed did not make"
+    raise ArtifactError(
+        f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is another "
+        f"run of that name {other}. Model, data, stages, evaluation or seed differ; `--dry-run` "
+        "prints this run. Give it another name (--set name=…), or put the settings back, or "
+        "remove the other run."
+    )
+
+
+def claim_run_folder(folder: str | Path, run: Run) -> bool:
+    """Whether the run goes on in the folder (True) or begins there (False).
+
+    The resolved run is written as `run.yaml`; where the run goes on it takes the place of the
+    former one, because its placement may have changed.
+
+    Raises:
+        ArtifactError: the folder belongs to another run, or its `run.yaml` cannot be read or
+            written. Nothing was changed then.
+    """
+    path = Path(folder) / RUN_FILE
+    resumed = path.exists()
+    if resumed:
+        try:
+            found = read_run(path)
+        except ConfigError as error:
+            raise ArtifactError(
+                f"the folder {str(folder)!r} of the run {run.name!r} holds a {RUN_FILE} that "
+                f"cannot be read: {error}\nGive this run another name (--set name=…) or move the "
+                "folder away."
+            ) from None
+        refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(str(path)))
+    try:
+        write_atomic(path, run.to_yaml())
+    except OSError as error:
+        raise ArtifactError(
+            f"the folder {str(folder)!r} of the run {run.name!r} cannot be written: {error}; "
+            "correct placement.storage_path or the folder's permissions"
+        ) from error
+    return resumed

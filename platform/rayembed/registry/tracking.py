@@ -1,0 +1,380 @@
+"""The one writer of a run to MLflow: a copy of what lies on local disk, sent when MLflow is there.
+
+Metrics stand in the metrics log; scores, files, tags and the final status in an outbox. Both are
+kept in the run's folder, so that a server that dies midway costs nothing: training goes on, and
+everything is sent when it is back, or later by `jobs/send_metrics.py`.
+"""
+
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from rayembed.config.run import Run
+from rayembed.errors import ArtifactError, TrackingError
+from rayembed.registry.metrics_log import (
+    KEYS,
+    METRICS_FILE,
+    LogReader,
+    MetricsLog,
+    Record,
+    write_atomic,
+)
+from rayembed.registry.mlflow_run import (
+    FINGERPRINT_TAG,
+    PARAMS_PER_BATCH,
+    TAG_CHARACTERS,
+    allowed_key,
+    as_tracking_error,
+    batches,
+    find_experiment,
+    find_run,
+    flatten,
+    param_text,
+    send_entry,
+)
+from rayembed.registry.outbox import Entry, Outbox
+from rayembed.registry.tracking_uri import check_reachable, limit_retries
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+TRACKING_FILE = "mlflow.json"
+"""Which MLflow run belongs to a run's folder."""
+
+MAX_POINTS = 10_000
+"""Points of one metric in MLflow; of longer runs every n-th step is sent. MLflow's pages and its
+metric queries grow slow beyond that; the metrics log has every step."""
+
+SENT_TAG = "rayembed.sent_global_step"
+"""Set with each batch of metrics; what MLflow has is known from MLflow alone."""
+
+BUSY_SECONDS = 30
+"""How long the training waits for a request that the forwarding thread has under way."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Tracker:
+    """One MLflow run, written by this process only. Made by `open`, `open_for_run` or `reopen`."""
+
+    def __init__(self, folder: Path, state: Mapping[str, Any]) -> None:
+        from mlflow import MlflowClient
+
+        self.folder = folder
+        self.tracking_uri: str = state["tracking_uri"]
+        self.run_id: str = state["run_id"]
+        self.experiment_id: str = state["experiment_id"]
+        self._every_steps: int = state["every_steps"]
+        self._client = MlflowClient(self.tracking_uri, self.tracking_uri)
+        self._outbox = Outbox(folder / "mlflow_outbox.jsonl")
+        self._lock = threading.RLock()
+        self._away = False
+        self._log: MetricsLog | None = None
+        self._reader: LogReader | None = None
+        self._pending: dict[int, Record] = {}
+        self._sent: int | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        tracking_uri: str,
+        experiment: str,
+        run_name: str,
+        fingerprint: str,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        folder: str | Path,
+        total_steps: int,
+    ) -> "Tracker":
+        """The run of this name and fingerprint, continued where there is one, else a new one.
+
+        Args:
+            tracking_uri: as `resolve_tracking_uri` gives it.
+            params: identity of the run; MLflow keeps the values of the first time.
+            tags: may change from one time to the next.
+            folder: the run's folder on local disk, for what could not be sent yet.
+            total_steps: steps of the run, of which at most `MAX_POINTS` are sent.
+
+        Raises:
+            TrackingError: MLflow is away (known within seconds) or refuses.
+            ArtifactError: MLflow has a run of that name with another fingerprint.
+        """
+        limit_retries()
+        check_reachable(tracking_uri)
+        with as_tracking_error(tracking_uri):
+            from mlflow import MlflowClient
+
+            client = MlflowClient(tracking_uri, tracking_uri)
+            experiment_id = find_experiment(client, experiment, tracking_uri)
+            run_id = find_run(client, experiment, experiment_id, run_name, fingerprint)
+            if run_id is None:
+                made = client.create_run(
+                    experiment_id, run_name=run_name, tags={FINGERPRINT_TAG: fingerprint}
+                )
+                run_id = made.info.run_id
+            state = {
+                "tracking_uri": tracking_uri,
+                "experiment": experiment,
+                "experiment_id": experiment_id,
+                "run_name": run_name,
+                "run_id": run_id,
+                "fingerprint": fingerprint,
+                "every_steps": max(1, math.ceil(total_steps / MAX_POINTS)),
+            }
+            tracker = cls(Path(folder), state)
+            tracker._take_over(state)
+            tracker._log_params(params)
+            for key, value in tags.items():
+                client.set_tag(run_id, allowed_key(key), str(value)[:TAG_CHARACTERS])
+        return tracker
+
+    @classmethod
+    def open_for_run(
+        cls, run: Run, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
+    ) -> "Tracker":
+        """`open` for a run: its identity as params, its placement as tags. Raises as `open`."""
+        placement = run.placement.model_dump(mode="json")
+        return cls.open(
+            tracking_uri,
+            run.placement.experiment,
+            run.name,
+            run.fingerprint,
+            flatten(run.identity()),
+            {**{f"placement.{name}": str(value) for name, value in placement.items()}, **tags},
+            folder=folder,
+            total_steps=sum(stage.steps for stage in run.stages),
+        )
+
+    @classmethod
+    def reopen(cls, folder: str | Path) -> "Tracker":
+        """The MLflow run that belongs to a run's folder, to send what still waits there.
+
+        Raises:
+            ArtifactError: the folder is not that of a tracked run.
+            TrackingError: MLflow is away.
+        """
+        path = Path(folder) / TRACKING_FILE
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ArtifactError(
+                f"{str(folder)!r} is not the folder of a tracked run: {error}; expected the folder "
+                f"that holds {METRICS_FILE} and {TRACKING_FILE}"
+            ) from None
+        limit_retries()
+        check_reachable(state["tracking_uri"])
+        with as_tracking_error(state["tracking_uri"]):
+            return cls(Path(folder), state)
+
+    def forward(self, log: MetricsLog) -> int:
+        """Number of steps that were sent now; those that MLflow has are not sent again.
+
+        Raises:
+            TrackingError: MLflow is away; what was not sent will be by a later call.
+        """
+        with self._turn(), as_tracking_error(self.tracking_uri):
+            return self._send_metrics(log, to_the_end=False)
+
+    def start_forwarding(self, log: MetricsLog, every_seconds: float = 15.0) -> None:
+        """Forward in a background thread until `close`; MLflow away is warned of once."""
+        assert self._thread is None, "forwarding was started before"
+        self._log = log
+        self._thread = threading.Thread(
+            target=self._forward_regularly, args=(every_seconds,), name="mlflow", daemon=True
+        )
+        self._thread.start()
+
+    def log_resolved_run(self, text: str) -> None:
+        """Keep the run's YAML as the artifact `run.yaml`."""
+        self._tell({"kind": "text", "text": text, "name": "run.yaml"})
+
+    def log_scores(self, name: str, scores: Mapping[str, float], global_step: int) -> None:
+        """Keep scores as metrics `<name>/<task>` at the step.
+
+        One name for one curve: `eval` for the model in training, at 0 before training and at the
+        step after each stage; the name of a baseline for a baseline.
+        """
+        values = {f"{name}/{task}": float(score) for task, score in scores.items()}
+        self._tell({"kind": "scores", "values": values, "step": global_step, "time": time.time()})
+
+    def log_artifact(self, path: str | Path, artifact_folder: str = "") -> None:
+        """Keep a file, or a folder with all that is in it. It must stay on disk until sent.
+
+        Raises:
+            ArtifactError: there is no such file.
+        """
+        if not Path(path).exists():
+            raise ArtifactError(f"no file {str(path)!r} to keep in MLflow")
+        self._tell({"kind": "file", "path": str(Path(path).absolute()), "folder": artifact_folder})
+
+    def log_provenance(self, provenance: Mapping[str, Any]) -> None:
+        """Keep what `collect_provenance` found as `provenance.json`, the commit also as tags."""
+        text = json.dumps(provenance, indent=2, ensure_ascii=False)
+        self._tell({"kind": "text", "text": text, "name": "provenance.json"})
+        code = provenance.get("code") or {}
+        tags = {"rayembed.version": str(code.get("version", ""))}
+        if code.get("commit"):
+            tags["mlflow.source.git.commit"] = str(code["commit"])
+            tags["rayembed.uncommitted_changes"] = str(code.get("uncommitted_changes"))
+        self.set_tags(tags)
+
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._tell({"kind": "tags", "tags": dict(tags)})
+
+    def close(self, status: Status) -> bool:
+        """Whether MLflow has everything; if not, where it lies and how to send it is warned of."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=BUSY_SECONDS)
+        self._outbox.put({"kind": "status", "status": status, "time": time.time()})
+        try:
+            self.send_all(self._log)
+        except TrackingError as error:
+            _logger.warning(
+                "MLflow has not got everything of this run: %s\nNothing is lost. The metrics lie "
+                "in %s. When the server is back:\n    python jobs/send_metrics.py %s",
+                error,
+                self.folder / METRICS_FILE,
+                self.folder,
+            )
+            return False
+        return True
+
+    def send_all(self, log: MetricsLog | None) -> int:
+        """Number of steps sent now; afterwards nothing waits any more, the last step included.
+
+        Raises:
+            TrackingError: MLflow is away.
+        """
+        with self._turn(), as_tracking_error(self.tracking_uri):
+            sent = self._send_metrics(log, to_the_end=True) if log is not None else 0
+            self._send_outbox()
+            return sent
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        """Tie folder and MLflow run together, send what an earlier process left, set RUNNING."""
+        path = self.folder / TRACKING_FILE
+        if path.exists():
+            former = json.loads(path.read_text(encoding="utf-8"))
+            if former.get("run_id") != self.run_id:
+                self._outbox.restart()
+        write_atomic(path, json.dumps(state, indent=2, ensure_ascii=False))
+        # Before RUNNING: an earlier process's status may be among what waits.
+        self._send_outbox()
+        self._client.update_run(self.run_id, status="RUNNING")
+
+    def _log_params(self, params: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        kept = self._client.get_run(self.run_id).data.params
+        wanted = {allowed_key(name): param_text(value) for name, value in params.items()}
+        changed = sorted(name for name in wanted if kept.get(name, wanted[name]) != wanted[name])
+        if changed:
+            _logger.warning("MLflow keeps the first values of the params %s", ", ".join(changed))
+        new = [Param(name, value) for name, value in wanted.items() if name not in kept]
+        for start in range(0, len(new), PARAMS_PER_BATCH):
+            self._client.log_batch(self.run_id, params=new[start : start + PARAMS_PER_BATCH])
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One request at a time; a dead server is told from the probe, not from retries."""
+        if not self._lock.acquire(timeout=BUSY_SECONDS):
+            raise TrackingError(f"a request to {self.tracking_uri} has hung for {BUSY_SECONDS} s")
+        try:
+            check_reachable(self.tracking_uri)
+            yield
+        finally:
+            self._lock.release()
+
+    def _forward_regularly(self, every_seconds: float) -> None:
+        assert self._log is not None
+        while not self._stop.wait(every_seconds):
+            try:
+                with self._turn(), as_tracking_error(self.tracking_uri):
+                    self._send_metrics(self._log, to_the_end=False)
+                    self._send_outbox()
+            except (TrackingError, ArtifactError) as error:
+                self._warn_away(error)
+            else:
+                self._note_back()
+
+    def _tell(self, entry: Entry) -> None:
+        self._outbox.put(entry)
+        try:
+            with self._turn(), as_tracking_error(self.tracking_uri):
+                self._send_outbox()
+        except TrackingError as error:
+            self._warn_away(error)
+        else:
+            self._note_back()
+
+    def _warn_away(self, error: Exception) -> None:
+        if not self._away:
+            _logger.warning(
+                "%s\nTraining goes on. Metrics are kept in %s and sent when MLflow is back.",
+                error,
+                self.folder / METRICS_FILE,
+            )
+        self._away = True
+
+    def _note_back(self) -> None:
+        if self._away:
+            _logger.info("MLflow at %s is back and has everything", self.tracking_uri)
+        self._away = False
+
+    def _send_metrics(self, log: MetricsLog, *, to_the_end: bool) -> int:
+        from mlflow.entities import Metric, RunTag
+
+        if self._reader is None or log.path != self._reader.path:
+            self._reader = LogReader(log.path)
+        if self._sent is None:
+            tags = self._client.get_run(self.run_id).data.tags
+            self._sent = int(tags.get(SENT_TAG, 0))
+        # By step: a log that was cut at a resume is read again from its start.
+        self._pending.update({record["global_step"]: record for record in self._reader.read()})
+        new = [self._pending[step] for step in sorted(self._pending) if step > self._sent]
+        chosen = [record for record in new if record["global_step"] % self._every_steps == 0]
+        if to_the_end and new and new[-1] not in chosen:
+            chosen.append(new[-1])
+        for batch in batches(chosen):
+            metrics = [
+                Metric(allowed_key(f"train/{name}"), value, int(record["time"] * 1000), step)
+                for record in batch
+                for step in [record["global_step"]]
+                for name, value in record.items()
+                if name not in KEYS
+            ]
+            last = batch[-1]["global_step"]
+            # MLflow writes the tag after the metrics. Killed in between, the same points are sent
+            # again, and a point that is equal in step, time and value is stored once.
+            self._client.log_batch(self.run_id, metrics, tags=[RunTag(SENT_TAG, str(last))])
+            self._sent = last
+        self._pending = {
+            step: record for step, record in self._pending.items() if step > self._sent
+        }
+        return len(chosen)
+
+    def _send_outbox(self) -> None:
+        for entry in self._outbox.waiting():
+            send_entry(self._client, self.run_id, entry)
+            self._outbox.taken()
+
+
+def send_metrics(folder: str | Path) -> int:
+    """Number of steps that were sent to MLflow from a run's folder, with all else that waits.
+
+    Raises:
+        ArtifactError: the folder is not that of a tracked run.
+        TrackingError: MLflow is away.
+    """
+    tracker = Tracker.reopen(folder)
+    return tracker.send_all(MetricsLog(Path(folder) / METRICS_FILE))

@@ -1,0 +1,110 @@
+"""Which MLflow a run reports to, and whether it is there."""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rayembed.errors import ConfigError, TrackingError
+
+PROBE_SECONDS = 5
+"""How long a server may take to say that it is there."""
+
+MAX_RETRIES = "3"
+"""Of one request, about 15 s; MLflow's own default of 7 waits for minutes on a dead server."""
+
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
+    """The MLflow address that means the same in every process of this machine.
+
+    None is a SQLite file in the storage path. The path of a SQLite file is made absolute, because
+    MLflow takes it from each process's working directory, and its folder is made.
+
+    Args:
+        uri: `placement.tracking_uri`.
+        storage_path: `placement.storage_path`.
+
+    Raises:
+        ConfigError: MLflow has no such store, or none can be made in object storage.
+    """
+    if uri is None:
+        if "://" in storage_path:
+            raise ConfigError(
+                f"placement.tracking_uri is not set and placement.storage_path {storage_path!r} is "
+                "object storage, where no SQLite file can lie; set placement.tracking_uri to an "
+                "MLflow server (http://…) or to sqlite:///… on a disk"
+            )
+        uri = f"sqlite:///{Path(storage_path).absolute() / 'mlflow.db'}"
+    if uri == "databricks" or uri.startswith("databricks://"):
+        return uri
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme in ("http", "https") and urlsplit(uri).hostname:
+        return uri.rstrip("/")
+    if scheme.partition("+")[0] not in _DATABASES:
+        raise ConfigError(
+            f"placement.tracking_uri = {uri!r} is no MLflow store; allowed: http://host:port, "
+            "https://…, sqlite:///path/to/mlflow.db, postgresql://…, mysql://…, databricks"
+        )
+    if scheme.partition("+")[0] == "sqlite":
+        path = sqlite_path(uri)
+        if path is None:
+            raise ConfigError(
+                f"placement.tracking_uri = {uri!r} names no file; write sqlite:///path/to/mlflow.db"
+            )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"placement.tracking_uri = {uri!r}: its folder cannot be made: {error}"
+            ) from None
+        _, question, options = uri.partition("?")
+        return f"{scheme}:///{path}{question}{options}"
+    return uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """The absolute path of a SQLite address; None for other stores and databases in memory."""
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    return Path(match[1]).absolute() if match and match[1] != ":memory:" else None
+
+
+def limit_retries() -> None:
+    """Keep MLflow's requests from waiting for minutes, unless the user's environment says so."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", MAX_RETRIES)
+
+
+def check_reachable(uri: str) -> None:
+    """Return when the server answers within a few seconds; other stores are not probed.
+
+    Raises:
+        TrackingError: no answer, or the answer of a gateway whose server is away.
+    """
+    if urlsplit(uri).scheme not in ("http", "https"):
+        return
+    from mlflow.exceptions import MlflowException
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    try:
+        answer = http_request(
+            get_default_host_creds(uri),
+            "/health",
+            "GET",
+            timeout=PROBE_SECONDS,
+            max_retries=0,
+            raise_on_status=False,
+        )
+    except MlflowException as error:
+        # MLflow's text wraps the whole chain of its HTTP library; the cause stands at its end.
+        cause = re.search(r"\[Errno -?\d+\] [^\"')]+", str(error))
+        seen = cause[0] if cause else str(error).splitlines()[0]
+    else:
+        if answer.status_code < 500:
+            return
+        seen = f"it answered {answer.status_code} {answer.reason}"
+    raise TrackingError(
+        f"no MLflow server at {uri}: {seen}\nStart it (mlflow server --host … --port …), correct "
+        "placement.tracking_uri, or leave that out to track in a SQLite file in the storage path."
+    )
