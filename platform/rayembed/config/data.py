@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
 
@@ -23,6 +23,9 @@ class PairsSource(Settings):
     """Column of a list of negative texts; None: there are none, or they are mined."""
     label: str | None = None
     """Column of the class, where rows of one class must never be negatives of each other."""
+    instruction: str | None = None
+    """Column of the query's own task definition, put in place of the data set's
+    `query_instruction` (synthetic data with thousands of tasks); None: there is none."""
     max_rejected_share: float = Field(default=0.01, ge=0.0, le=1.0)
     """The job fails when a larger share of rows lacks a query or a positive."""
 
@@ -64,12 +67,21 @@ class MiningConfig(Settings):
     document_prefix: str = ""
     """The teacher's prefix of documents."""
 
+    @model_validator(mode="after")
+    def _deep_enough(self) -> "MiningConfig":
+        if self.num_negatives > self.candidates:
+            raise ValueError(
+                f"num_negatives {self.num_negatives} cannot be found among candidates "
+                f"{self.candidates}; raise candidates"
+            )
+        return self
+
 
 class DatasetConfig(Settings):
     """One data set of a run."""
 
-    name: str
-    """Unique within the run; stages refer to it."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Unique within the run; stages refer to it, and it names folders."""
     source: Source
     task: TaskKind = "retrieval"
     """What the records stand for; decides nothing by itself, is carried with each record."""
@@ -83,6 +95,15 @@ class DatasetConfig(Settings):
     """Records drawn from the source; None: all."""
     mining: MiningConfig | None = None
     """How hard negatives are found; None: those of the source, or none."""
+
+    @property
+    def has_negatives(self) -> bool:
+        """Whether its records can have hard negatives: mined, given, or of other classes."""
+        match self.source:
+            case PairsSource():
+                return self.mining is not None or self.source.negatives is not None
+            case WikipediaSource():
+                return self.mining is not None or self.source.pairs == "topic"
 
 
 class HeldOutConfig(Settings):

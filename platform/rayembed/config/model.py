@@ -35,14 +35,17 @@ class LoraConfig(Settings):
     """NV-Embed, Table 11."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """NV-Embed, Table 11."""
-    target_modules: tuple[str, ...] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
+    target_modules: tuple[str, ...] = Field(
+        default=(
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "o_proj",
+            "gate_proj",
+            "up_proj",
+            "down_proj",
+        ),
+        min_length=1,
     )
     """Names of the linear layers that get an adapter."""
 

@@ -1,24 +1,33 @@
-"""A run: identity (what it is) and placement (where it runs), its fingerprint and its overrides."""
+"""A run: identity (what it is) and placement (where it runs), its fingerprint and its file."""
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from rayembed.config.data import DataConfig
+from rayembed.config.data import DataConfig, WikipediaSource
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.stage import StageConfig
+from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError
+
+
+def _digit(value: Any) -> Any:
+    """Texts of a file or the command line stand for numbers; a `Literal` takes numbers only."""
+    return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
+
+
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
 class EvaluationConfig(Settings):
     """Which scores are taken, of what."""
 
-    suite: Literal["wikipedia", "none"] = "wikipedia"
+    suite: Literal["wikipedia", "none"] = "none"
     """`wikipedia`: the tasks over the held-out titles of the Wikipedia sample."""
     num_documents: PositiveInt = 1000
     """Documents of the retrieval corpora."""
@@ -35,6 +44,12 @@ class EvaluationConfig(Settings):
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
 
+    @field_validator("instructions")
+    @classmethod
+    def _by_name(cls, instructions: dict[str, str]) -> dict[str, str]:
+        """Sorted, because the order in which they are written decides nothing."""
+        return dict(sorted(instructions.items()))
+
 
 class Placement(Settings):
     """Where and how a run is executed. Nothing here may change the trained weights."""
@@ -49,7 +64,7 @@ class Placement(Settings):
     """What Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None
     """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
-    zero_stage: Literal[0, 1, 2, 3] = 0
+    zero_stage: ZeroStage = 0
     """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters."""
     micro_batch_tokens: PositiveInt = 8192
     """Padded tokens of one forward pass; texts are sorted by length and cut at this budget."""
@@ -83,23 +98,63 @@ class Run(Settings):
     placement: Placement = Placement()
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Run":
-        names = [dataset.name for dataset in self.data.datasets]
-        for seen in (names, [stage.name for stage in self.stages]):
-            twice = sorted({name for name in seen if seen.count(name) > 1})
+    def _names_are_unique(self) -> "Run":
+        groups = (
+            ("data set", [dataset.name for dataset in self.data.datasets]),
+            ("stage", [stage.name for stage in self.stages]),
+        )
+        for what, names in groups:
+            twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
-                raise ValueError(f"the name {twice[0]!r} is used twice; names must be unique")
+                raise ValueError(
+                    f"two elements have the {what} name {twice[0]!r}; it must be unique"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> "Run":
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
         for stage in self.stages:
             for name in stage.datasets:
-                if name not in names:
+                if name not in datasets:
                     raise ValueError(
-                        f"stage {stage.name!r} uses the data set {name!r}; {nearest(name, names)}"
+                        f"stage {stage.name!r} uses the data set {name!r}, which data.datasets "
+                        f"lacks; {nearest(name, datasets)}"
+                    )
+                dataset = datasets[name]
+                in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
+                if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
+                    raise ValueError(
+                        f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
+                        "loss is always zero; give it negatives (mining, or negatives of the "
+                        "source, with the stage's batch.num_negatives above 0) or allow in-batch "
+                        "negatives in both the stage and the data set"
                     )
             if stage.batch.global_pairs % self.placement.workers:
                 raise ValueError(
                     f"stage {stage.name!r}: batch.global_pairs {stage.batch.global_pairs} cannot "
-                    f"be shared equally by placement.workers {self.placement.workers}"
+                    f"be shared equally by placement.workers {self.placement.workers}; take a "
+                    "multiple"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_has_texts(self) -> "Run":
+        evaluation = self.evaluation
+        if evaluation.suite == "none":
+            return self
+        sources = [dataset.source for dataset in self.data.datasets]
+        learnt = any(isinstance(source, WikipediaSource) for source in sources)
+        if evaluation.source is None and not learnt:
+            raise ValueError(
+                "evaluation.suite 'wikipedia' needs texts: set evaluation.source to the asset "
+                "reference of the Wikipedia JSON file, or evaluation.suite=none"
+            )
+        if learnt and not self.data.held_out.num_titles:
+            raise ValueError(
+                "evaluation.suite 'wikipedia' needs titles that no training row touches: set "
+                "data.held_out.num_titles above 0, or evaluation.suite=none"
+            )
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -117,7 +172,7 @@ class Run(Settings):
 
     def to_yaml(self) -> str:
         """The whole run as YAML, which `--recipe run.yaml` reads back."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return write_yaml(self.model_dump(mode="json"))
 
 
 def fingerprint(values: Any) -> str:
@@ -137,80 +192,11 @@ def read_run(path: str | Path) -> Run:
         ConfigError: no such file, not YAML, or settings that do not hold.
     """
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        values = read_yaml(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the run {str(path)!r}: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"the run {str(path)!r} must be a mapping of settings")
+        raise ConfigError(
+            f"the run {str(path)!r} must be a mapping of settings, as --dry-run prints one"
+        )
     return parse(Run, values)
-
-
-def override(run: Run, assignments: tuple[str, ...] | list[str]) -> Run:
-    """The run with each `path.to.setting=value` put in; values are read as YAML.
-
-    Elements of lists are named by their index or by their `name` (`stages.blend.steps=10`).
-    Setting the `kind` of an alternative drops the other settings of the former one.
-
-    Raises:
-        ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value.
-    """
-    values = run.model_dump(mode="json")
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not path:
-            raise ConfigError(f"--set {assignment!r}: expected path.to.setting=value")
-        try:
-            value = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {assignment!r}: the value is not YAML: {error}") from None
-        _assign(values, path, _number(value))
-    return parse(Run, values)
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads `2e-5` as text; people mean the number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _assign(values: Any, path: str, value: Any) -> None:
-    parts = path.split(".")
-    here = values
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
-        if isinstance(here, list):
-            key: Any = _index(here, part, path)
-        elif isinstance(here, dict):
-            free = parts[:depth][-1:] == ["datasets"] and "stages" in parts[:depth]
-            if part not in here and not free:
-                prefix = ".".join([*parts[:depth], part])
-                raise ConfigError(f"no setting {prefix!r}; {nearest(part, here)}")
-            key = part
-        else:
-            prefix = ".".join(parts[:depth])
-            raise ConfigError(f"no setting {path!r}: {prefix!r} is a value, not a group")
-        if last:
-            if key == "kind" and here[key] != value:
-                here.clear()
-            here[key] = value
-        else:
-            if here[key] is None:
-                raise ConfigError(
-                    f"no setting {path!r}: {'.'.join(parts[: depth + 1])!r} is null; set it whole, "
-                    f"for instance --set '{'.'.join(parts[: depth + 1])}={{{parts[depth + 1]}: …}}'"
-                )
-            here = here[key]
-
-
-def _index(items: list[Any], part: str, path: str) -> int:
-    names = [str(item.get("name")) if isinstance(item, dict) else "" for item in items]
-    if part in names:
-        return names.index(part)
-    if part.isdigit() and int(part) < len(items):
-        return int(part)
-    allowed = [name for name in names if name] + [str(i) for i in range(len(items))]
-    raise ConfigError(f"no setting {path!r}: no element {part!r}; {nearest(part, allowed)}")

@@ -3,6 +3,7 @@
 import difflib
 import types
 import typing
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,17 +17,21 @@ class Settings(BaseModel):
     """A frozen group of settings; an unknown name or a value of the wrong type is refused."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
 
-def nearest(name: str, allowed: typing.Iterable[str]) -> str:
+def nearest(name: str, allowed: Iterable[str]) -> str:
     """The end of an error message: the closest allowed name, or all of them."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"allowed: {', '.join(names)}"
+    return f"allowed: {', '.join(names) or 'none'}"
 
 
 def parse(cls: type[SettingsT], values: Any) -> SettingsT:
@@ -42,62 +47,79 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
         raise ConfigError("\n".join(lines)) from None
 
 
-def _describe(cls: type[Settings], item: dict[str, Any]) -> str:
-    loc = tuple(item["loc"])
-    path = ".".join(str(part) for part in _without_tags(cls, loc))
-    if item["type"] == "extra_forbidden":
-        owner = _settings_at(cls, loc[:-1])
-        hint = nearest(str(loc[-1]), owner.model_fields) if owner is not None else ""
-        return f"no setting {path!r}; {hint}"
-    if item["type"] == "missing":
-        return f"setting {path!r} is required and was not given"
-    if item["type"] == "union_tag_invalid":
-        seen, allowed = item["ctx"]["tag"], item["ctx"]["expected_tags"]
-        return f"{path}.kind = {seen!r} is not known; allowed: {allowed}"
-    message = str(item["msg"]).removeprefix("Value error, ")
-    return f"{path or cls.__name__} = {item['input']!r}: {message}" if path else message
-
-
-def _members(annotation: Any) -> list[type[Settings]]:
+def members(annotation: Any) -> list[type[Settings]]:
     """The settings classes that an annotation (optional, tuple, union, annotated) can hold."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
-    if isinstance(annotation, typing.TypeAliasType if hasattr(typing, "TypeAliasType") else ()):
-        return _members(annotation.__value__)
-    if get_origin(annotation) in (typing.Union, types.UnionType, tuple, list, typing.Annotated):
-        return [found for arg in get_args(annotation) for found in _members(arg)]
+    if get_origin(annotation) in (typing.Union, types.UnionType, tuple, typing.Annotated):
+        return [found for arg in get_args(annotation) for found in members(arg)]
     return []
 
 
-def _tag(cls: type[Settings]) -> str | None:
+def kind_of(cls: type[Settings]) -> str | None:
+    """The `kind` that chooses the class among alternatives; None where it has no such setting."""
     kind = cls.model_fields.get("kind")
     return None if kind is None else str(kind.default)
 
 
+def _describe(cls: type[Settings], item: Mapping[str, Any]) -> str:
+    owner, kept = _walk(cls, tuple(item["loc"]))
+    path = ".".join(kept)
+    match item["type"]:
+        case "extra_forbidden":
+            allowed = owner.model_fields if owner is not None else ()
+            return f"no setting {path!r}; {nearest(kept[-1], allowed)}"
+        case "missing":
+            return f"setting {path!r} is required and was not given"
+        case "union_tag_invalid":
+            seen, tags = item["ctx"]["tag"], item["ctx"]["expected_tags"]
+            close = nearest(str(seen), [tag.strip("' ") for tag in tags.split(",")])
+            return f"{path}.kind = {str(seen)!r}: must be one of {tags}; {close}"
+        case "union_tag_not_found":
+            kinds = ", ".join(repr(kind_of(member)) for member in _alternatives(owner, kept[-1]))
+            return f"setting '{path}.kind' is required; allowed: {kinds}"
+        case "value_error":
+            message = str(item["msg"]).removeprefix("Value error, ")
+            return f"{path}: {message}" if path else message
+    seen = item["input"]
+    shown = f" = {seen!r}" if isinstance(seen, str | int | float | bool | None) else ""
+    return f"{path or cls.__name__}{shown}: {_expected(item)}"
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    match item["type"]:
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "is a group of settings, each set by its own name"
+        case "tuple_type":
+            return "is a list, written [a, b]"
+    return str(item["msg"]).replace("Input should be", "must be")
+
+
+def _alternatives(owner: type[Settings] | None, field: str) -> list[type[Settings]]:
+    fields = owner.model_fields if owner is not None else {}
+    return members(fields[field].annotation) if field in fields else []
+
+
 def _walk(
     cls: type[Settings], loc: tuple[Any, ...]
-) -> tuple[type[Settings] | None, tuple[Any, ...]]:
-    """The class that holds the setting at `loc`, and `loc` without pydantic's union tags."""
+) -> tuple[type[Settings] | None, tuple[str, ...]]:
+    """The class whose setting stands at `loc`, and `loc` without pydantic's tags of unions.
+
+    Pydantic puts the tag of the alternative chosen between a field and the fields of its value.
+    """
+    owner: type[Settings] | None = cls
     current: list[type[Settings]] = [cls]
-    kept: list[Any] = []
+    kept: list[str] = []
+    choosing = False
     for part in loc:
-        by_tag = [c for c in current if _tag(c) == part]
-        if len(current) > 1 and by_tag:
-            current = by_tag
+        if choosing and part in [kind_of(c) for c in current]:
+            current, choosing = [c for c in current if kind_of(c) == part], False
             continue
-        kept.append(part)
-        if isinstance(part, int):
+        kept.append(str(part))
+        if isinstance(part, int) or not current:
             continue
-        fields = [c.model_fields[part] for c in current if part in c.model_fields]
-        if not fields:
-            continue
-        current = _members(fields[0].annotation) or current
-    return (current[0] if len(current) == 1 else None), tuple(kept)
-
-
-def _settings_at(cls: type[Settings], loc: tuple[Any, ...]) -> type[Settings] | None:
-    return _walk(cls, loc)[0]
-
-
-def _without_tags(cls: type[Settings], loc: tuple[Any, ...]) -> tuple[Any, ...]:
-    return _walk(cls, loc)[1]
+        owner = current[0] if len(current) == 1 else None
+        field = owner.model_fields.get(part) if owner is not None else None
+        current = members(field.annotation) if field is not None else []
+        choosing = len(current) > 1
+    return owner, tuple(kept)

@@ -1,10 +1,12 @@
 """One stage of training: which batches, which loss, which optimiser, how long."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.settings import Settings
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class BatchConfig(Settings):
@@ -37,8 +39,10 @@ class OptimizerConfig(Settings):
     """Of parameters outside the backbone, which start from random; None: the same."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled (AdamW); not on biases, norms and other vectors."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the running mean of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the running mean of the square."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up from zero."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -62,8 +66,14 @@ class StageConfig(Settings):
     checkpoint_every_steps: PositiveInt = 1000
     """A checkpoint from which a killed run goes on; one is always made at the end."""
 
+    @field_validator("datasets")
+    @classmethod
+    def _by_name(cls, datasets: dict[str, float]) -> dict[str, float]:
+        """Sorted, because the order in which they are written decides nothing."""
+        return dict(sorted(datasets.items()))
+
     @model_validator(mode="after")
-    def _warmup_fits(self) -> "StageConfig":
+    def _can_learn(self) -> "StageConfig":
         if self.optimizer.warmup_steps >= self.steps:
             raise ValueError(
                 f"stage {self.name!r}: warmup_steps {self.optimizer.warmup_steps} must be below "

@@ -1,0 +1,105 @@
+"""`--set path.to.setting=value`: a run with single settings changed."""
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin
+
+import yaml
+
+from rayembed.config.run import Run
+from rayembed.config.settings import Settings, kind_of, members, nearest, parse
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ConfigError
+
+
+def override(run: Run, assignments: Sequence[str]) -> Run:
+    """The run with each `path.to.setting=value` put in, one after the other.
+
+    The setting's type says how the value is read: a single value is what stands after `=`, to the
+    last character (`null` where the setting may be None); a list or a group is YAML. Elements of
+    lists are named by their index or by their `name` (`stages.blend.steps=10`). Setting the `kind`
+    of an alternative drops the settings of the former one; setting below a group that is null
+    starts from the group's defaults.
+
+    Raises:
+        ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value.
+    """
+    values = run.model_dump(mode="json")
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise ConfigError(f"--set {assignment!r}: expected path.to.setting=value")
+        _assign(values, path, text)
+    return parse(Run, values)
+
+
+def _assign(values: dict[str, Any], path: str, text: str) -> None:
+    here: Any = values
+    annotation: Any = Run
+    parts = path.split(".")
+    while True:
+        key, below, parts = _step(here, annotation, path, parts)
+        if not parts:
+            break
+        if here[key] is None and members(below):
+            here[key] = {}
+        if not isinstance(here[key], dict | list):
+            prefix = path.removesuffix("." + ".".join(parts))
+            raise ConfigError(f"no setting {path!r}: {prefix!r} is a single value")
+        here, annotation = here[key], below
+    value = _read(path, text, below)
+    if key == "kind" and here.get("kind") != value:
+        here.clear()
+    here[key] = value
+
+
+def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:
+    """The key of the first part in `here`, the type of what it holds, and the parts below it."""
+    part, rest = parts[0], parts[1:]
+    prefix = path.removesuffix(".".join(parts)) + part
+    if isinstance(here, list):
+        types_below = get_args(annotation)
+        return _index(here, part, prefix), types_below[0], rest
+    if get_origin(annotation) is dict:  # names that the user chose, dots included
+        return ".".join(parts), get_args(annotation)[1], []
+    owner = _chosen(here, annotation)
+    if part not in owner.model_fields:
+        raise ConfigError(f"no setting {prefix!r}; {nearest(part, owner.model_fields)}")
+    return part, owner.model_fields[part].annotation, rest
+
+
+def _chosen(here: dict[str, Any], annotation: Any) -> type[Settings]:
+    """The settings class of a group: the alternative that its `kind` names."""
+    classes = members(annotation)
+    return next((c for c in classes if kind_of(c) == here.get("kind")), classes[0])
+
+
+def _index(items: list[Any], part: str, prefix: str) -> int:
+    names = [item["name"] for item in items if isinstance(item, dict) and "name" in item]
+    if part in names:
+        return names.index(part)
+    if part.isdecimal() and int(part) < len(items):
+        return int(part)
+    allowed = names or [str(index) for index in range(len(items))]
+    raise ConfigError(f"no element {prefix!r}; {nearest(part, allowed)}")
+
+
+def _read(path: str, text: str, annotation: Any) -> Any:
+    """The value of a text for a setting of this type."""
+    if text == "null" and type(None) in get_args(annotation):
+        return None
+    if not _holds_several(annotation):
+        return text
+    try:
+        return read_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {path}={text}: the value is not YAML: {error}") from None
+
+
+def _holds_several(annotation: Any) -> bool:
+    if members(annotation) or get_origin(annotation) in (dict, tuple):
+        return True
+    if get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
+        return any(_holds_several(arg) for arg in get_args(annotation))
+    return False

@@ -1,0 +1,50 @@
+"""YAML of runs: what `Run.to_yaml` writes and a user types.
+
+Scalars stay text, only `null` is read: the type of the setting decides what a text means. YAML 1.1
+would read `2e-5` as text, `no` as false, `1.10` as 1.1 and `2024-01-01` as a date.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+
+class _TextLoader(yaml.SafeLoader):
+    """Mappings, lists, null and text; a name given twice is an error."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - the base class declares it so
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node whose names are texts, each given once."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a name of a setting must be a text", key.start_mark
+                )
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the name {key.value!r} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+_TextLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:null", re.compile(r"^(?:~|null|)$"), ["~", "n", ""]
+)
+
+
+def read_yaml(text: str) -> Any:
+    """Mappings, lists, texts and None of a YAML document.
+
+    Raises:
+        yaml.YAMLError: not YAML, or a name given twice.
+    """
+    return yaml.load(text, Loader=_TextLoader)
+
+
+def write_yaml(values: Any) -> str:
+    """YAML of plain values, in their order, one line a value."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)

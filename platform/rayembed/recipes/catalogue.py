@@ -1,0 +1,71 @@
+"""All recipes by name."""
+
+from collections.abc import Callable
+
+from rayembed.config.run import Run
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.recipes import biencoder, nvembed
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Names that `get_recipe` knows."""
+    return tuple(_recipes())
+
+
+def get_recipe(name: str) -> Run:
+    """The complete run of a recipe.
+
+    Raises:
+        ConfigError: no such recipe; the message names the nearest one.
+    """
+    recipes = _recipes()
+    if name not in recipes:
+        raise ConfigError(f"no recipe {name!r}; {nearest(name, recipes)}")
+    return recipes[name]()
+
+
+def _recipes() -> dict[str, Callable[[], Run]]:
+    return {
+        "nvembed-quickstart": nvembed.quickstart,
+        **_stages_of_table_4("nvembed-quickstart", nvembed.quickstart),
+        "nvembed-v1": nvembed.nvembed_v1,
+        "nvembed-v2": nvembed.nvembed_v2,
+        **_stages_of_table_4("nvembed-v2", nvembed.nvembed_v2),
+        **_data_of_table_4(),
+        "biencoder": biencoder.own_pairs,
+        "biencoder-quickstart": biencoder.quickstart,
+    }
+
+
+def _stages_of_table_4(name: str, recipe: Callable[[], Run]) -> dict[str, Callable[[], Run]]:
+    """NV-Embed, Table 4, first part: single stages and the reversed order."""
+    alone, in_batch, turned = (
+        f"{name}-single-stage",
+        f"{name}-single-stage-in-batch",
+        (f"{name}-reversed"),
+    )
+    return {
+        alone: lambda: nvembed.single_stage(recipe(), alone, in_batch=False),
+        in_batch: lambda: nvembed.single_stage(recipe(), in_batch, in_batch=True),
+        turned: lambda: nvembed.reversed_stages(recipe(), turned),
+    }
+
+
+def _data_of_table_4() -> dict[str, Callable[[], Run]]:
+    """NV-Embed, Table 4, second and third part: names of classes as documents; S0, S1, S2."""
+    build = nvembed.published
+    return {
+        "nvembed-v2-labels": lambda: build(
+            "nvembed-v2-labels", mined=True, added=True, synthetic=True, labels="label"
+        ),
+        "nvembed-v2-s0": lambda: build(
+            "nvembed-v2-s0", mined=False, added=False, synthetic=False, labels="example"
+        ),
+        "nvembed-v2-s1": lambda: build(
+            "nvembed-v2-s1", mined=True, added=False, synthetic=False, labels="example"
+        ),
+        "nvembed-v2-s2": lambda: build(
+            "nvembed-v2-s2", mined=True, added=True, synthetic=False, labels="example"
+        ),
+    }

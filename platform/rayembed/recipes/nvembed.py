@@ -1,0 +1,260 @@
+"""Runs of NV-Embed (arXiv 2405.17428): the published ones and one for a laptop.
+
+Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any of them; the stages of
+Table 4 are `single_stage` and `reversed_stages`.
+"""
+
+from typing import Any
+
+from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
+from rayembed.config.data import (
+    DataConfig,
+    DatasetConfig,
+    HeldOutConfig,
+    MiningConfig,
+    WikipediaSource,
+)
+from rayembed.config.model import (
+    BackboneConfig,
+    LatentAttentionPooling,
+    LoraConfig,
+    NVEmbedConfig,
+)
+from rayembed.config.run import EvaluationConfig, Placement, Run
+from rayembed.config.settings import SettingsT
+from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.errors import ConfigError
+from rayembed.recipes.nvembed_data import (
+    LabelForm,
+    other_datasets,
+    retrieval_datasets,
+    uniform_over_samples,
+)
+
+DESCRIPTION_TASK = "Given a short description, retrieve the article that it describes"
+SENTENCE_TASK = "Given a sentence, retrieve the rest of the article that it is taken from"
+CLASSIFICATION_TASK = "Classify the given encyclopedia article into its topic"
+CLUSTERING_TASK = "Identify the topic of the given encyclopedia article"
+
+EVALUATION_INSTRUCTIONS = {
+    "WikiSentenceRetrieval": SENTENCE_TASK,
+    "WikiDescriptionRetrieval": DESCRIPTION_TASK,
+    "WikiTopicClassification": CLASSIFICATION_TASK,
+    "WikiTopicClustering": CLUSTERING_TASK,
+}
+"""The tasks that are trained are evaluated with the instruction of their training."""
+
+MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1"
+
+
+def quickstart() -> Run:
+    """SmolLM2-135M on Wikipedia summaries: both stages within minutes on two CPU cores."""
+    max_length = 128
+    return Run(
+        name="nvembed-quickstart",
+        model=NVEmbedConfig(
+            backbone=BackboneConfig(path=SMOLLM2),
+            pooling=LatentAttentionPooling(num_latents=64, num_heads=8, head_dim=72),
+            lora=LoraConfig(rank=16, alpha=32, dropout=0.1),
+            query_max_length=max_length,
+            document_max_length=max_length,
+        ),
+        data=DataConfig(
+            datasets=_wikipedia_datasets(max_length), held_out=HeldOutConfig(num_titles=1000)
+        ),
+        stages=(
+            StageConfig(
+                name="retrieval",
+                datasets={"wiki-description": 1.0, "wiki-sentence": 1.0},
+                batch=BatchConfig(global_pairs=32, num_negatives=1, in_batch_negatives=True),
+                loss=InfoNCEConfig(temperature=0.02),
+                optimizer=OptimizerConfig(
+                    learning_rate=3e-4,
+                    pooling_learning_rate=1e-3,
+                    weight_decay=0.03,
+                    warmup_steps=5,
+                ),
+                steps=60,
+                checkpoint_every_steps=20,
+            ),
+            StageConfig(
+                name="blend",
+                datasets={
+                    "wiki-description": 1.0,
+                    "wiki-sentence": 1.0,
+                    "wiki-topic-classification": 1.0,
+                    "wiki-topic-clustering": 1.0,
+                },
+                batch=BatchConfig(global_pairs=8, num_negatives=7, in_batch_negatives=False),
+                loss=InfoNCEConfig(temperature=0.02),
+                optimizer=OptimizerConfig(
+                    learning_rate=1e-4,
+                    pooling_learning_rate=3e-4,
+                    weight_decay=0.03,
+                    warmup_steps=3,
+                ),
+                steps=25,
+                checkpoint_every_steps=10,
+            ),
+        ),
+        evaluation=EvaluationConfig(
+            suite="wikipedia",
+            num_documents=1000,
+            num_queries=500,
+            max_length=max_length,
+            baselines=("bm25", MINILM),
+            instructions=EVALUATION_INSTRUCTIONS,
+        ),
+        placement=Placement(
+            workers=1, cpus_per_worker=1.0, threads_per_worker=2, micro_batch_tokens=4096
+        ),
+    )
+
+
+def nvembed_v1() -> Run:
+    """NV-Embed-v1 (Table 4, last row).
+
+    Without mined negatives, added and synthetic data; names of classes are the documents.
+    """
+    return published("nvembed-v1", mined=False, added=False, synthetic=False, labels="label")
+
+
+def nvembed_v2() -> Run:
+    """NV-Embed-v2: mined negatives, all data, documents of classes are examples."""
+    return published("nvembed-v2", mined=True, added=True, synthetic=True, labels="example")
+
+
+def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:
+    """A run at the size of the paper (Table 11) with the data of one row of Table 4.
+
+    Sizes of the batches, steps, optimiser and LoRA are the paper's. It does not state the
+    temperature, Adam's other values and clipping; those here are the usual ones.
+    """
+    retrieval = retrieval_datasets(mined=mined, added=added, synthetic=synthetic)
+    everything = (*retrieval, *other_datasets(mined=mined, labels=labels))
+    return Run(
+        name=name,
+        model=NVEmbedConfig(
+            backbone=BackboneConfig(path=MISTRAL_7B, dtype="bfloat16"),
+            mask="bidirectional",
+            pooling=LatentAttentionPooling(num_latents=512, num_heads=8),
+            lora=LoraConfig(rank=16, alpha=32, dropout=0.1),
+            query_max_length=512,
+            document_max_length=512,
+        ),
+        data=DataConfig(datasets=everything, held_out=HeldOutConfig(num_titles=0)),
+        stages=(
+            _published_stage(
+                "retrieval", retrieval, in_batch=True, steps=20_000, learning_rate=2e-5
+            ),
+            _published_stage(
+                "blend", everything, in_batch=False, steps=18_000, learning_rate=1.5e-5
+            ),
+        ),
+        evaluation=EvaluationConfig(suite="none"),
+        placement=Placement(
+            workers=8,
+            use_gpu=True,
+            cpus_per_worker=8.0,
+            zero_stage=2,
+            micro_batch_tokens=16_384,
+            grad_cache=True,
+            gradient_checkpointing=True,
+        ),
+    )
+
+
+def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
+    """The run with its last stage alone, for as many steps as all its stages have together.
+
+    Table 4, "Single Stage (Inbatch Enabled)" and "(Inbatch Disabled)". The paper does not say how
+    long those were trained; here they see as many steps as the two stages. The learning rate is
+    that of the first stage, from which it decays once.
+    """
+    first, last = run.stages[0], run.stages[-1]
+    stage = _changed(
+        last,
+        name="single",
+        steps=sum(stage.steps for stage in run.stages),
+        batch=_changed(last.batch, in_batch_negatives=in_batch),
+        optimizer=first.optimizer,
+    )
+    return _changed(run, name=name, stages=(stage,))
+
+
+def reversed_stages(run: Run, name: str) -> Run:
+    """The run with its two stages in the other order.
+
+    Table 4, "Reversed Two Stage": all data without in-batch negatives first, retrieval with them
+    afterwards. Data, batch and number of steps go with the stage, the optimiser with the place.
+
+    Raises:
+        ConfigError: the run does not have two stages.
+    """
+    if len(run.stages) != 2:
+        raise ConfigError(f"only two stages can be reversed; {run.name!r} has {len(run.stages)}")
+    first, last = run.stages
+    stages = (
+        _changed(last, optimizer=first.optimizer),
+        _changed(first, optimizer=last.optimizer),
+    )
+    return _changed(run, name=name, stages=stages)
+
+
+def _changed(settings: SettingsT, **values: Any) -> SettingsT:
+    """A checked copy; pydantic's own `model_copy(update=…)` checks nothing."""
+    return type(settings).model_validate({**dict(settings), **values})
+
+
+def _published_stage(
+    name: str,
+    datasets: tuple[DatasetConfig, ...],
+    *,
+    in_batch: bool,
+    steps: int,
+    learning_rate: float,
+) -> StageConfig:
+    return StageConfig(
+        name=name,
+        datasets=uniform_over_samples(datasets),
+        batch=BatchConfig(global_pairs=128, num_negatives=7, in_batch_negatives=in_batch),
+        loss=InfoNCEConfig(temperature=0.02),
+        optimizer=OptimizerConfig(
+            learning_rate=learning_rate, weight_decay=0.03, warmup_steps=50, schedule="linear"
+        ),
+        steps=steps,
+        checkpoint_every_steps=500,
+    )
+
+
+def _wikipedia_datasets(max_length: int) -> tuple[DatasetConfig, ...]:
+    mining = MiningConfig(
+        teacher=MINILM, num_negatives=7, max_relative_score=0.95, max_length=max_length
+    )
+    topics = WikipediaSource(path=WIKIPEDIA_EN, pairs="topic", label_form="example", text="extract")
+    return (
+        DatasetConfig(
+            name="wiki-description",
+            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description"),
+            query_instruction=DESCRIPTION_TASK,
+            mining=mining,
+        ),
+        DatasetConfig(
+            name="wiki-sentence",
+            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="sentence"),
+            query_instruction=SENTENCE_TASK,
+            mining=mining,
+        ),
+        DatasetConfig(
+            name="wiki-topic-classification",
+            source=topics,
+            task="classification",
+            query_instruction=CLASSIFICATION_TASK,
+        ),
+        DatasetConfig(
+            name="wiki-topic-clustering",
+            source=topics,
+            task="clustering",
+            query_instruction=CLUSTERING_TASK,
+        ),
+    )
