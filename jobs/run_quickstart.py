@@ -1,0 +1,36 @@
+"""The quickstart: trains, evaluates and registers a small NV-Embed on this machine.
+
+Usage: python jobs/run_quickstart.py [arguments of jobs/train_nvembed.py, such as --set …]
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+from rayembed.errors import RayembedError
+from rayembed.pipeline.on_ray import run_on_local_head
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code of the training job."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    checkout = Path(__file__).resolve().parent.parent
+    entrypoint = ["python", "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart"]
+    # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
+    entrypoint += ["--set", f"placement.storage_path={checkout / 'outputs'}", *arguments]
+
+    def echo(text: str) -> None:
+        print(text, end="", flush=True)
+
+    try:
+        return run_on_local_head(entrypoint, checkout=checkout, echo=echo)
+    except RayembedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,200 @@
+"""Jobs on a Ray cluster: submitted, followed to their end, and stopped when we are stopped.
+
+The same submission serves a laptop and a cluster; `run_on_local_head` only adds a head where none
+runs. The head itself is in `local_head`, which does not import Ray.
+"""
+
+import asyncio
+import logging
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayembed.errors import ConfigError, PlacementError, WorkerError
+from rayembed.pipeline import local_head
+
+logger = logging.getLogger(__name__)
+
+Echo = Callable[[str], object]
+"""Takes text as it comes, with its line ends."""
+
+RUNTIME_ENV = "cluster/runtime_env.yaml"
+
+
+def run_on_local_head(
+    entrypoint: Sequence[str],
+    *,
+    checkout: Path,
+    echo: Echo,
+    runtime_env: str = RUNTIME_ENV,
+    num_cpus: int | None = None,
+) -> int:
+    """The exit code of a job that ran on this machine; nothing that was started here stays.
+
+    A Ray that already runs here is used and left running. Otherwise a head lives as long as the
+    job, and Ctrl-C, SIGTERM and SIGHUP end both.
+
+    Args:
+        entrypoint: the command, as its words; runs in a copy of the checkout.
+        checkout: folder that is uploaded; the head's log lies in its `outputs/`.
+        echo: receives messages and the job's log.
+        runtime_env: YAML file of the job's environment, from the checkout.
+        num_cpus: of a head that is started; None: all that Ray finds.
+
+    Raises:
+        PlacementError: no head could be started, or it takes no job.
+    """
+    local_head.prepare_environment()
+    with local_head.signals_as_exit():
+        token = local_head.ensure_token()
+        address = local_head.find_head(token)
+        if address is not None:
+            echo(f"Ray already runs on this machine ({address}): it is used and left running.\n")
+            return run_job(
+                entrypoint, address=address, checkout=checkout, echo=echo, runtime_env=runtime_env
+            )
+        echo("No Ray runs on this machine: starting a head for this job...\n")
+        log_file = checkout / "outputs" / "local-head.log"
+        try:
+            with local_head.head(log_file, token, num_cpus=num_cpus) as address:
+                return run_job(
+                    entrypoint,
+                    address=address,
+                    checkout=checkout,
+                    echo=echo,
+                    runtime_env=runtime_env,
+                )
+        finally:
+            echo("The Ray head that was started for this job is stopped.\n")
+
+
+def run_job(
+    entrypoint: Sequence[str],
+    *,
+    address: str,
+    checkout: Path,
+    echo: Echo,
+    runtime_env: str = RUNTIME_ENV,
+) -> int:
+    """The exit code of a job on the cluster at `address`, after its log was echoed to the end.
+
+    A job that is interrupted on this side is stopped on the cluster.
+
+    Raises:
+        PlacementError: the Jobs server does not take the job.
+        WorkerError: the cluster went away while the job ran.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    environment = read_runtime_env(checkout / runtime_env, checkout)
+    command = submit_command(entrypoint, address=address, runtime_env=runtime_env)
+    echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
+    try:
+        client = JobSubmissionClient(address)
+        job = client.submit_job(entrypoint=shlex.join(entrypoint), runtime_env=environment)
+    except (RuntimeError, OSError) as error:
+        raise PlacementError(f"the Ray at {address} does not take the job: {error}") from error
+    echo(f"Job {job} is submitted; its log follows.\n")
+    try:
+        return _follow(client, job, echo)
+    except BaseException:
+        with local_head.deferred_signals():
+            _stop_job(client, job, echo)
+        raise
+
+
+def submit_command(entrypoint: Sequence[str], *, address: str, runtime_env: str) -> str:
+    """The `ray job submit` command that does what `run_job` does, to be run in the checkout."""
+    options = f"--address {address} --working-dir . --runtime-env {runtime_env}"
+    return f"RAY_AUTH_MODE=token ray job submit {options} -- {shlex.join(entrypoint)}"
+
+
+def read_runtime_env(path: Path, checkout: Path) -> dict[str, Any]:
+    """A job's runtime environment with the checkout as working directory, local paths absolute.
+
+    Raises:
+        ConfigError: no such file, not YAML, not a mapping, or a module folder that is missing.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the runtime environment {str(path)!r}: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"the runtime environment {str(path)!r} must be a mapping")
+    modules = []
+    for module in values.get("py_modules", []):
+        folder = str(module) if "://" in str(module) else str(checkout / module)
+        if "://" not in folder and not Path(folder).is_dir():
+            raise ConfigError(f"{str(path)!r} names the module folder {folder!r}, which is missing")
+        modules.append(folder)
+    return {**values, "py_modules": modules, "working_dir": str(checkout)}
+
+
+def _follow(client: Any, job: str, echo: Echo) -> int:
+    """Echo the job's log until its end; a broken log connection is taken up where it broke."""
+    import aiohttp
+
+    shown = 0
+
+    async def tail() -> None:
+        nonlocal shown
+        position = 0
+        async for text in client.tail_job_logs(job):
+            # A new connection sends the log from its start.
+            new = text[max(0, shown - position) :]
+            position += len(text)
+            shown = max(shown, position)
+            if new:
+                echo(new)
+
+    failures = 0
+    while True:
+        try:
+            asyncio.run(tail())
+        except (RuntimeError, OSError, aiohttp.ClientError) as error:
+            logger.warning("the job's log broke off (%s); reading on", error)
+        try:
+            info = client.get_job_info(job)
+            failures = 0
+        except (RuntimeError, OSError) as error:
+            failures += 1
+            if failures == 10:
+                raise WorkerError(
+                    f"the Ray cluster does not answer any more, the end of job {job} is not "
+                    f"known: {error}"
+                ) from error
+        else:
+            if info.status.is_terminal():
+                return _exit_code(info, echo)
+        time.sleep(1.0)
+
+
+def _exit_code(info: Any, echo: Echo) -> int:
+    status = str(getattr(info.status, "value", info.status))
+    code = info.driver_exit_code
+    if status == "SUCCEEDED":
+        return 0
+    echo(f"The job ended with the status {status}: {info.message}\n")
+    # A driver that a signal ended has a negative code.
+    return int(code) if code is not None and 0 < code < 256 else 1
+
+
+def _stop_job(client: Any, job: str, echo: Echo, *, timeout_seconds: float = 20.0) -> None:
+    """Stop the job and wait for it; a cluster that no longer answers has no job to stop."""
+    try:
+        if client.get_job_status(job).is_terminal():
+            return
+        echo(f"\nStopping job {job}...\n")
+        client.stop_job(job)
+        deadline = time.monotonic() + timeout_seconds
+        while not client.get_job_status(job).is_terminal():
+            if time.monotonic() > deadline:
+                logger.warning("job %s did not stop in %s s", job, timeout_seconds)
+                return
+            time.sleep(0.5)
+    except (RuntimeError, OSError) as error:
+        logger.warning("job %s could not be stopped: %s", job, error)
