@@ -4,9 +4,8 @@ Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C co
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -40,9 +39,8 @@ class Tokenizer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class EmbedOutput:
-    """What a forward pass gives for one micro-batch."""
+class EmbedOutput(NamedTuple):
+    """What a forward pass gives for one micro-batch; a tuple, in which engines find the tensors."""
 
     embeddings: Tensor
     """(B, D) float32, of unit length."""

@@ -37,7 +37,8 @@ def parameter_groups(model: EmbeddingModel, config: OptimizerConfig) -> list[dic
     return [
         {
             "params": parameters,
-            "lr": _peak(key, config),
+            # Set before each step; zero, so that an engine's dry step at the start decays nothing.
+            "lr": 0.0,
             "peak": _peak(key, config),
             "weight_decay": config.weight_decay if key.decayed else 0.0,
         }

@@ -1,0 +1,127 @@
+"""DeepSpeed on CPU: workers, ZeRO stage, micro-batches and GradCache do not change the weights."""
+
+import pytest
+import torch
+from made_up_records import made_up_records
+from plain_reference import reference_loss
+from rayembed.config.run import Placement
+from rayembed.config.settings import parse
+from rayembed.config.stage import StageConfig
+from rayembed.data.step_batch import make_step_batch
+from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.loop import train_steps
+from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.step import StepSettings
+from run_distributed import run_distributed
+from toy_model import ToyModel
+
+pytestmark = pytest.mark.distributed
+
+STEPS, PAIRS = 3, 16
+STAGE = parse(
+    StageConfig,
+    {
+        "name": "s",
+        "datasets": {"d": 1},
+        "batch": {"global_pairs": PAIRS, "num_negatives": 2, "in_batch_negatives": True},
+        "loss": {"temperature": 0.1},
+        "optimizer": {
+            "learning_rate": 0.01,
+            "pooling_learning_rate": 0.02,
+            "weight_decay": 0.1,
+            "warmup_steps": 1,
+            "gradient_clipping": 0.5,
+        },
+        "steps": STEPS,
+    },
+)
+
+
+def records_of(step):
+    return made_up_records(PAIRS, seed=step)
+
+
+def train(rank, world, zero, cache, budget, dtype="float32"):
+    model = ToyModel(context=True).to(getattr(torch, dtype))
+    engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
+    share = PAIRS // world
+    batches = [
+        make_step_batch(s, records_of(s)[rank * share : (rank + 1) * share], 2, model.tokenizer)
+        for s in range(STEPS)
+    ]
+    norms = []
+    train_steps(
+        engine,
+        batches,
+        STAGE,
+        StepSettings(budget, cache, torch.device("cpu")),
+        start_step=0,
+        on_step=lambda record: norms.append(record["grad_norm"]),
+        on_checkpoint=lambda step: None,
+    )
+    state = engine.trainable_state()
+    return {name: value.float() for name, value in state.items()}, norms
+
+
+def cases(rank, world):
+    found = {}
+    for zero in (0, 1, 2, 3):
+        found[zero, "cache"] = train(rank, world, zero, True, 30 + 40 * rank)
+        found[zero, "one graph"] = train(rank, world, zero, False, 30 + 40 * rank)
+        found[zero, "bf16"] = train(rank, world, zero, True, 30 + 40 * rank, "bfloat16")
+    return found
+
+
+def reference(clipping=0.5, steps=STEPS):
+    """AdamW with decoupled decay and clipping, written out, over the loss of a loop over texts."""
+    model = ToyModel(context=True)
+    moments = {n: [torch.zeros_like(p), torch.zeros_like(p)] for n, p in model.named_parameters()}
+    norms = []
+    for step in range(steps):
+        model.zero_grad()
+        reference_loss(
+            model, records_of(step), temperature=0.1, num_negatives=2, in_batch=True
+        ).backward()
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters()))
+        norms.append(norm.item())
+        scale = min(1.0, clipping / norm.item()) if clipping else 1.0
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                peak = 0.01 if model.backbone_parameter(name) else 0.02
+                rate = peak * learning_rate_factor(step, STAGE)
+                if p.ndim >= 2:
+                    p *= 1 - rate * 0.1
+                first, second = moments[name]
+                first.mul_(0.9).add_(p.grad * scale, alpha=0.1)
+                second.mul_(0.999).add_((p.grad * scale) ** 2, alpha=0.001)
+                unbiased = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+                p -= rate * (first / (1 - 0.9 ** (step + 1))) / unbiased
+    return dict(model.named_parameters()), norms
+
+
+def distance(left, right):
+    return max((left[n] - right[n]).abs().max().item() for n in right)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_trained_weights_are_those_of_the_reference(world):
+    expected, norms = reference()
+    found = run_distributed(cases, world)[0]
+    start = dict(ToyModel(context=True).named_parameters())
+    for (zero, kind), (weights, seen) in found.items():
+        assert weights.keys() == expected.keys()
+        if kind == "bf16":
+            # bf16 keeps 8 bits; the mean step of each tensor must be of the right size all the same.
+            for name in expected:
+                taken = (weights[name] - start[name]).abs().mean()
+                wanted = (expected[name] - start[name]).abs().mean()
+                assert taken.item() == pytest.approx(wanted.item(), rel=0.1), (zero, name)
+            continue
+        # Adam divides by the root of the second moment: rounding of 1e-7 grows to about 1e-5.
+        assert distance(weights, expected) < 5e-5, (zero, kind)
+        assert seen == pytest.approx(norms, rel=1e-4), (zero, kind)
+    assert distance(reference(clipping=0.0)[0], expected) > 1e-4, "clipping must matter here"
+
+
+def test_schedule_by_hand():
+    assert [learning_rate_factor(s, STAGE) for s in range(3)] == [1.0, 1.0, 0.5]

@@ -1,0 +1,108 @@
+"""Workers do not change the gradient: its scale is 1.000 against one process, auxiliary included."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from made_up_records import made_up_records
+from plain_reference import reference_loss
+from rayembed.config.settings import parse
+from rayembed.config.stage import StageConfig
+from rayembed.data.step_batch import make_step_batch
+from rayembed.training import step as step_module
+from rayembed.training.step import Passable, StepSettings, run_step
+from run_distributed import run_distributed
+from toy_model import ToyModel
+
+pytestmark = pytest.mark.distributed
+
+RECORDS = made_up_records(24)
+STAGE = parse(
+    StageConfig,
+    {
+        "name": "s",
+        "datasets": {"d": 1},
+        "batch": {"global_pairs": 24, "num_negatives": 2, "in_batch_negatives": True},
+        "loss": {"temperature": 0.1},
+        "optimizer": {"learning_rate": 0.1},
+        "steps": 1,
+    },
+)
+PARTS = {"plain": {}, "context": {"context": True}}
+
+
+def averaged_gradient(rank, world, parts, cache, budget):
+    """The gradient that a data-parallel engine would step with."""
+    torch.manual_seed(rank)
+    model = ToyModel(**parts)
+    share = len(RECORDS) // world
+    batch = make_step_batch(0, RECORDS[rank * share : (rank + 1) * share], 2, model.tokenizer)
+    settings = StepSettings(budget, cache, torch.device("cpu"))
+    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(gradient)
+    return gradient / world
+
+
+def cases(rank, world):
+    found = {}
+    for name, parts in PARTS.items():
+        for cache in (True, False):
+            # Budgets differ between workers, so that their numbers of micro-batches do too.
+            found[name, cache] = averaged_gradient(rank, world, parts, cache, 30 + 45 * rank)
+    # Controls: what the peers do gives another scale or another direction.
+    original = step_module.gather_with_gradient
+    step_module.gather_with_gradient = step_module.gather
+    found["no gradient through gather"] = averaged_gradient(rank, world, {}, True, 40)
+    step_module.gather_with_gradient = original
+    return found
+
+
+def auxiliary_of_distinct_texts(rank, world):
+    """Statistics add up over workers to those of one process, where no text is on two workers."""
+    model = ToyModel(experts=3)
+    records = distinct_records()
+    share = len(records) // world
+    batch = make_step_batch(0, records[rank * share : (rank + 1) * share], 2, model.tokenizer)
+    settings = StepSettings(30, True, torch.device("cpu"))
+    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(gradient)
+    return gradient / world
+
+
+def distinct_records():
+    seen, kept = set(), []
+    for r in made_up_records(200, seed=3):
+        texts = {r.query, *r.positives, *(n.text for n in r.negatives)}
+        if not texts & seen:
+            kept.append(r)
+            seen |= texts
+    return kept[:24]
+
+
+def reference_gradient(parts, records=RECORDS):
+    model = ToyModel(**parts)
+    reference_loss(model, records, temperature=0.1, num_negatives=2, in_batch=True).backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_averaged_gradient_is_the_one_process_gradient(world):
+    found = run_distributed(cases, world)[0]
+    for (name, cache), gradient in [item for item in found.items() if isinstance(item[0], tuple)]:
+        reference = reference_gradient(PARTS[name])
+        ratio = (gradient.norm() / reference.norm()).item()
+        assert ratio == pytest.approx(1.0, abs=1e-5), (name, cache)
+        torch.testing.assert_close(gradient, reference, atol=3e-6, rtol=1e-4)
+    control = found["no gradient through gather"]
+    cosine = torch.cosine_similarity(control, reference_gradient({}), dim=0)
+    assert cosine < 0.999, "the control without gradient through the gather must differ"
+
+
+def test_auxiliary_loss_counts_once():
+    gradient = run_distributed(auxiliary_of_distinct_texts, 2)[0]
+    records = distinct_records()
+    assert len(records) == 24
+    torch.testing.assert_close(
+        gradient, reference_gradient({"experts": 3}, records), atol=3e-6, rtol=1e-4
+    )
