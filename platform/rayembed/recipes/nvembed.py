@@ -44,7 +44,7 @@ EVALUATION_INSTRUCTIONS = {
 }
 """The tasks that are trained are evaluated with the instruction of their training."""
 
-MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1"
+MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1@main"
 
 
 def quickstart() -> Run:

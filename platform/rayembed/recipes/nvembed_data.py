@@ -21,7 +21,7 @@ from rayembed.config.data import DatasetConfig, MiningConfig, PairsSource, TaskK
 
 LabelForm = Literal["example", "label"]
 
-TEACHER = "hf://intfloat/e5-mistral-7b-instruct"
+TEACHER = "hf://intfloat/e5-mistral-7b-instruct@main"
 """Section 4.1.1."""
 
 

@@ -1,0 +1,8 @@
+"""Train NV-Embed in two stages on Ray, evaluate it and register it in MLflow."""
+
+import sys
+
+from rayembed.pipeline.command_line import run_job
+
+if __name__ == "__main__":
+    sys.exit(run_job(sys.argv[1:], default_recipe="nvembed-quickstart", about=__doc__))

@@ -1,0 +1,170 @@
+"""What `--dry-run` and `--list` print: the run as YAML, and tables of what it would need."""
+
+from collections.abc import Iterable
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from rayembed.config.data import DatasetConfig, PairsSource, WikipediaSource
+from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
+from rayembed.pipeline.requirements import (
+    ModelSize,
+    checkpoint_bytes,
+    export_bytes,
+    model_size,
+    step_load,
+    worker_memory,
+)
+
+_WIDTH = 120
+"""Columns where the output is not a terminal."""
+
+
+def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
+    """Write the run as YAML to `out` and what it would need to `tables`.
+
+    They are apart so that `--dry-run > run.yaml` gives a file which `--recipe run.yaml` takes.
+
+    Raises:
+        ConfigError: the model cannot be built as configured.
+    """
+    size = model_size(run.model)
+    out.write(f"# run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    out.flush()
+    console = _console(tables)
+    console.print(_needs(run, size))
+    console.print(_stages(run))
+    console.print(_datasets(run))
+
+
+def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
+    """Write a table of recipes."""
+    table = Table(title="Recipes", title_justify="left")
+    table.add_column("recipe", no_wrap=True)
+    for column in ("model", "backbone", "stages"):
+        table.add_column(column)
+    for run in runs:
+        stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
+        table.add_row(run.name, run.model.kind, _short(run.model.backbone.path), stages)
+    _console(out).print(table)
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(
+        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
+    )
+
+
+def _needs(run: Run, size: ModelSize | None) -> Table:
+    placement = run.placement
+    table = Table(
+        show_header=False,
+        title=f"{run.name}, fingerprint {run.fingerprint}: what it needs",
+        title_justify="left",
+    )
+    table.add_row("backbone", _short(run.model.backbone.path))
+    if size is None:
+        table.add_row("parameters", "not known without fetching the backbone")
+    else:
+        memory = worker_memory(size, run.model.backbone.dtype, placement)
+        share = size.trainable / size.total
+        table.add_row(
+            "parameters", f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
+        )
+        table.add_row(
+            "memory a worker",
+            f"{_gib(memory.total)} and activations: weights {_gib(memory.weights)}, "
+            f"gradients {_gib(memory.gradients)}, optimiser {_gib(memory.optimizer)} "
+            f"({run.model.backbone.dtype}, ZeRO {placement.zero_stage})",
+        )
+        table.add_row(
+            "disk",
+            f"checkpoints {_gib(checkpoint_bytes(run, size))}, "
+            f"models {_gib(export_bytes(run, size))}, and the prepared data",
+        )
+    teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
+    if teachers:
+        table.add_row("teacher for mining", ", ".join(sorted(map(_short, teachers))))
+    gpus = f", {placement.workers} GPUs" if placement.use_gpu else ", no GPU"
+    cpus = placement.workers * placement.cpus_per_worker
+    table.add_row("machines", f"{placement.workers} workers with {cpus:g} CPUs{gpus}")
+    table.add_row("storage", placement.storage_path)
+    return table
+
+
+def _stages(run: Run) -> Table:
+    table = Table(
+        "stage",
+        "steps",
+        "pairs a step",
+        "hard negatives",
+        "in-batch",
+        "texts a step ≤",
+        "tokens a step ≤",
+        "pairs in all",
+        title="Stages",
+        title_justify="left",
+    )
+    for stage in run.stages:
+        load = step_load(run, stage)
+        table.add_row(
+            stage.name,
+            f"{stage.steps:,}",
+            f"{stage.batch.global_pairs:,}",
+            str(stage.batch.num_negatives),
+            "yes" if stage.batch.in_batch_negatives else "no",
+            f"{load.texts:,}",
+            f"{load.tokens:,}",
+            f"{stage.steps * stage.batch.global_pairs:,}",
+        )
+    return table
+
+
+def _datasets(run: Run) -> Table:
+    table = Table(title="Data", title_justify="left")
+    table.add_column("data set", no_wrap=True)
+    table.add_column("task", no_wrap=True)
+    table.add_column("rows", justify="right")
+    table.add_column("source", overflow="fold")
+    table.add_column("negatives")
+    for stage in run.stages:
+        table.add_column(f"share of {stage.name}", justify="right")
+    for dataset in run.data.datasets:
+        rows = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
+        shares = [_share(stage, dataset.name) for stage in run.stages]
+        table.add_row(
+            dataset.name, dataset.task, rows, _source(run, dataset), _negatives(dataset), *shares
+        )
+    return table
+
+
+def _share(stage: StageConfig, name: str) -> str:
+    weight = stage.datasets.get(name)
+    return "" if weight is None else f"{weight / sum(stage.datasets.values()):.2%}"
+
+
+def _source(run: Run, dataset: DatasetConfig) -> str:
+    match dataset.source:
+        case PairsSource(path=path):
+            local = "://" not in path and not path.startswith("/") and run.data.root
+            return f"{run.data.root.rstrip('/')}/{path}" if local else path
+        case WikipediaSource(pairs=pairs, path=path):
+            return f"{pairs} of {_short(path)}"
+
+
+def _negatives(dataset: DatasetConfig) -> str:
+    if dataset.mining is not None:
+        return f"{dataset.mining.num_negatives} mined"
+    return "given" if dataset.has_negatives else "none"
+
+
+def _short(reference: str) -> str:
+    """A reference without its hash, and of a package only the package."""
+    body = reference.partition("?")[0]
+    return body.removeprefix("pypi://").partition("/")[0] if body.startswith("pypi://") else body
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:.2f} GiB"
