@@ -1,0 +1,193 @@
+"""The sample of Wikipedia summaries: articles, the held-out split, masked titles, sentences.
+
+Pure functions of texts and a seed. How articles become records stands in `wikipedia_records`.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from rayembed.errors import DataError
+
+MASK = "it"
+"""Stands where a title stood. A pronoun keeps the grammar, is one token for every tokenizer and,
+being in every text, gives retrieval nothing to match."""
+
+NO_TOPIC = "Uncategorized"
+"""The sample's mark of an article without a topic; no class of its own."""
+
+_FIELDS = ("title", "extract", "description", "topic")
+
+_LINKING_WORDS = frozenset(
+    "the and for from with into of a an on in at to by or as de du des la le les el los las der "
+    "die das von van den dem zu und et y no st".split()
+)
+
+_ABBREVIATIONS = frozenset(
+    "st dr mr mrs ms jr sr no vs op ca c lit fl approx gen col lt sgt gov rev prof ed eds vol pp "
+    "etc fig cf e.g i.e al b d r mt ft".split()
+)
+_NEVER_LAST = _ABBREVIATIONS - {"etc", "jr", "sr", "al"}
+
+_BREAK = re.compile(
+    r"(?<=[.!?])(?:\[[^\]]*\])?[\"'”’)\]]*(?P<gap>\s+)(?=[\"'“‘(\[]*[^\W\d_a-z]|\d)"
+)
+
+
+@dataclass(frozen=True)
+class Article:
+    """One summary."""
+
+    title: str
+    extract: str
+    """The text: the introduction of the encyclopedia's article."""
+    description: str
+    """One line; empty for some."""
+    topic: str
+    """One of eleven classes, or `NO_TOPIC`."""
+
+
+def read_articles(path: Path) -> list[Article]:
+    """All articles of the JSON file, in its order.
+
+    Args:
+        path: an object of titles, or a list, of objects with title, extract, description, topic.
+
+    Raises:
+        DataError: not such a file; the message names the first entry that is wrong.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the Wikipedia summaries {str(path)!r}: {error}") from None
+    entries = list(content.values()) if isinstance(content, dict) else content
+    if not isinstance(entries, list) or not entries:
+        raise DataError(f"{str(path)!r} holds no articles")
+    articles = []
+    for number, entry in enumerate(entries):
+        values = [entry.get(name) if isinstance(entry, dict) else None for name in _FIELDS]
+        if not all(isinstance(value, str) for value in values) or not values[0]:
+            raise DataError(
+                f"entry {number} of {str(path)!r} is no article: {str(entry)[:200]}; expected the "
+                f"texts {', '.join(_FIELDS)}"
+            )
+        articles.append(Article(*values))
+    return articles
+
+
+def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> frozenset[str]:
+    """The `num_titles` titles that are smallest by a hash of seed and title.
+
+    Whether a title is among them depends on no order, so adding articles moves few titles.
+    """
+    titles = {article.title for article in articles}
+    ordered = sorted(titles, key=lambda title: (seeded_hash(seed, "held-out", title), title))
+    return frozenset(ordered[:num_titles])
+
+
+def seeded_hash(seed: int, purpose: str, text: str) -> int:
+    """64 bits that depend on the three arguments alone, on every machine."""
+    return xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}\0{text}".encode())
+
+
+def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
+    """Every text that an evaluation of the held-out titles may show, as it is and title-masked.
+
+    A training row of any source that has one of them, in any place, is rejected: also a
+    description such as "Family of birds" that a training article shares with a held-out one.
+    """
+    texts: set[str] = set()
+    for article in articles:
+        if article.title not in titles:
+            continue
+        shown = [article.extract, article.description, *split_sentences(article.extract)]
+        texts.update(shown)
+        texts.update(mask_title(text, article.title) for text in shown)
+    return frozenset(text for text in (t.strip() for t in texts) if text)
+
+
+def mask_title(text: str, title: str) -> str:
+    """The text with `MASK` in place of its title, so that no string match finds it.
+
+    Masked are, whatever their accents: the title, and the title without what stands in
+    parentheses or after a comma, in any case and with a plural s; then every single word that the
+    title writes with a capital or a digit ("Nietzsche" of "Friedrich Nietzsche"), as written.
+    """
+    base = re.sub(r"\s*\([^)]*\)", "", title).strip() or title
+    whole = sorted({title, base, base.split(",")[0].strip()}, key=len, reverse=True)
+    words = {
+        word
+        for word in re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", base)
+        if len(word) > 2
+        and word.lower() not in _LINKING_WORDS
+        and (word[0].isupper() or word[0].isdigit())
+    }
+    names = [_pattern(name) for name in whole if name]
+    parts = [_pattern(word) for word in sorted(words, key=lambda word: (-len(word), word))]
+    spans = _spans(text, names, re.IGNORECASE) + _spans(text, parts, 0)
+    return _replace(text, spans)
+
+
+def _pattern(name: str) -> str:
+    return r"(?<!\w)" + re.escape(_fold(name)).replace(r"\ ", r"\s+") + r"(?:s|es)?(?!\w)"
+
+
+def _fold(text: str) -> str:
+    """The text without accents, character for character, so that places stay the same."""
+    return "".join(unicodedata.normalize("NFD", character)[0] for character in text)
+
+
+def _spans(text: str, patterns: Sequence[str], flags: int) -> list[tuple[int, int]]:
+    if not patterns:
+        return []
+    found = re.finditer("|".join(patterns), _fold(text), flags)
+    return [match.span() for match in found]
+
+
+def _replace(text: str, spans: list[tuple[int, int]]) -> str:
+    """The text with `MASK` for each run of spans that only space or hyphens separate."""
+    runs: list[list[int]] = []
+    for start, end in sorted(spans):
+        if runs and re.fullmatch(r"[\s-]*", text[runs[-1][1] : start]):
+            runs[-1][1] = max(runs[-1][1], end)
+        else:
+            runs.append([start, end])
+    pieces, place = [], 0
+    for start, end in runs:
+        pieces += [text[place:start], MASK]
+        place = end
+    return "".join([*pieces, text[place:]])
+
+
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a text, without space around them, none empty.
+
+    A sentence ends at a line's end, or at `.`, `!` or `?` before space and a capital or a digit,
+    unless the full stop belongs to an initial ("J. S. Bach"), to "U.S." or to a known
+    abbreviation ("c. 300").
+    """
+    sentences = []
+    for line in text.splitlines():
+        start = 0
+        for match in _BREAK.finditer(line):
+            if _abbreviated(line[start : match.start()]):
+                continue
+            sentences.append(line[start : match.start("gap")])
+            start = match.end()
+        sentences.append(line[start:])
+    return [sentence.strip() for sentence in sentences if sentence.strip()]
+
+
+def _abbreviated(before: str) -> bool:
+    """Whether the full stop at the end of `before` belongs to its last word."""
+    if not before.endswith("."):
+        return False
+    word = re.split(r"[\s(\[\"“]", before[:-1])[-1]
+    if re.fullmatch(r"[^\W\d_](?:\.[^\W\d_])*", word):
+        return word != "I"
+    return word.lower() in _NEVER_LAST

@@ -1,0 +1,210 @@
+"""Records of Wikipedia summaries: description pairs, sentence pairs, topic examples and labels.
+
+Pure functions of articles and a seed: the record of an article depends on no order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.data.records import Negative, Record
+from rayembed.data.wikipedia import (
+    NO_TOPIC,
+    Article,
+    mask_title,
+    seeded_hash,
+    split_sentences,
+)
+
+MIN_WORDS = 5
+"""A text of fewer words says too little to be told from others; as in the evaluation."""
+
+MIN_WORDS_OF_DESCRIPTION = 2
+
+OTHER_CLASS = "other_class"
+"""Rule of negatives that are examples, or names, of other classes."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What topic records draw from: the training articles' texts by class."""
+
+    by_class: Mapping[str, tuple[str, ...]]
+    """Distinct texts of each class, sorted."""
+
+
+def training_articles(
+    articles: Sequence[Article], held_out: frozenset[str]
+) -> tuple[list[Article], int]:
+    """The articles whose titles are not held out, and how many were left out."""
+    kept = [article for article in articles if article.title not in held_out]
+    return kept, len(articles) - len(kept)
+
+
+def examples_of(
+    articles: Sequence[Article], source: WikipediaSource, banned: frozenset[str]
+) -> Examples:
+    """The examples by class that positives and negatives of topic records are drawn from.
+
+    Args:
+        articles: training articles only.
+        banned: texts that must not occur in training (`held_out_texts`).
+    """
+    texts: dict[str, set[str]] = {}
+    for article in articles:
+        text = _classified_text(article, source)
+        if article.topic != NO_TOPIC and text is not None and text not in banned:
+            texts.setdefault(article.topic, set()).add(text)
+    return Examples({topic: tuple(sorted(found)) for topic, found in sorted(texts.items())})
+
+
+def convert(
+    article: Article,
+    dataset: DatasetConfig,
+    seed: int,
+    num_negatives: int,
+    examples: Examples | None = None,
+) -> Record | str:
+    """The record of a training article, or the reason why it gives none.
+
+    Args:
+        dataset: one whose source is a `WikipediaSource`.
+        num_negatives: negatives drawn for topic records.
+        examples: of the data set; needed for topic records.
+    """
+    source = dataset.source
+    assert isinstance(source, WikipediaSource)
+    match source.pairs:
+        case "description":
+            made = description_pair(article)
+        case "sentence":
+            made = sentence_pair(article, seed)
+        case "topic":
+            assert examples is not None
+            return _topic_record(article, dataset, source, seed, num_negatives, examples)
+    if isinstance(made, str):
+        return made
+    query, positive = made
+    return _record(article, dataset, query, positive)
+
+
+def description_pair(article: Article) -> tuple[str, str] | str:
+    """Description and title-masked text, or why there is no such pair."""
+    query = mask_title(article.description, article.title).strip()
+    positive = mask_title(article.extract, article.title).strip()
+    if not article.description.strip():
+        return "no description"
+    if len(query.split()) < MIN_WORDS_OF_DESCRIPTION:
+        return "description is too short"
+    if _too_short(positive):
+        return "text is too short"
+    return query, positive
+
+
+def sentence_pair(article: Article, seed: int) -> tuple[str, str] | str:
+    """A sentence and the rest of its article, both title-masked, or why there is no such pair.
+
+    The sentence is the one that is smallest by a hash among those that are long enough and leave
+    a rest that is; where it occurs twice, the rest is without both.
+    """
+    sentences = [mask_title(text, article.title) for text in split_sentences(article.extract)]
+    if len(sentences) < 2:
+        return "fewer than two sentences"
+    places = sorted(
+        range(len(sentences)), key=lambda i: seeded_hash(seed, f"sentence {i}", article.title)
+    )
+    for place in places:
+        query = sentences[place]
+        rest = " ".join(text for text in sentences if text != query)
+        if not _too_short(query) and not _too_short(rest):
+            return query, rest
+    return "no sentence that is long enough and leaves a rest"
+
+
+def _topic_record(
+    article: Article,
+    dataset: DatasetConfig,
+    source: WikipediaSource,
+    seed: int,
+    num_negatives: int,
+    examples: Examples,
+) -> Record | str:
+    query = _classified_text(article, source)
+    if article.topic == NO_TOPIC:
+        return "no topic"
+    if query is None:
+        return "text is too short"
+    key = f"{dataset.name}/{article.title}"  # another data set draws other examples
+    others = [topic for topic in examples.by_class if topic != article.topic]
+    if source.label_form == "label":
+        ordered = sorted(others, key=lambda t: seeded_hash(seed, f"name {t}", key))
+        names = [Negative(text, rule=OTHER_CLASS) for text in ordered[:num_negatives]]
+        return _record(article, dataset, query, article.topic, names, article.topic)
+    same = [text for text in examples.by_class.get(article.topic, ()) if text != query]
+    if not same:
+        return "only example of its topic"
+    positive = same[seeded_hash(seed, "positive", key) % len(same)]
+    texts = _other_examples(
+        article.topic, key, others, seed, num_negatives, examples, {query, positive}
+    )
+    negatives = [Negative(text, rule=OTHER_CLASS) for text in texts]
+    return _record(article, dataset, query, positive, negatives, article.topic)
+
+
+def _other_examples(
+    topic: str,
+    key: str,
+    others: Sequence[str],
+    seed: int,
+    num_negatives: int,
+    examples: Examples,
+    taken: set[str],
+) -> list[str]:
+    """Distinct examples of other classes, from as many classes as there are, class by class."""
+    # A text of two classes (a description that both use) cannot be told apart: never a negative.
+    own = set(examples.by_class.get(topic, ()))
+    order = sorted(others, key=lambda other: seeded_hash(seed, f"class {other}", key))
+    texts: list[str] = []
+    tried = 0
+    while order and len(texts) < num_negatives and tried < 10 * (num_negatives + len(order)):
+        pool = examples.by_class[order[tried % len(order)]]
+        text = pool[seeded_hash(seed, f"negative {tried}", key) % len(pool)]
+        if text not in taken and text not in own:
+            texts.append(text)
+            taken = taken | {text}
+        tried += 1
+    return texts
+
+
+def _record(
+    article: Article,
+    dataset: DatasetConfig,
+    query: str,
+    positive: str,
+    negatives: Sequence[Negative] = (),
+    label: str | None = None,
+) -> Record:
+    return Record(
+        id=f"{dataset.name}/{article.title}",
+        query=query,
+        positives=(positive,),
+        negatives=tuple(negatives),
+        dataset=dataset.name,
+        task=dataset.task,
+        query_instruction=dataset.query_instruction,
+        document_instruction=dataset.document_instruction,
+        in_batch=dataset.in_batch_negatives,
+        label=label,
+    )
+
+
+def _classified_text(article: Article, source: WikipediaSource) -> str | None:
+    """The text that is classified, title-masked as in the evaluation; None: it is too short."""
+    whole = article.extract if source.text == "extract" else article.description
+    text = mask_title(whole, article.title).strip()
+    shortest = MIN_WORDS if source.text == "extract" else MIN_WORDS_OF_DESCRIPTION
+    return text if len(text.split()) >= shortest else None
+
+
+def _too_short(text: str) -> bool:
+    return len(text.split()) < MIN_WORDS
