@@ -1,0 +1,59 @@
+# Everything that a newcomer and CI run. `make quickstart` and `make test` start from a bare
+# checkout: the environment in .venv is made first and again whenever the dependencies change.
+
+PYTHON ?= python3
+# cpu or gpu: which build of FAISS is installed beside the library.
+EXTRA ?= cpu
+# Passed on: `make quickstart ARGS="--set seed=1"`, `make unit ARGS="-k assets"`.
+ARGS ?=
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-$(EXTRA)
+TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv quickstart test unit check mlflow clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+
+venv: $(STAMP) ## the environment in .venv, with the versions of cluster/constraints.txt
+
+$(STAMP): pyproject.toml cluster/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "rayembed needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Installing rayembed and its dependencies into $(VENV) (some minutes the first time)..."
+	$(PYTHON) -m venv $(VENV)
+	# By itself and first, so that a CPU build of this version beside pip's index is taken.
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[$(EXTRA),dev]" -c cluster/constraints.txt
+	touch $@
+
+quickstart: $(STAMP) ## train, evaluate and register a small NV-Embed on this machine
+	$(BIN)/python jobs/run_quickstart.py $(ARGS)
+
+test: $(STAMP) ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+unit: $(STAMP) ## the tests that take seconds
+	$(BIN)/python -m pytest tests/unit -m "not assets" $(ARGS)
+
+check: $(STAMP) ## format, lint, types, layers, spelling
+	@test ! -e platform/__init__.py || { \
+	  echo "platform/__init__.py would shadow Python's own module 'platform'; remove it." >&2; exit 1; }
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/typos
+
+mlflow: $(STAMP) ## MLflow's page for the runs of the quickstart
+	@test -e outputs/mlflow.db || { echo "outputs/mlflow.db: no run yet; make quickstart" >&2; exit 1; }
+	$(BIN)/mlflow server --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///outputs/mlflow.db
+
+clean: ## remove caches and build outputs (not .venv, not outputs/)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find platform tests jobs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
