@@ -50,7 +50,7 @@ def collect_provenance(directory: str | Path = ".") -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "hardware": {
             "cpu": cpu_model(),
-            "cpu_cores": len(os.sched_getaffinity(0)),
+            "cpu_cores": cpu_cores(),
             "amx_bf16": "amx_bf16" in _read("/proc/cpuinfo"),
             "memory_gib": memory_gib(),
             "gpus": gpus(),
@@ -101,15 +101,21 @@ def cpu_model() -> str | None:
     return match[1].strip() if match else platform.processor() or None
 
 
-def memory_gib() -> float | None:
+def cpu_cores() -> int | None:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def memory_gib() -> float:
     """What this process may use: the container's limit where it is below the machine's memory."""
-    match = re.search(r"^MemTotal:\s*(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
-    sizes = [int(match[1]) * 1024] if match else []
+    sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _read(path).strip()
         if limit.isdigit():
             sizes.append(int(limit))
-    return round(min(sizes) / 2**30, 1) if sizes else None
+    return round(min(sizes) / 2**30, 1)
 
 
 def gpus() -> list[str]:

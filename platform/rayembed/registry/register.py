@@ -1,0 +1,275 @@
+"""Puts an exported model into MLflow's registry, with its scores and an alias."""
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import rayembed
+from rayembed.errors import ArtifactError
+from rayembed.registry.mlflow_run import FINGERPRINT_TAG, allowed_key, as_tracking_error
+from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking_uri import check_reachable, limit_retries
+
+TASK = "llm/v1/embeddings"
+"""MLflow's name of OpenAI's embeddings schema; stands in the model's metadata."""
+
+WEIGHTS_TAG = "rayembed.weights_fingerprint"
+MODEL_ID_TAG = "rayembed.model_id"
+"""The logged model of a version, where its metrics are; MLflow's own SQL store does not keep it."""
+
+_CODE = Path(__file__).with_name("pyfunc_model.py")
+
+_REQUIREMENTS = (
+    "mlflow",
+    "jaxtyping",
+    "numpy",
+    "peft",
+    "pydantic",
+    "pyyaml",
+    "safetensors",
+    "sentence-transformers",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
+"""What loading an exported folder imports; rayembed itself travels with the model as code."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """One version in MLflow's registry."""
+
+    name: str
+    version: int
+    uri: str
+    """`models:/<name>/<version>`: this version, whatever the alias will point to."""
+    alias_uri: str
+    """`models:/<name>@<alias>`."""
+
+
+def register(
+    folder: str | Path,
+    name: str,
+    *,
+    tracker: Tracker,
+    scores: Mapping[str, float],
+    weights_fingerprint: str,
+    dimensions: Sequence[int],
+    instruction_template: str | None,
+    global_step: int,
+    tags: Mapping[str, str],
+    alias: str = "candidate",
+) -> RegisteredVersion:
+    """The model's version in the registry, with the alias on it.
+
+    Weights that are there already get no second version; their tags and alias are set again.
+
+    Args:
+        folder: what `EmbeddingModel.save` wrote; sentence-transformers loads it.
+        scores: main score of each task; become tags `score.<task>` of the version and metrics
+            `model/<task>` of MLflow's model.
+        dimensions: widths that a caller may ask for, the full one first.
+        instruction_template: how an instruction stands before a text; None: the model takes none.
+        global_step: the step of the run after which the weights were exported.
+        tags: further tags of the version.
+
+    Raises:
+        ArtifactError: the folder is no exported model.
+        TrackingError: MLflow is away or refuses; submit the run again and it goes on from here.
+    """
+    folder = Path(folder)
+    if not (folder / "modules.json").is_file():
+        raise ArtifactError(
+            f"{str(folder)!r} cannot be registered: it is no exported model (modules.json is "
+            "missing)"
+        )
+    limit_retries()
+    check_reachable(tracker.tracking_uri)
+    with as_tracking_error(tracker.tracking_uri):
+        from mlflow import MlflowClient
+
+        client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
+        run_tags = client.get_run(tracker.run_id).data.tags
+        version_tags = {
+            **tags,
+            **{allowed_key(f"score.{task}"): f"{score:.6g}" for task, score in scores.items()},
+            FINGERPRINT_TAG: run_tags.get(FINGERPRINT_TAG, ""),
+            WEIGHTS_TAG: weights_fingerprint,
+        }
+        number = _find_version(client, name, weights_fingerprint)
+        if number is None:
+            config = {
+                "name": name,
+                "dimensions": list(dimensions),
+                "instruction_template": instruction_template,
+            }
+            model_id = _find_logged_model(client, tracker.experiment_id, weights_fingerprint)
+            if model_id is None:
+                model_id = _log_model(
+                    client, tracker, folder, name, config, scores, version_tags, global_step
+                )
+            number = _make_version(client, tracker, name, model_id, version_tags)
+        else:
+            _logger.info("version %d of %s has these weights already", number, name)
+        for key, value in version_tags.items():
+            client.set_model_version_tag(name, str(number), key, value)
+        client.set_registered_model_alias(name, alias, str(number))
+    return RegisteredVersion(name, number, f"models:/{name}/{number}", f"models:/{name}@{alias}")
+
+
+def pip_requirements() -> list[str]:
+    """What the model needs where it is served, at the versions of this environment."""
+    found = []
+    for package in _REQUIREMENTS:
+        try:
+            # A local build (`2.13.0+cpu`) is on no index.
+            found.append(f"{package}=={version(package).partition('+')[0]}")
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
+    """The version of that name with these weights."""
+    found = client.search_model_versions(f"name='{name}'")
+    numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
+    return max(numbers, default=None)
+
+
+def _find_logged_model(client: Any, experiment_id: str, weights_fingerprint: str) -> str | None:
+    """A model with these weights that was sent whole but not registered, by a killed process."""
+    models = client.search_logged_models(
+        [experiment_id], filter_string=f"tags.`{WEIGHTS_TAG}` = '{weights_fingerprint}'"
+    )
+    return next((str(m.model_id) for m in models if str(m.status) == "READY"), None)
+
+
+def _log_model(
+    client: Any,
+    tracker: Tracker,
+    folder: Path,
+    name: str,
+    config: Mapping[str, Any],
+    scores: Mapping[str, float],
+    tags: Mapping[str, str],
+    global_step: int,
+) -> str:
+    """The id of a new logged model with folder, code and scores.
+
+    Through the client and not through `mlflow.pyfunc.log_model`, which works on the process's
+    global tracking address and active run, and ends that run.
+    """
+    from mlflow.entities import LoggedModelOutput, Metric
+
+    model = client.create_logged_model(
+        tracker.experiment_id,
+        name=name,
+        source_run_id=tracker.run_id,
+        tags=dict(tags),
+        model_type="embeddings",
+    )
+    client.log_outputs(tracker.run_id, [LoggedModelOutput(model.model_id, global_step)])
+    # Beside the model, where there is room for a second copy of it.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mlflow-") as scratch:
+        _save_pyfunc(Path(scratch) / "model", folder, model, tracker.run_id, config)
+        client.log_model_artifacts(model.model_id, str(Path(scratch) / "model"))
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(
+            allowed_key(f"model/{task}"),
+            float(score),
+            now,
+            global_step,
+            model_id=model.model_id,
+            run_id=tracker.run_id,
+        )
+        for task, score in scores.items()
+    ]
+    client.log_batch(tracker.run_id, metrics)
+    client.finalize_logged_model(model.model_id, "READY")
+    return str(model.model_id)
+
+
+def _save_pyfunc(
+    path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
+) -> None:
+    """Write an MLflow model folder at the path."""
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    metadata = {"task": TASK}
+    mlflow.pyfunc.save_model(
+        path,
+        mlflow_model=Model(
+            artifact_path=logged.artifact_location,
+            run_id=run_id,
+            model_uuid=logged.model_id,
+            model_id=logged.model_id,
+            metadata=metadata,
+        ),
+        python_model=str(_CODE),
+        artifacts={"model": str(folder.absolute())},
+        signature=_signature(),
+        input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
+        pip_requirements=pip_requirements(),
+        code_paths=[str(Path(rayembed.__file__).parent)],
+        model_config=dict(config),
+        metadata=metadata,
+    )
+
+
+def _signature() -> Any:
+    """OpenAI's embeddings request and response, with role and instruction."""
+    from mlflow.models import ModelSignature
+    from mlflow.types.llm import EMBEDDING_MODEL_OUTPUT_SCHEMA
+    from mlflow.types.schema import AnyType, ColSpec, Schema
+
+    optional = {
+        "model": "string",
+        "role": "string",
+        "instruction": "string",
+        "dimensions": "long",
+        "encoding_format": "string",
+        "user": "string",
+    }
+    # A text or a list of texts: no narrower type of MLflow's takes both.
+    inputs = [ColSpec(AnyType(), "input", required=True)]
+    inputs += [ColSpec(kind, name, required=False) for name, kind in optional.items()]
+    return ModelSignature(
+        Schema(inputs),
+        Schema([*EMBEDDING_MODEL_OUTPUT_SCHEMA.inputs, ColSpec("string", "model")]),
+    )
+
+
+def _make_version(
+    client: Any, tracker: Tracker, name: str, model_id: str, tags: Mapping[str, str]
+) -> int:
+    """The number of a new version of the logged model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    in_this_process = not tracker.tracking_uri.startswith(("http://", "https://", "databricks"))
+    source = f"models:/{model_id}"
+    if in_this_process:
+        # A store without a server resolves `models:/` in the process's global tracking address.
+        source = client.get_logged_model(model_id).artifact_location
+    made = client.create_model_version(
+        name, source, tracker.run_id, tags={**tags, MODEL_ID_TAG: model_id}, model_id=model_id
+    )
+    if in_this_process:
+        # What a server does on its own: MLflow's pages show the versions of a model by this tag.
+        versions = json.dumps([{"name": name, "version": int(made.version)}])
+        client.set_logged_model_tags(model_id, {"mlflow.modelVersions": versions})
+    return int(made.version)
