@@ -1,0 +1,43 @@
+"""What a user reads when a run is done."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from rayembed.config.run import Run
+from rayembed.evaluation.tables import ScoreTable, rich_table
+from rayembed.registry.register import RegisteredVersion
+
+WIDTH = 132
+"""Columns of the table: logs of jobs have no terminal that says its width."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    run: Run
+    table: ScoreTable | None
+    """None: the run takes no scores."""
+    model_folder: str
+    run_folder: str
+    version: RegisteredVersion
+    tracking_uri: str
+
+
+def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
+    """Print the score table, where the model lies, and what to run next."""
+    console = Console(width=WIDTH, soft_wrap=True, highlight=False)
+    if outcome.table is not None:
+        console.print(rich_table(outcome.table))
+    version = outcome.version
+    console.print(f"Model      {outcome.model_folder}")
+    console.print(f"           load: SentenceTransformer({outcome.model_folder!r})")
+    console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+    console.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
+    if not mlflow_complete:
+        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {outcome.run_folder}")
+    if outcome.tracking_uri.startswith("http"):
+        console.print(f"MLflow     {outcome.tracking_uri}")
+    else:
+        console.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")

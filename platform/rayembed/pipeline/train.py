@@ -1,0 +1,232 @@
+"""A run from its settings to a registered model: check, prepare, train, score, register."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rayembed.assets.cache import cache_folder
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.storage import check_writable, is_remote, join, upload_folder
+from rayembed.config.data import WikipediaSource
+from rayembed.config.model import NVEmbedConfig
+from rayembed.config.run import Run
+from rayembed.data.on_ray import prepare_data
+from rayembed.evaluation.on_ray import evaluate_on_ray
+from rayembed.evaluation.plots import loss_curve, score_bars
+from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.model_card import model_card
+from rayembed.registry.provenance import provenance
+from rayembed.registry.register import RegisteredVersion, register
+from rayembed.registry.run_folder import claim_run_folder
+from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.training.on_ray import check_placement, connect, export_on_ray, train_stage_on_ray
+from rayembed.training.worker import StageJob
+
+logger = logging.getLogger(__name__)
+
+BASE = "untrained"
+"""Label of the model before training."""
+
+
+@dataclass
+class _Folders:
+    """Where a run's parts lie: `storage` for all workers, `local` on the driver's machine."""
+
+    storage: str
+    local: Path
+    results: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = self.local / "evaluation"
+
+    def stage(self, name: str) -> str:
+        return join(self.storage, name)
+
+    def weights(self, name: str) -> str:
+        return join(self.storage, name, "weights.safetensors")
+
+    def model(self, name: str) -> Path:
+        return self.local / "models" / name
+
+
+def train(run: Run) -> Outcome:
+    """What came of the run, after its table was printed; a run that stopped goes on.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Raises:
+        RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
+    """
+    folders = _claim(run)
+    tracker = Tracker.open_for_run(
+        run,
+        resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path),
+        folders.local,
+        tags={},
+    )
+    metrics = MetricsLog(folders.local / METRICS_FILE)
+    status = "FAILED"
+    try:
+        found = provenance()
+        tracker.log_resolved_run(run.to_yaml())
+        tracker.log_provenance(found)
+        connect()
+        check_placement(run.placement)
+        _fetch_assets(run)
+        plans = prepare_data(run, join(run.placement.storage_path, "data"))
+        tracker.start_forwarding(metrics)
+        scores = _train_and_score(run, plans, folders, tracker)
+        outcome = _register(run, folders, tracker, scores, found)
+        status = "FINISHED"
+    finally:
+        complete = tracker.close(status)
+    print_outcome(outcome, mlflow_complete=complete)
+    return outcome
+
+
+def _claim(run: Run) -> _Folders:
+    """The run's folders, its own and writable."""
+    storage = run.placement.storage_path
+    if not is_remote(storage):
+        storage = str(Path(storage).expanduser().absolute())
+    check_writable(storage)
+    place = join(storage, "runs", run.name)
+    local = cache_folder() / "runs" / run.name if is_remote(storage) else Path(place)
+    if claim_run_folder(local, run):
+        logger.info("run %s goes on in %s", run.name, local)
+    return _Folders(storage=place, local=local)
+
+
+def _fetch_assets(run: Run) -> None:
+    """Fetch what the run starts from, so that a missing or corrupt asset is known at once."""
+    resolve_model(run.model.backbone.path)
+    for dataset in run.data.datasets:
+        if isinstance(dataset.source, WikipediaSource):
+            resolve(dataset.source.path)
+        if dataset.mining is not None:
+            resolve_model(dataset.mining.teacher)
+    for baseline in run.evaluation.baselines:
+        if baseline != "bm25" and run.evaluation.suite != "none":
+            resolve_model(baseline)
+
+
+def _train_and_score(
+    run: Run, plans: Mapping[str, str], folders: _Folders, tracker: Tracker
+) -> dict[str, dict[str, float]]:
+    """Scores by label: the untrained model, each stage, the baselines."""
+    scores: dict[str, dict[str, float]] = {}
+    scored = run.evaluation.suite != "none"
+    if scored and run.evaluation.before_training:
+        scores[BASE] = _score(run, BASE, None, folders)
+        tracker.log_scores("eval", scores[BASE], 0)
+    start_weights, offset = None, 0
+    for index, stage in enumerate(run.stages):
+        weights = folders.weights(stage.name)
+        job = StageJob(run, index, plans[stage.name], start_weights, weights)
+        train_stage_on_ray(job, folders.stage(stage.name), folders.local / METRICS_FILE, offset)
+        offset += stage.steps
+        if scored:
+            scores[f"stage {index + 1}: {stage.name}"] = _score(run, stage.name, weights, folders)
+            tracker.log_scores("eval", scores[f"stage {index + 1}: {stage.name}"], offset)
+        else:
+            export_on_ray(run, weights, str(folders.model(stage.name)))
+        start_weights = weights
+    if scored:
+        for reference in run.evaluation.baselines:
+            label = _baseline_name(reference)
+            logger.info("scoring %s for comparison", label)
+            scores[label] = evaluate_on_ray(
+                reference, run, name=label, results_folder=folders.results, **_resources(run)
+            )
+    return scores
+
+
+def _score(run: Run, name: str, weights: str | None, folders: _Folders) -> dict[str, float]:
+    logger.info("scoring %s", name)
+    model = folders.model(name)
+    export_on_ray(run, weights, str(model))
+    return evaluate_on_ray(
+        model, run, name=f"{run.name}-{name}", results_folder=folders.results, **_resources(run)
+    )
+
+
+def _resources(run: Run) -> dict[str, float]:
+    placement = run.placement
+    threads = placement.threads_per_worker or placement.cpus_per_worker
+    return {
+        "num_cpus": placement.cpus_per_worker,
+        "num_gpus": 1.0 if placement.use_gpu else 0.0,
+        "num_threads": int(max(1, threads)),
+    }
+
+
+def _register(
+    run: Run,
+    folders: _Folders,
+    tracker: Tracker,
+    scores: dict[str, dict[str, float]],
+    found: Mapping[str, object],
+) -> Outcome:
+    """The outcome, after plots, tables, model card and registration."""
+    last = run.stages[-1].name
+    folder = folders.model(last)
+    table = ScoreTable(scores, base=BASE if BASE in scores else None)
+    if scores:
+        (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
+        (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
+        score_bars(table, folders.local / "scores.png")
+        for name in ("scores.md", "scores.csv", "scores.png"):
+            tracker.log_artifact(folders.local / name)
+    loss_curve(MetricsLog(folders.local / METRICS_FILE).records(), folders.local / "loss.png")
+    tracker.log_artifact(folders.local / "loss.png")
+    card = model_card(run, markdown_table(table) if scores else None, found)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    version = _register_version(run, folder, tracker, scores)
+    where = str(folder)
+    if is_remote(folders.storage):
+        where = join(folders.storage, "model")
+        upload_folder(folder, where)
+    return Outcome(
+        run=run,
+        table=table if scores else None,
+        model_folder=where,
+        run_folder=str(folders.local),
+        version=version,
+        tracking_uri=tracker.tracking_uri,
+    )
+
+
+def _register_version(
+    run: Run, folder: Path, tracker: Tracker, scores: dict[str, dict[str, float]]
+) -> RegisteredVersion:
+    from rayembed.models.build import load_model
+
+    last = f"stage {len(run.stages)}: {run.stages[-1].name}"
+    config = run.model
+    return register(
+        folder,
+        run.placement.registered_model or run.name,
+        tracker=tracker,
+        scores=scores.get(last, {}),
+        weights_fingerprint=weights_fingerprint(folder),
+        dimensions=load_model(folder).dimensions,
+        instruction_template=(
+            config.instruction_template if isinstance(config, NVEmbedConfig) else None
+        ),
+        global_step=sum(stage.steps for stage in run.stages),
+        tags={},
+    )
+
+
+def _baseline_name(reference: str) -> str:
+    """A short name of a baseline: the last part of its reference that says something."""
+    if reference == "bm25":
+        return "BM25"
+    path = reference.partition("?")[0]
+    parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
+    return parts[-1].partition("==")[0].partition("@")[0].replace("gt_", "").replace("_", "-")

@@ -1,0 +1,272 @@
+"""Stages as Ray Train runs: workers, restarts, checkpoints; metrics through one small actor."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.data
+import ray.train
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayembed.assets.storage import exists, is_remote, join, open_storage
+from rayembed.config.run import Placement, Run
+from rayembed.data.on_ray import stream_steps
+from rayembed.data.step_batch import StepBatch
+from rayembed.errors import PlacementError, RayembedError, WorkerError
+from rayembed.models.contract import Tokenizer
+from rayembed.registry.metrics_log import MetricsLog
+from rayembed.training.loop import StepRecord
+from rayembed.training.worker import StageJob, Surroundings, load_weights, train_stage
+
+logger = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT_SECONDS = 600
+CONTROLLER_FAILURES = 3
+"""Starts of a worker group that may fail before the run does; Ray's own default is no limit."""
+
+
+def connect() -> None:
+    """Join the cluster of the job, or start one within this process where there is none."""
+    if not ray.is_initialized():
+        ray.init(logging_level="WARNING", log_to_driver=True)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+
+
+def check_placement(placement: Placement) -> None:
+    """Return when the cluster has what the run's workers ask for.
+
+    Raises:
+        PlacementError: too few CPUs or GPUs; says what was asked and what is there.
+    """
+    there = ray.cluster_resources()
+    wanted = {"CPU": placement.workers * placement.cpus_per_worker}
+    if placement.use_gpu:
+        wanted["GPU"] = placement.workers
+    for kind, amount in wanted.items():
+        if amount > there.get(kind, 0):
+            raise PlacementError(
+                f"placement.workers={placement.workers} with {kind} each need {amount:g} {kind}, "
+                f"the cluster has {there.get(kind, 0):g}; lower placement.workers or "
+                "placement.cpus_per_worker, or add nodes"
+            )
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class _MetricsSink:
+    """The only writer of a run's metrics log, on the node of the driver."""
+
+    def __init__(self, path: str) -> None:
+        self._log = MetricsLog(path)
+
+    def append(self, record: StepRecord, offset: int) -> None:
+        metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
+        self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
+
+
+@dataclass(frozen=True)
+class _WorkerInput:
+    job: StageJob
+    sink: Any
+    offset: int
+
+
+def train_stage_on_ray(job: StageJob, folder: str, metrics_log: Path, offset: int) -> None:
+    """Return when the stage's weights are in storage; a stage that is done is not run again.
+
+    Args:
+        folder: the stage's folder in storage, for Ray Train's checkpoints.
+        metrics_log: file on this machine that gets a line a step.
+        offset: steps of the stages before.
+
+    Raises:
+        RayembedError: what a worker raised, if it is one of ours.
+        WorkerError: workers failed more often than `placement.max_failures`.
+    """
+    if exists(job.weights):
+        logger.info("stage %s is done: %s", job.stage.name, job.weights)
+        return
+    sink = _MetricsSink.options(scheduling_strategy=_here()).remote(str(metrics_log))
+    filesystem, path = open_storage(folder)
+    placement = job.run.placement
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"input": _WorkerInput(job, sink, offset)},
+        torch_config=TorchConfig(
+            backend="nccl" if placement.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
+        ),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=placement.workers,
+            use_gpu=placement.use_gpu,
+            resources_per_worker=_resources(placement),
+        ),
+        run_config=ray.train.RunConfig(
+            name="train",
+            storage_path=path,
+            storage_filesystem=filesystem if is_remote(folder) else None,
+            failure_config=ray.train.FailureConfig(
+                max_failures=placement.max_failures, controller_failure_limit=CONTROLLER_FAILURES
+            ),
+            checkpoint_config=ray.train.CheckpointConfig(
+                num_to_keep=placement.keep_checkpoints,
+                checkpoint_score_attribute="loss",
+                checkpoint_score_order="min",
+            ),
+            worker_runtime_env={"env_vars": worker_environment(placement)},
+        ),
+    )
+    with _Progress(job, metrics_log):
+        try:
+            trainer.fit()
+        except ray.train.v2.api.exceptions.TrainingFailedError as error:
+            raise _cause(error, job) from error
+        finally:
+            ray.kill(sink)
+
+
+def worker_environment(placement: Placement) -> dict[str, str]:
+    """Environment of the training workers."""
+    threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
+    values = {
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    }
+    if not placement.use_gpu:
+        values["DS_ACCELERATOR"] = "cpu"
+    return values
+
+
+def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
+    """Write the model with the weights (None: untrained) as one folder, in a task of its own.
+
+    The task keeps the driver small: it needs memory for the whole model.
+    """
+    if (Path(folder) / "rayembed.json").exists():
+        return
+    task = ray.remote(num_cpus=1, scheduling_strategy=_here())(_export)
+    try:
+        ray.get(task.remote(run, weights, folder))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+
+
+def _export(run: Run, weights: str | None, folder: str) -> None:
+    load_weights(run, weights).save(Path(folder))
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """The train function: runs in each worker."""
+    given: _WorkerInput = config["input"]
+    job, pending = given.job, []
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.run.placement.use_gpu else "cpu")
+
+    def stream(
+        tokenizer: Tokenizer, worker: int, num_workers: int, start_step: int
+    ) -> Iterable[StepBatch]:
+        return stream_steps(
+            job.plan_folder,
+            tokenizer,
+            worker=worker,
+            num_workers=num_workers,
+            start_step=start_step,
+        )
+
+    def report_checkpoint(part: Path, step: int, loss: float) -> None:
+        ray.get(pending)  # a step that a checkpoint counts as done must be in the log
+        pending.clear()
+        ray.train.report(
+            {"step": step, "loss": loss},
+            checkpoint=ray.train.Checkpoint.from_directory(str(part)),
+            checkpoint_dir_name=f"step-{step:07d}",
+        )
+
+    def report_step(record: StepRecord) -> None:
+        pending.append(given.sink.append.remote(record, given.offset))
+
+    checkpoint = ray.train.get_checkpoint()
+    surroundings = Surroundings(stream, None, report_checkpoint, report_step)
+    if checkpoint is None:
+        train_stage(job, surroundings)
+    else:
+        with checkpoint.as_directory() as folder:
+            train_stage(job, Surroundings(stream, Path(folder), report_checkpoint, report_step))
+
+
+class _Progress:
+    """Lines in the driver's log while a stage is trained: step, loss, rate, time left."""
+
+    def __init__(self, job: StageJob, metrics_log: Path, every_seconds: float = 15.0) -> None:
+        self._stage, self._log, self._every = job.stage, MetricsLog(metrics_log), every_seconds
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
+
+    def __enter__(self) -> None:
+        logger.info("stage %s: %d steps; starting workers", self._stage.name, self._stage.steps)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show(self._log.records())
+
+    def _watch(self) -> None:
+        shown = 0
+        while not self._stop.wait(self._every):
+            records = [r for r in self._log.records() if r["stage"] == self._stage.name]
+            if records and records[-1]["step"] != shown:
+                shown = records[-1]["step"]
+                self._show(records)
+
+    def _show(self, records: list[StepRecord]) -> None:
+        mine = [r for r in records if r["stage"] == self._stage.name]
+        if not mine:
+            return
+        recent = mine[-20:]
+        seconds = sum(r["seconds"] for r in recent) / len(recent)
+        left = time.strftime(
+            "%H:%M:%S", time.gmtime((self._stage.steps - mine[-1]["step"]) * seconds)
+        )
+        logger.info(
+            "stage %s  step %d/%d  loss %.3f  lr %.2e  %.1f pairs/s  %.0f tokens/s  %s left",
+            self._stage.name,
+            mine[-1]["step"],
+            self._stage.steps,
+            sum(r["loss"] for r in recent) / len(recent),
+            mine[-1]["learning_rate"],
+            sum(r["pairs_per_second"] for r in recent) / len(recent),
+            sum(r["tokens"] for r in recent) / sum(r["seconds"] for r in recent),
+            left,
+        )
+
+
+def _resources(placement: Placement) -> dict[str, float]:
+    resources = {"CPU": placement.cpus_per_worker}
+    return {**resources, "GPU": 1} if placement.use_gpu else resources
+
+
+def _here() -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _cause(error: Any, job: StageJob) -> RayembedError:
+    """What a worker raised if it is ours, else an error that tells the first failure."""
+    failures = list((getattr(error, "worker_failures", None) or {}).values())
+    for failure in failures:
+        inner = getattr(failure, "_base_exc", failure)
+        if isinstance(inner, RayembedError):
+            return inner
+    first = failures[0] if failures else error
+    return WorkerError(
+        f"stage {job.stage.name!r}: workers failed more often than placement.max_failures="
+        f"{job.run.placement.max_failures} allows; the first failure: {first}. Submit the run "
+        "again under the same name to go on from its last checkpoint."
+    )

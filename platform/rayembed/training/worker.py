@@ -1,0 +1,142 @@
+"""What one worker does for one stage; what it needs of its surroundings is handed in.
+
+Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the places to report to.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
+from rayembed.data.plan import BatchPlan
+from rayembed.data.step_batch import StepBatch
+from rayembed.distributed.collectives import rank, world_size
+from rayembed.models.build import build_model
+from rayembed.models.contract import EmbeddingModel, Tokenizer
+from rayembed.models.trainable import load_trainable_state
+from rayembed.training.checkpoint import (
+    expected_position,
+    load_checkpoint,
+    save_checkpoint,
+    seed_worker,
+)
+from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.loop import StepRecord, train_steps
+from rayembed.training.step import StepSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """One stage of a run, as every worker gets it."""
+
+    run: Run
+    stage_index: int
+    plan_folder: str
+    start_weights: str | None
+    """Trainable weights of the stage before, in storage; None: freshly initialised."""
+    weights: str
+    """Where in storage the trained weights go; there they mean that the stage is done."""
+
+    @property
+    def stage(self) -> StageConfig:
+        """The stage's settings."""
+        return self.run.stages[self.stage_index]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a worker gets from whoever runs it."""
+
+    stream: Callable[[Tokenizer, int, int, int], Iterable[StepBatch]]
+    """Step batches of (tokenizer, worker, workers, first step)."""
+    checkpoint: Path | None
+    """The last checkpoint of this stage, on local disk."""
+    report_checkpoint: Callable[[Path, int, float], None]
+    """Hands over this worker's part of a checkpoint, after (steps, mean loss since the last)."""
+    report_step: Callable[[StepRecord], None]
+    """Takes the metrics of a step; called on worker 0 only."""
+
+
+def train_stage(job: StageJob, surroundings: Surroundings) -> None:
+    """Train the stage on this worker and leave its weights in storage.
+
+    Raises:
+        RayembedError: an asset, plan or checkpoint cannot be used.
+    """
+    run, stage, placement = job.run, job.stage, job.run.placement
+    device = torch.device("cuda") if placement.use_gpu else torch.device("cpu")
+    model = load_start(job).to(device)
+    if placement.gradient_checkpointing:
+        model.enable_gradient_checkpointing()
+    seed_worker(run.seed, job.stage_index)
+    plan = BatchPlan.open(job.plan_folder)
+    dtype = run.model.backbone.dtype
+    engine = DeepSpeedEngine(model, stage, placement, dtype, world_size())
+    position = expected_position(
+        stage.name, run.fingerprint, plan.fingerprint, placement.zero_stage
+    )
+    start = 0
+    if surroundings.checkpoint is not None:
+        start = load_checkpoint(surroundings.checkpoint, engine, position)
+        logger.info("stage %s goes on after step %d", stage.name, start)
+    losses: list[float] = []
+
+    def on_step(record: StepRecord) -> None:
+        losses.append(record["loss"])
+        if rank() == 0:
+            surroundings.report_step(record)
+
+    def on_checkpoint(step: int) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+        try:
+            save_checkpoint(folder, engine, position.at(step))
+            surroundings.report_checkpoint(folder, step, sum(losses) / len(losses))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        losses.clear()
+
+    if start < stage.steps:
+        train_steps(
+            engine,
+            surroundings.stream(model.tokenizer, rank(), world_size(), start),
+            stage,
+            StepSettings(placement.micro_batch_tokens, placement.grad_cache, device),
+            start_step=start,
+            on_step=on_step,
+            on_checkpoint=on_checkpoint,
+        )
+    state = engine.trainable_state()
+    if rank() == 0:
+        write_atomic(job.weights, safetensors.torch.save(state))
+
+
+def load_start(job: StageJob) -> EmbeddingModel:
+    """The model as the stage begins with it: pretrained, and with the weights of the stage before.
+
+    Raises:
+        RayembedError: the backbone or the weights cannot be had or do not fit.
+    """
+    return load_weights(job.run, job.start_weights)
+
+
+def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
+    """The run's model on the CPU with trained weights from storage, or untrained for None.
+
+    Raises:
+        RayembedError: the backbone or the weights cannot be had or do not fit.
+    """
+    model = build_model(run.model, resolve_model(run.model.backbone.path), seed=run.seed)
+    if weights is not None:
+        load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
+    return model
