@@ -3,9 +3,9 @@
 Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C context vectors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -22,12 +22,19 @@ class Tokenizer(Protocol):
     """Makes tokens of texts. Picklable and free of torch modules: it runs in data workers."""
 
     def __call__(
-        self, texts: Sequence[str], role: Role, instructions: Sequence[str] | None = None
+        self,
+        texts: Sequence[str],
+        role: Role,
+        instructions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
     ) -> list[Tokens]:
         """Tokens of each text in its role.
 
         Args:
             instructions: the task definition of each text, `""` for none; None: none at all.
+            allow_empty: give a text without tokens of its own its special tokens alone, since a
+                benchmark's corpus may hold empty documents.
 
         Raises:
             DataError: a text tokenises to nothing but special tokens; the message shows it.
@@ -79,9 +86,36 @@ class EmbeddingModel(nn.Module):
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
         raise TypeError(f"{type(self).__name__} does not tell its parameters apart")
 
-    def save(self, folder: Path) -> None:
-        """Write safetensors + JSON from which `load_model` and sentence-transformers build it."""
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations layer by layer in the backward pass from now on."""
+        raise TypeError(f"{type(self).__name__} cannot recompute its activations")
+
+    def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
+        """Write safetensors + JSON from which `load_model` and sentence-transformers build it.
+
+        Args:
+            instructions: task definitions by name, kept as prompts for sentence-transformers.
+        """
         raise TypeError(f"{type(self).__name__} cannot be saved")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Apply a cast or a move to all tensors but never lower the precision of buffers.
+
+        Rotary frequencies live in buffers. DeepSpeed casts a whole model by `bfloat16()`; rounded
+        to 8 bits they turn tokens by wrong angles, up to 0.7 rad at position 500.
+        """
+        kept = [
+            (module, name, buffer)
+            for module in self.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer.dtype == torch.float32
+        ]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for module, name, before in kept:
+            after = module._buffers[name]
+            if after is not None and after.dtype in (torch.bfloat16, torch.float16):
+                module._buffers[name] = before.to(after.device)
+        return self
 
 
 def cost(tokens: Tokens) -> int:

@@ -1,0 +1,148 @@
+"""Pretrained transformers of any family: dtype, attention mask, dropout, complete weights."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rayembed.config.model import BackboneConfig
+from rayembed.errors import ArtifactError, ConfigError
+
+Mask = Literal["bidirectional", "causal", "own"]
+"""`own`: as the family has it, which for encoders is bidirectional."""
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+_ATTENTION_DROPOUT = (
+    "attention_dropout",  # Llama, Mistral, Qwen, Gemma, ModernBERT, DistilBERT
+    "attention_probs_dropout_prob",  # BERT, XLM-R, MPNet
+    "attn_pdrop",  # GPT-2
+)
+_HIDDEN_DROPOUT = (
+    "hidden_dropout_prob",  # BERT, XLM-R, MPNet
+    "hidden_dropout",
+    "dropout",  # DistilBERT
+    "embedding_dropout",  # ModernBERT
+    "mlp_dropout",  # ModernBERT
+    "resid_pdrop",  # GPT-2, Phi-3
+    "embd_pdrop",  # GPT-2, Phi-3
+    "activation_dropout",
+)
+
+
+def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
+    """The pretrained model of a folder, without a language-model head, in the config's dtype.
+
+    Attention is SDPA; no key-value cache is kept. An encoder's own pooler, which no embedding
+    uses, is frozen. The state of the random generators stays as it was.
+
+    Raises:
+        ArtifactError: no such model, damaged, or weights missing.
+        ConfigError: a dropout or a mask that the family does not have.
+    """
+    import safetensors
+    import transformers
+
+    try:
+        settings = transformers.AutoConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
+    set_dropout(settings, config)
+    settings.use_cache = False
+    if mask == "bidirectional":
+        remove_causal_mask(settings)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model, report = transformers.AutoModel.from_pretrained(
+                str(folder),
+                config=settings,
+                dtype=DTYPES[config.dtype],
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot load the model in {str(folder)!r}: {error}") from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ArtifactError(
+            f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
+        )
+    return finish_backbone(model, mask=mask)
+
+
+def finish_backbone(model: Any, *, mask: Mask) -> Any:
+    """The same model, its mask set on each attention layer and checked by a forward pass.
+
+    Raises:
+        ConfigError: the family does not attend as `mask` says.
+    """
+    if mask == "bidirectional":
+        # Without padding there is no mask tensor, and SDPA and flash attention go by the layers.
+        for module in model.modules():
+            if hasattr(module, "is_causal"):
+                module.is_causal = False
+    pooler = getattr(model, "pooler", None)
+    if isinstance(pooler, torch.nn.Module):
+        pooler.requires_grad_(False)
+    if mask != "own" and model.device.type != "meta":
+        found = "bidirectional" if sees_later_tokens(model) else "causal"
+        if found != mask:
+            raise ConfigError(
+                f"model.mask is {mask!r}, but a backbone of the family "
+                f"{model.config.model_type!r} attends {found} whatever its configuration says; "
+                f"set model.mask={found} or take another backbone"
+            )
+    return model
+
+
+def remove_causal_mask(settings: Any) -> None:
+    """Make a decoder's configuration attend to all tokens at all distances, in place.
+
+    A sliding window would otherwise stay, as a two-sided one. Families whose layers are of
+    several types keep them, since Gemma 3 has other rotary frequencies in its sliding layers;
+    there the window is opened to the longest text that the model takes.
+    """
+    settings.is_causal = False
+    if getattr(settings, "sliding_window", None) is None:
+        return
+    by_layer = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
+    always = settings.model_type.startswith(("gemma", "t5gemma"))
+    settings.sliding_window = settings.max_position_embeddings if by_layer or always else None
+
+
+def set_dropout(settings: Any, config: BackboneConfig) -> None:
+    """Put the config's dropout into a transformers configuration, under its family's names.
+
+    Raises:
+        ConfigError: a dropout above zero that the family has no setting for.
+    """
+    for value, names, setting in (
+        (config.attention_dropout, _ATTENTION_DROPOUT, "attention_dropout"),
+        (config.hidden_dropout, _HIDDEN_DROPOUT, "hidden_dropout"),
+    ):
+        present = [name for name in names if hasattr(settings, name)]
+        if value > 0 and not present:
+            raise ConfigError(
+                f"model.backbone.{setting} is {value}, but models of the family "
+                f"{settings.model_type!r} have no such dropout; set it to 0"
+            )
+        for name in present:
+            setattr(settings, name, value)
+
+
+@torch.no_grad()
+def sees_later_tokens(model: Any) -> bool:
+    """Whether the first token's hidden state depends on the third one; a forward pass of each.
+
+    Two passes of equal shape are equal to the bit where nothing differs, so no tolerance is
+    needed and a difference of any size counts.
+    """
+    was_training = model.training
+    model.eval()
+    last = model.config.vocab_size - 1
+    first, second = (
+        model(input_ids=torch.tensor([[last, last - 1, token]], device=model.device))
+        for token in (last - 2, last - 3)
+    )
+    model.train(was_training)
+    return not torch.equal(first.last_hidden_state[:, 0], second.last_hidden_state[:, 0])

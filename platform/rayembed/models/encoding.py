@@ -1,0 +1,84 @@
+"""Vectors of many texts: each distinct text once, sorted by length, cut at a token budget."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
+
+_TEXTS_PER_TOKENIZER_CALL = 4096
+
+
+@torch.inference_mode()
+def encode(
+    model: EmbeddingModel,
+    texts: Sequence[str],
+    *,
+    role: Role,
+    instruction: str = "",
+    tokens_per_batch: int = 16384,
+    progress: Callable[[int, int], None] | None = None,
+    allow_empty: bool = False,
+) -> np.ndarray:
+    """(N, D) float32 vectors of unit length, in the order of the texts.
+
+    Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
+
+    Args:
+        tokens_per_batch: padded tokens of a micro-batch; one longer text makes its own.
+        progress: called with the number of distinct texts encoded so far, and of all.
+        allow_empty: embed texts without tokens of their own by their special tokens.
+
+    Raises:
+        DataError: a text without tokens of its own, unless `allow_empty`.
+    """
+    places: dict[str, int] = {}
+    order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
+    distinct = list(places)
+    vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
+    tokens = _tokenize(model, distinct, role, instruction, allow_empty)
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        done = 0
+        for chosen in _micro_batches([cost(one) for one in tokens], tokens_per_batch):
+            batch = model.tokenizer.collate([tokens[i] for i in chosen])
+            embeddings = model(to_device(batch, device)).embeddings
+            vectors[chosen] = embeddings.float().cpu().numpy()
+            done += len(chosen)
+            if progress is not None:
+                progress(done, len(distinct))
+    finally:
+        model.train(was_training)
+    return vectors[order]
+
+
+def _tokenize(
+    model: EmbeddingModel, texts: list[str], role: Role, instruction: str, allow_empty: bool
+) -> list[Tokens]:
+    tokens: list[Tokens] = []
+    for start in range(0, len(texts), _TEXTS_PER_TOKENIZER_CALL):
+        part = texts[start : start + _TEXTS_PER_TOKENIZER_CALL]
+        instructions = [instruction] * len(part) if instruction else None
+        if allow_empty:
+            tokens += model.tokenizer(part, role, instructions, allow_empty=True)
+        else:
+            tokens += model.tokenizer(part, role, instructions)
+    return tokens
+
+
+def _micro_batches(lengths: list[int], budget: int) -> list[list[int]]:
+    """Places of the texts of each micro-batch, the longest texts first.
+
+    A shortage of memory shows at the start then, and no small last batch is long.
+    """
+    batches: list[list[int]] = []
+    longest = 0
+    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if not batches or (len(batches[-1]) + 1) * longest > budget:
+            batches.append([])
+            longest = lengths[place]
+        batches[-1].append(place)
+    return batches

@@ -1,0 +1,191 @@
+"""A model's own folder: written whole or not at all, read back to the same vectors.
+
+transformers format for the (merged) backbone and the tokenizer, `pooling.safetensors` for what
+pools, `rayembed.json` for the settings, `modules.json` for sentence-transformers. A bi-encoder
+with one maximum length is plain sentence-transformers format, so that it loads where rayembed is
+not installed; other models name `SentenceModule`.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rayembed.config.model import BiEncoderConfig, ClsPooling, Dtype, ModelConfig, NVEmbedConfig
+from rayembed.errors import ArtifactError
+from rayembed.models.backbones import DTYPES, load_backbone
+from rayembed.models.contract import settings_of
+from rayembed.models.json_file import read_json, write_json
+from rayembed.models.lora import merged_state
+from rayembed.models.pooled_transformer import PooledTransformer
+from rayembed.models.pooling import build_pooling
+
+SETTINGS_FILE = "rayembed.json"
+POOLING_FILE = "pooling.safetensors"
+FORMAT_VERSION = 1
+_MODULE_CLASS = "rayembed.models.sentence_module.SentenceModule"
+
+
+def save_model(
+    model: PooledTransformer, folder: Path, *, instructions: Mapping[str, str] | None = None
+) -> None:
+    """Write the model to a folder, through a temporary one beside it that is then renamed.
+
+    An older model in the folder is replaced.
+
+    Raises:
+        ArtifactError: the folder holds something else than a model of rayembed.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"cannot save to {str(folder)!r}: it is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
+        raise ArtifactError(
+            f"cannot save to {str(folder)!r}: it holds files of something else; name a new folder"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        written = temporary / "model"
+        written.mkdir()
+        write_files(model, written, instructions=instructions)
+        if folder.exists():
+            folder.rename(temporary / "replaced")
+        written.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_files(
+    model: PooledTransformer, folder: Path, *, instructions: Mapping[str, str] | None = None
+) -> None:
+    """Write the files of a model into an existing folder."""
+    import safetensors.torch
+
+    model.backbone.save_pretrained(str(folder), state_dict=merged_state(model.backbone))
+    pooling = {name: value.contiguous() for name, value in model.pooling.state_dict().items()}
+    if pooling:
+        safetensors.torch.save_file(pooling, folder / POOLING_FILE)
+    model.tokenizer.pretrained.save_pretrained(str(folder))
+    settings = settings_of(model.config.model_copy(update={"lora": None}))
+    write_json(folder / SETTINGS_FILE, {"format_version": FORMAT_VERSION, "model": settings})
+    _write_sentence_files(model, folder, instructions or {})
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.chmod(path, 0o644)  # noqa: PTH101
+
+
+def _write_sentence_files(
+    model: PooledTransformer, folder: Path, instructions: Mapping[str, str]
+) -> None:
+    config = model.config
+    if isinstance(config, BiEncoderConfig) and (
+        config.query_max_length == config.document_max_length
+    ):
+        modules = ["Transformer", "Pooling", "Normalize"]
+        places = ["", "1_Pooling", "2_Normalize"]
+        types = [f"sentence_transformers.models.{name}" for name in modules]
+        cls = isinstance(config.pooling, ClsPooling)
+        write_json(
+            folder / "1_Pooling" / "config.json",
+            {
+                "word_embedding_dimension": model.dimensions[0],
+                "pooling_mode_cls_token": cls,
+                "pooling_mode_mean_tokens": not cls,
+                "pooling_mode_max_tokens": False,
+                "pooling_mode_mean_sqrt_len_tokens": False,
+            },
+        )
+        write_json(
+            folder / "sentence_bert_config.json",
+            {"max_seq_length": config.query_max_length, "do_lower_case": False},
+        )
+    else:
+        places, types = [""], [_MODULE_CLASS]
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": i, "name": str(i), "path": place, "type": kind}
+            for i, (place, kind) in enumerate(zip(places, types, strict=True))
+        ],
+    )
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {
+            "prompts": _prompts(model, instructions),
+            "default_prompt_name": None,
+            "similarity_fn_name": "cosine",
+        },
+    )
+
+
+def _prompts(model: PooledTransformer, instructions: Mapping[str, str]) -> dict[str, str]:
+    """What sentence-transformers puts before texts: of each role and each named instruction."""
+    from rayembed.models.tokens import NVEmbedTokenizer
+
+    tokenizer = model.tokenizer
+    if isinstance(tokenizer, NVEmbedTokenizer):
+        named = {name: tokenizer.head(text) for name, text in instructions.items()}
+        return {"query": "", "document": ""} | named
+    named = {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    return {
+        "query": tokenizer.head("", "query"),
+        "document": tokenizer.head("", "document"),
+    } | named
+
+
+def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
+    """The settings of a saved model.
+
+    Raises:
+        ArtifactError: not a settings file, or of a later format.
+    """
+    values = read_json(folder / SETTINGS_FILE)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{str(folder / SETTINGS_FILE)!r} has format_version {version!r}; this version of "
+            f"rayembed reads {FORMAT_VERSION}"
+        )
+    adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
+    try:
+        config: NVEmbedConfig | BiEncoderConfig = adapter.validate_python(values.get("model"))
+    except ValidationError as error:
+        raise ArtifactError(f"settings in {str(folder)!r} do not hold: {error}") from error
+    if dtype is None:
+        return config
+    backbone = config.backbone.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"backbone": backbone})
+
+
+def load_saved(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer:
+    """The model that `save_model` wrote to the folder, in evaluation mode.
+
+    Raises:
+        ArtifactError: files are missing, damaged or do not fit each other.
+    """
+    from rayembed.models.build import assemble, make_tokenizer
+
+    config = read_settings(folder, dtype=dtype)
+    mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
+    backbone = load_backbone(folder, config.backbone, mask=mask)
+    pooling = build_pooling(config.pooling, backbone.config.hidden_size)
+    if pooling.state_dict():
+        _load_pooling(pooling, folder / POOLING_FILE)
+    pooling.to(DTYPES[config.backbone.dtype])
+    return assemble(config, backbone, pooling, make_tokenizer(config, folder)).eval()
+
+
+def _load_pooling(pooling: Any, path: Path) -> None:
+    import safetensors
+    import safetensors.torch
+
+    try:
+        state = safetensors.torch.load_file(path)
+        pooling.load_state_dict(state)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot load the pooling layer {str(path)!r}: {error}") from error

@@ -1,0 +1,75 @@
+"""Low-rank adapters on a backbone: put in, told apart, merged for export."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from rayembed.config.model import LoraConfig
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+
+_ADAPTER = "default"
+
+
+def add_lora(backbone: nn.Module, config: LoraConfig) -> None:
+    """Put adapters on the named linear layers and freeze all else of the backbone, in place.
+
+    A starts from random numbers of the global CPU generator and B from zero, so that the
+    backbone's output is unchanged at first. Adapters have the dtype of the layer they sit on.
+
+    Raises:
+        ConfigError: a name in `target_modules` that no linear layer has.
+    """
+    import peft
+
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in backbone.named_modules()
+        if isinstance(module, nn.Linear)
+    }
+    for target in config.target_modules:
+        if target not in linear:
+            raise ConfigError(
+                f"model.lora.target_modules names {target!r}, but the backbone has no linear layer "
+                f"of that name; {nearest(target, linear)} (all: {', '.join(sorted(linear))})"
+            )
+    peft.inject_adapter_in_model(
+        peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=list(config.target_modules),
+        ),
+        backbone,
+        adapter_name=_ADAPTER,
+    )
+    for name, parameter in backbone.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def merged_state(backbone: nn.Module) -> dict[str, Tensor]:
+    """The backbone's weights by their names without adapters, with the adapters added.
+
+    Added in float32 and then cast to the layer's dtype. The backbone itself is left as it is.
+    """
+    layers = {
+        name: module for name, module in backbone.named_modules() if hasattr(module, "lora_A")
+    }
+    state: dict[str, Tensor] = {}
+    for name, value in backbone.state_dict().items():
+        if ".lora_A." in name or ".lora_B." in name:
+            continue
+        owner, base, rest = name.rpartition(".base_layer.")
+        if not base:
+            state[name] = value
+        elif rest == "weight":
+            state[f"{owner}.weight"] = _merged_weight(layers[owner], value)
+        else:
+            state[f"{owner}.{rest}"] = value
+    return state
+
+
+def _merged_weight(layer: Any, weight: Tensor) -> Tensor:
+    down, up = layer.lora_A[_ADAPTER].weight.detach(), layer.lora_B[_ADAPTER].weight.detach()
+    change: Tensor = (up.float() @ down.float()) * layer.scaling[_ADAPTER]
+    return (weight.float() + change).to(weight.dtype)

@@ -1,0 +1,16 @@
+"""NV-Embed: a decoder without its causal mask and a pooling layer (arXiv 2405.17428)."""
+
+from rayembed.config.model import NVEmbedConfig
+from rayembed.models.pooled_transformer import PooledTransformer
+from rayembed.models.tokens import NVEmbedTokenizer
+
+
+class NVEmbed(PooledTransformer):
+    """Bidirectional (or causal) decoder; instruction tokens attend but are not pooled.
+
+    Parameters are `backbone.…` as transformers names them and `pooling.…` as the released
+    checkpoints name their `latent_attention_model.…`.
+    """
+
+    config: NVEmbedConfig
+    tokenizer: NVEmbedTokenizer

@@ -1,0 +1,116 @@
+"""rayembed's models as a module of sentence-transformers.
+
+`SentenceTransformer(folder, trust_remote_code=True)` finds this class by its dotted path in
+`modules.json`; since version 6 the flag is asked for whenever a class is not of
+sentence-transformers itself, though here nothing comes from the folder but numbers and JSON.
+`as_sentence_transformer` needs no flag.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import InputModule
+from sentence_transformers.util import load_dir_path
+from torch import Tensor
+
+from rayembed.errors import DataError
+from rayembed.models.build import load_model
+from rayembed.models.contract import Role
+from rayembed.models.export import SETTINGS_FILE, write_files
+from rayembed.models.json_file import read_json
+from rayembed.models.pooled_transformer import PooledTransformer
+
+
+class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not typed
+    r"""The only module of a `SentenceTransformer`: tokens and embeddings of a rayembed model.
+
+    A prompt stands literally before the text. For NV-Embed it is kept out of the pool, so that
+    the prompt `Instruct: …\nQuery: ` gives what an instruction gives. Texts encoded without
+    `encode_query` or `encode_document` count as queries when they have a prompt, else as
+    documents, which decides their maximum length alone. Empty texts are embedded by their special
+    tokens, as sentence-transformers does.
+    """
+
+    def __init__(self, model: PooledTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers below ours."""
+        return self.model.tokenizer.pretrained
+
+    @property
+    def max_seq_length(self) -> int:
+        """The longest text of any role, in tokens; setting it sets that of all roles."""
+        return max(self.model.tokenizer.max_lengths.values())
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int) -> None:
+        self.model.tokenizer.max_lengths = {"query": value, "document": value}
+
+    def get_embedding_dimension(self) -> int:
+        """Width of the vectors."""
+        return self.model.dimensions[0]
+
+    def preprocess(
+        self, inputs: Sequence[str], prompt: str | None = None, task: str | None = None, **_: Any
+    ) -> dict[str, Tensor]:
+        """A collated micro-batch of the texts.
+
+        Raises:
+            DataError: an input that is not a text.
+        """
+        for text in inputs:
+            if not isinstance(text, str):
+                raise DataError(f"only texts can be embedded, not {type(text).__name__}")
+        role: Role = "query" if task == "query" or (task is None and prompt) else "document"
+        tokenizer = self.model.tokenizer
+        heads = [prompt or ""] * len(inputs)
+        return tokenizer.collate(tokenizer.with_heads(inputs, heads, role, allow_empty=True))
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """The features with `sentence_embedding`, (B, D) float32 of unit length."""
+        features["sentence_embedding"] = self.model(features).embeddings
+        return features
+
+    def save(self, output_path: str, *_: Any, **__: Any) -> None:
+        """Write the model's files into the folder that sentence-transformers saves to."""
+        write_files(self.model, Path(output_path))
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        **_: Any,
+    ) -> "SentenceModule":
+        """The module of a folder, or of a repository on the hub, that `save` wrote."""
+        folder = load_dir_path(
+            model_name_or_path,
+            subfolder=subfolder,
+            token=token,
+            cache_folder=cache_folder,
+            revision=revision,
+            local_files_only=local_files_only,
+        )
+        return cls(load_model(Path(folder)))
+
+
+def as_sentence_transformer(folder: Path) -> SentenceTransformer:
+    """A `SentenceTransformer` of a folder that a model was saved to, prompts included.
+
+    Raises:
+        ArtifactError: no saved model there.
+    """
+    read_json(folder / SETTINGS_FILE)
+    prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
+    return SentenceTransformer(
+        modules=[SentenceModule(load_model(folder))], prompts=prompts, similarity_fn_name="cosine"
+    )

@@ -1,0 +1,246 @@
+"""Tokens of texts: special tokens, instruction mask, truncation, right padding.
+
+One call of the fast tokenizer for a batch of texts, without its own special tokens, truncation or
+padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayembed.config.model import BiEncoderConfig, NVEmbedConfig
+from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.models.contract import Role, Tokens
+
+_SHOWN_CHARACTERS = 80
+
+
+class _TextTokenizer:
+    """`prefix ids + tokens of (head + text), cut at the end + suffix ids`; picklable."""
+
+    def __init__(
+        self,
+        pretrained: Any,
+        *,
+        prefix: Sequence[int],
+        suffix: Sequence[int],
+        pad_id: int,
+        max_lengths: dict[Role, int],
+        pool_head: bool,
+    ) -> None:
+        # A tokenizer.json can bring truncation and padding along (all-MiniLM-L6-v2: both 128).
+        pretrained.backend_tokenizer.no_truncation()
+        pretrained.backend_tokenizer.no_padding()
+        self.pretrained = pretrained
+        self.pad_id = pad_id
+        self.max_lengths = max_lengths
+        self._prefix = np.array(prefix, dtype=np.int32)
+        self._suffix = np.array(suffix, dtype=np.int32)
+        self._pool_head = pool_head
+        for role, length in max_lengths.items():
+            if length <= len(prefix) + len(suffix):
+                raise ConfigError(
+                    f"{role}_max_length is {length}, but special tokens alone take "
+                    f"{len(prefix) + len(suffix)}; set it higher"
+                )
+
+    def with_heads(
+        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    ) -> list[Tokens]:
+        """Tokens of each text with its literal head (prefix, instruction or prompt) before it.
+
+        Raises:
+            DataError: a text has no token of its own, or its head leaves no room for it.
+        """
+        if not texts:
+            return []
+        backend = self.pretrained.backend_tokenizer
+        joined = [head + text for head, text in zip(heads, texts, strict=True)]
+        encodings = backend.encode_batch(joined, add_special_tokens=False)
+        return [
+            self._lay_out(encoding, text, head, role, allow_empty)
+            for encoding, text, head in zip(encodings, texts, heads, strict=True)
+        ]
+
+    def _lay_out(
+        self, encoding: Any, text: str, head: str, role: Role, allow_empty: bool
+    ) -> Tokens:
+        ids = encoding.ids
+        num_head = _num_head_tokens(encoding.offsets, len(head)) if head else 0
+        if not allow_empty and (len(ids) == num_head or not text.strip()):
+            raise DataError(
+                f"the {role} {_shown(text)} has no tokens of its own, only special ones; leave "
+                "the row out"
+            )
+        room = self.max_lengths[role] - len(self._prefix) - len(self._suffix)
+        if head and num_head >= room and len(ids) > num_head:
+            raise DataError(
+                f"the instruction or prefix {_shown(head)} takes {num_head} tokens, which leaves "
+                f"none of {role}_max_length {self.max_lengths[role]} for the text {_shown(text)}; "
+                f"shorten it or raise {role}_max_length"
+            )
+        own = np.array(ids[:room], dtype=np.int32)
+        pool = np.ones(len(self._prefix) + len(own) + len(self._suffix), dtype=bool)
+        if head and not self._pool_head:
+            pool[: len(self._prefix) + num_head] = False
+        return {"input_ids": np.concatenate([self._prefix, own, self._suffix]), "pool_mask": pool}
+
+    def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """`input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
+
+        Padding goes to the right.
+        """
+        shape = (len(tokens), max(len(one["input_ids"]) for one in tokens))
+        ids = np.full(shape, self.pad_id, dtype=np.int64)
+        attention = np.zeros(shape, dtype=np.int64)
+        pool = np.zeros(shape, dtype=bool)
+        for row, one in enumerate(tokens):
+            length = len(one["input_ids"])
+            ids[row, :length] = one["input_ids"]
+            attention[row, :length] = 1
+            pool[row, :length] = one["pool_mask"]
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(attention),
+            "pool_mask": torch.from_numpy(pool),
+        }
+
+
+class NVEmbedTokenizer(_TextTokenizer):
+    """`BOS + instruction template + text + EOS`; the instruction is kept out of the pool.
+
+    A token is out when it ends inside the instruction: the token that joins the template's
+    trailing space with the text's first word is in. Counting the tokens of the instruction alone,
+    as the released code does, errs by one where the template ends without a space. With an
+    instruction BOS is out too (as released); EOS always is in. Without a BOS token there is none.
+    """
+
+    def __init__(self, pretrained: Any, config: NVEmbedConfig, special: "SpecialIds") -> None:
+        super().__init__(
+            pretrained,
+            prefix=[] if special.bos is None else [special.bos],
+            suffix=[special.eos],
+            pad_id=special.pad,
+            max_lengths={
+                "query": config.query_max_length,
+                "document": config.document_max_length,
+            },
+            pool_head=False,
+        )
+        self._template = config.instruction_template
+
+    def head(self, instruction: str) -> str:
+        """The literal text before a text with this instruction; empty without one."""
+        return self._template.replace("{instruction}", instruction) if instruction else ""
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        instructions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> list[Tokens]:
+        """Tokens of each text in its role; see `Tokenizer`."""
+        heads = [self.head(i) for i in instructions] if instructions else [""] * len(texts)
+        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
+
+
+class BiEncoderTokenizer(_TextTokenizer):
+    """`prefix of the role + instruction + text` amid the tokenizer's own special tokens.
+
+    Everything is pooled. An instruction stands after the prefix as plain text, with a space
+    behind it unless it ends in white space itself.
+    """
+
+    def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
+        prefix, suffix = _special_layout(pretrained.backend_tokenizer)
+        super().__init__(
+            pretrained,
+            prefix=prefix,
+            suffix=suffix,
+            pad_id=pretrained.pad_token_id or 0,
+            max_lengths={
+                "query": config.query_max_length,
+                "document": config.document_max_length,
+            },
+            pool_head=True,
+        )
+        self._prefixes: dict[Role, str] = {
+            "query": config.query_prefix,
+            "document": config.document_prefix,
+        }
+
+    def head(self, instruction: str, role: Role) -> str:
+        """The literal text before a text of this role with this instruction."""
+        space = " " if instruction and not instruction[-1].isspace() else ""
+        return self._prefixes[role] + instruction + space
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        instructions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> list[Tokens]:
+        """Tokens of each text in its role; see `Tokenizer`."""
+        heads = [self.head(i, role) for i in instructions or [""] * len(texts)]
+        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
+
+
+class SpecialIds:
+    """Ids of a decoder's special tokens."""
+
+    def __init__(self, pretrained: Any, config: dict[str, Any]) -> None:
+        """The tokenizer's ids; where it names none, those of the model's `config.json`.
+
+        Raises:
+            ArtifactError: neither names an end-of-text token.
+        """
+        self.bos = _first_id(pretrained.bos_token_id, config.get("bos_token_id"))
+        eos = _first_id(pretrained.eos_token_id, config.get("eos_token_id"))
+        if eos is None:
+            raise ArtifactError(
+                "neither the tokenizer nor config.json names an end-of-text token; set eos_token "
+                "in tokenizer_config.json"
+            )
+        self.eos = eos
+        pad = _first_id(pretrained.pad_token_id, eos)
+        self.pad = eos if pad is None else pad
+
+
+def _first_id(*candidates: Any) -> int | None:
+    """The first id that is given; a list of end-of-text ids counts as its first."""
+    for candidate in candidates:
+        value = candidate[0] if isinstance(candidate, list | tuple) and candidate else candidate
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> int:
+    """How many leading tokens end within the first `head_length` characters."""
+    for place, (_, end) in enumerate(offsets):
+        if end > head_length:
+            return place
+    return len(offsets)
+
+
+def _special_layout(backend: Any) -> tuple[list[int], list[int]]:
+    """Ids that the tokenizer itself puts before and after one text."""
+    encoding = backend.encode("a", add_special_tokens=True)
+    own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
+    if not own:
+        raise ArtifactError(
+            "the tokenizer makes no token of the text 'a'; is its vocabulary whole?"
+        )
+    return list(encoding.ids[: own[0]]), list(encoding.ids[own[-1] + 1 :])
+
+
+def _shown(text: str) -> str:
+    cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+    return repr(cut)
