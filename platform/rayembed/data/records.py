@@ -1,5 +1,6 @@
 """The record: one row of training data, the same in memory and in Parquet."""
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -86,11 +87,16 @@ class Record:
 def reject_reason(row: Mapping[str, Any]) -> str | None:
     """Why a row cannot be a record, or None: `no query`, `no positive`, `positive equals query`."""
     query = row.get("query")
-    if not isinstance(query, str) or not query.strip():
+    if not isinstance(query, str) or not has_content(query):
         return "no query"
-    positives = [p for p in row.get("positives") or () if isinstance(p, str) and p.strip()]
+    positives = [p for p in row.get("positives") or () if isinstance(p, str) and has_content(p)]
     if not positives:
         return "no positive"
     if all(positive == query for positive in positives):
         return "positive equals query"
     return None
+
+
+def has_content(text: str) -> bool:
+    """Whether a text is more than spaces and invisible characters, which make no tokens."""
+    return any(unicodedata.category(character)[0] not in "ZC" for character in text)

@@ -23,16 +23,15 @@ NO_TOPIC = "Uncategorized"
 
 _FIELDS = ("title", "extract", "description", "topic")
 
-_LINKING_WORDS = frozenset(
-    "the and for from with into of a an on in at to by or as de du des la le les el los las der "
-    "die das von van den dem zu und et y no st".split()
+_LINKING_WORDS = re.compile(
+    r"the|and|for|from|with|into|les|los|las|der|die|das|von|van|den|dem|und", re.IGNORECASE
 )
 
-_ABBREVIATIONS = frozenset(
-    "st dr mr mrs ms jr sr no vs op ca c lit fl approx gen col lt sgt gov rev prof ed eds vol pp "
-    "etc fig cf e.g i.e al b d r mt ft".split()
+_NEVER_LAST = re.compile(
+    r"st|dr|mrs?|ms|no|vs|op|ca|c|lit|fl|approx|gen|col|lt|sgt|gov|rev|prof|eds?|vol|pp?|fig|cf|"
+    r"e\.g|i\.e|b|d|r|mt|ft",
+    re.IGNORECASE,
 )
-_NEVER_LAST = _ABBREVIATIONS - {"etc", "jr", "sr", "al"}
 
 _BREAK = re.compile(
     r"(?<=[.!?])(?:\[[^\]]*\])?[\"'”’)\]]*(?P<gap>\s+)(?=[\"'“‘(\[]*[^\W\d_a-z]|\d)"
@@ -70,8 +69,9 @@ def read_articles(path: Path) -> list[Article]:
         raise DataError(f"{str(path)!r} holds no articles")
     articles = []
     for number, entry in enumerate(entries):
-        values = [entry.get(name) if isinstance(entry, dict) else None for name in _FIELDS]
-        if not all(isinstance(value, str) for value in values) or not values[0]:
+        found = [entry.get(name) if isinstance(entry, dict) else None for name in _FIELDS]
+        values = [value for value in found if isinstance(value, str)]
+        if len(values) < len(_FIELDS) or not values[0]:
             raise DataError(
                 f"entry {number} of {str(path)!r} is no article: {str(entry)[:200]}; expected the "
                 f"texts {', '.join(_FIELDS)}"
@@ -124,7 +124,7 @@ def mask_title(text: str, title: str) -> str:
         word
         for word in re.findall(r"[^\W_]+(?:['’-][^\W_]+)*", base)
         if len(word) > 2
-        and word.lower() not in _LINKING_WORDS
+        and not _LINKING_WORDS.fullmatch(word)
         and (word[0].isupper() or word[0].isdigit())
     }
     names = [_pattern(name) for name in whole if name]
@@ -190,4 +190,4 @@ def _abbreviated(before: str) -> bool:
     word = re.split(r"[\s(\[\"“]", before[:-1])[-1]
     if re.fullmatch(r"[^\W\d_](?:\.[^\W\d_])*", word):
         return word != "I"
-    return word.lower() in _NEVER_LAST
+    return _NEVER_LAST.fullmatch(word) is not None

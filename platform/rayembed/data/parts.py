@@ -1,0 +1,123 @@
+"""Parts: Parquet files of records, named by their content, written whole or not at all."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
+from rayembed.data.records import SCHEMA, Record
+from rayembed.data.step_batch import text_hash
+from rayembed.errors import ArtifactError
+
+ROWS_PER_PART = 8192
+"""Rows that one task converts, embeds or mines: some 20 MB of text."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of records."""
+
+    path: str
+    rows: int
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digits of the file's content."""
+        return self.path.rsplit("part-", 1)[1].removesuffix(".parquet")
+
+
+def write_part(folder: str, records: Sequence[Record]) -> Part:
+    """The part below `folder` that holds the records; writing it again changes nothing."""
+    return write_table(folder, pa.Table.from_pylist([r.to_row() for r in records], SCHEMA))
+
+
+def write_table(folder: str, table: pa.Table) -> Part:
+    """The part below `folder` that holds rows of `SCHEMA`, and its index beside it."""
+    content = parquet_bytes(table)
+    path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
+    index = io.BytesIO()
+    np.savez(
+        index,
+        id_hash=_hashes(table["id"]),
+        query_hash=_hashes(table["query"]),
+        num_negatives=pc.list_value_length(table["negatives"]).to_numpy().astype(np.int32),
+        in_batch=table["in_batch"].to_numpy().astype(bool),
+    )
+    # The index first: where a part is, its index is.
+    write_atomic(_index_path(path), index.getvalue())
+    write_atomic(path, content)
+    return Part(path, len(table))
+
+
+@dataclass(frozen=True)
+class PartIndex:
+    """What must be known of every row to draw batches; some 21 bytes a row."""
+
+    id_hash: np.ndarray
+    """(rows,) int64 of the record's id, by which rows are put in order and told apart."""
+    query_hash: np.ndarray
+    """(rows,) int64 of the query's text."""
+    num_negatives: np.ndarray
+    """(rows,) int32."""
+    in_batch: np.ndarray
+    """(rows,) bool."""
+
+
+def read_index(parts: Sequence[Part]) -> PartIndex:
+    """The index of all rows of the parts, part after part.
+
+    Raises:
+        ArtifactError: an index is missing.
+    """
+    arrays: dict[str, list[np.ndarray]] = {f.name: [] for f in fields(PartIndex)}
+    for part in parts:
+        with np.load(io.BytesIO(read_bytes(_index_path(part.path)))) as loaded:
+            for name, found in arrays.items():
+                found.append(loaded[name])
+    kinds = {"num_negatives": np.int32, "in_batch": np.bool_}
+    return PartIndex(
+        **{
+            name: np.concatenate([np.empty(0, kinds.get(name, np.int64)), *found])
+            for name, found in arrays.items()
+        }
+    )
+
+
+def _index_path(path: str) -> str:
+    return path.removesuffix(".parquet") + ".index.npz"
+
+
+def _hashes(column: pa.ChunkedArray) -> np.ndarray:
+    return np.array([text_hash(text) for text in column.to_pylist()], dtype=np.int64)
+
+
+def parquet_bytes(table: pa.Table, rows_per_group: int | None = None) -> bytes:
+    """A Parquet file of the table."""
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd", row_group_size=rows_per_group)
+    return buffer.getvalue()
+
+
+def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a part, or some of their columns.
+
+    Raises:
+        ArtifactError: the file is missing or broken.
+    """
+    filesystem, inside = open_storage(path)
+    try:
+        with filesystem.open_input_file(inside) as file:
+            return pq.ParquetFile(file).read(columns=None if columns is None else list(columns))
+    except (OSError, pa.ArrowException) as error:
+        raise ArtifactError(f"cannot read the records {path!r}: {error}") from error
+
+
+def read_records(path: str) -> list[Record]:
+    """The records of a part, in its order."""
+    return [Record.from_row(row) for row in read_table(path).to_pylist()]

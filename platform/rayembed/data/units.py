@@ -1,0 +1,115 @@
+"""Units of work: a task over many independent units, which goes on where it was killed.
+
+The task and its units are plain picklable objects. What runs them, this process or Ray Data, is
+an `Execute`; results and files are the same.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow.fs
+
+from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
+
+log = logging.getLogger(__name__)
+
+Result = dict[str, Any]
+"""What a task tells of a unit: plain values for JSON. `rows_in`, `rows_out` and `rejected` (reason
+→ count) where it makes rows of rows."""
+
+_SECONDS_BETWEEN_LOGS = 5.0
+
+
+class Unit(Protocol):
+    """A piece of work."""
+
+    @property
+    def key(self) -> str:
+        """Names the unit among those of its task: letters, digits, `-` and `_`."""
+        ...
+
+
+Task = Callable[[Any], Result]
+"""Does one unit. Doing it twice, also at the same time, gives the same files and result."""
+
+Execute = Callable[[Task, Sequence[Any], bool], Iterator[Result]]
+"""Runs the task on every unit and yields the results in the units' order. True: the task holds a
+model, so it runs in few processes that stay."""
+
+
+def in_process(task: Task, units: Sequence[Any], heavy: bool = False) -> Iterator[Result]:
+    """Results of the units, one after the other in this process."""
+    for unit in units:
+        yield task(unit)
+
+
+class _Kept:
+    """The task, whose results are written beside its output as soon as they are there."""
+
+    def __init__(self, task: Task, folder: str, what: str) -> None:
+        self.task, self.folder, self.what = task, folder, what
+
+    def __call__(self, unit: Unit) -> Result:
+        result = self.task(unit)
+        content = json.dumps(result, sort_keys=True, ensure_ascii=False).encode()
+        write_atomic(_result_path(self.folder, self.what, unit.key), content)
+        return result
+
+
+def run_units(
+    folder: str, what: str, task: Task, units: Sequence[Unit], execute: Execute, heavy: bool = False
+) -> list[Result]:
+    """The result of each unit; those that `folder` has from an earlier try are not done again.
+
+    Args:
+        what: names the task within the folder and in the log.
+    """
+    finished = _finished(folder)
+    name = _result_path("", what, "").rsplit("/", 1)[-1].removesuffix(".json")
+    missing = [unit for unit in units if f"{name}{unit.key}.json" not in finished]
+    if len(missing) < len(units):
+        log.info("%s: %d of %d units are there", what, len(units) - len(missing), len(units))
+    made: dict[str, Result] = {}
+    began = logged = time.monotonic()
+    rows = 0
+    results = execute(_Kept(task, folder, what), missing, heavy) if missing else iter(())
+    for unit, result in zip(missing, results, strict=True):
+        made[unit.key] = result
+        rows += int(result.get("rows_in", 0))
+        now = time.monotonic()
+        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(missing):
+            logged = now
+            rate = rows / max(now - began, 1e-9)
+            log.info("%s: %d/%d, %d rows, %.0f rows/s", what, len(made), len(missing), rows, rate)
+    return [
+        made[unit.key]
+        if unit.key in made
+        else json.loads(read_bytes(_result_path(folder, what, unit.key)))
+        for unit in units
+    ]
+
+
+def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
+    """Rows in, rows out and rejected rows by reason over all results; none is lost."""
+    rows_in = sum(result["rows_in"] for result in results)
+    rows_out = sum(result["rows_out"] for result in results)
+    rejected: dict[str, int] = {}
+    for result in results:
+        for reason, count in result["rejected"].items():
+            rejected[reason] = rejected.get(reason, 0) + count
+    assert rows_in == rows_out + sum(rejected.values()), (rows_in, rows_out, rejected)
+    return rows_in, rows_out, dict(sorted(rejected.items()))
+
+
+def _result_path(folder: str, what: str, key: str) -> str:
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in what)
+    return join(folder or ".", "units", f"{name}.{key}.json")
+
+
+def _finished(folder: str) -> set[str]:
+    filesystem, inside = open_storage(join(folder, "units"))
+    selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
+    return {str(file.base_name) for file in filesystem.get_file_info(selector)}
