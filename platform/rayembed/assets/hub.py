@@ -91,11 +91,11 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
     Raises:
         AssetError: as `fetch_from_hub`; also no file of a model.
     """
+    import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     wanted = parse_hub_reference(reference)
-    patterns: list[str] | None = None
     try:
         api = HfApi(endpoint=_endpoint())
         info = api.repo_info(wanted.repo_id, revision=wanted.revision, repo_type=wanted.repo_type)
@@ -109,9 +109,11 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
         patterns = [glob.escape(name) for name in needed]
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _unavailable(reference, error) from error
-    except OSError as error:
-        # The snapshot below still answers from the hub's cache, or fails with a reason.
+    except (OSError, httpx.HTTPError) as error:
         logger.warning("the hub does not answer (%s); looking for %s in its cache", error, wanted)
+        start = f"{glob.escape(wanted.inside)}/*" if wanted.inside else "*"
+        patterns = [f"{start}{ending}" for ending in _MODEL_FILES]
+        return _snapshot(reference, wanted, patterns, cache, only_cached=True) / wanted.inside
     return _snapshot(reference, wanted, patterns, cache) / wanted.inside
 
 
@@ -133,8 +135,14 @@ def model_files(names: list[str], inside: str = "") -> list[str]:
 
 
 def _snapshot(
-    reference: str, wanted: HubReference, patterns: list[str] | None, cache: Path | None
+    reference: str,
+    wanted: HubReference,
+    patterns: list[str] | None,
+    cache: Path | None,
+    *,
+    only_cached: bool = False,
 ) -> Path:
+    import httpx
     from huggingface_hub import snapshot_download
 
     try:
@@ -144,9 +152,12 @@ def _snapshot(
             revision=wanted.revision,
             cache_dir=cache,
             allow_patterns=patterns,
+            # Without the listing the hub's cache must not count other formats as missing.
+            ignore_patterns=[f"{name}/*" for name in _OTHER_FORMATS] if only_cached else None,
             endpoint=_endpoint(),
+            local_files_only=only_cached,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:
         raise _unavailable(reference, error) from error
     return Path(str(folder))
 

@@ -1,0 +1,83 @@
+import os
+
+import pyarrow.fs
+import pytest
+
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    join,
+    open_storage,
+    read_bytes,
+    write_atomic,
+)
+from rayembed.errors import ArtifactError, PlacementError
+
+
+def test_local_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    filesystem, inside = open_storage("relative/file")
+    assert isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    assert inside == str(tmp_path / "relative" / "file")
+    assert not exists("relative/file")
+    write_atomic("relative/file", b"one")
+    write_atomic("relative/file", b"two")
+    assert exists("relative/file")
+    assert exists("relative")
+    assert read_bytes("relative/file") == b"two"
+    assert [path.name for path in (tmp_path / "relative").iterdir()] == ["file"]
+    with pytest.raises(ArtifactError, match="relative/none"):
+        read_bytes("relative/none")
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
+    write_atomic(tmp_path / "file", b"old")
+
+    def full(number):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomic(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_written_files_have_the_mode_of_the_umask(tmp_path):
+    former = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", b"")
+    finally:
+        os.umask(former)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize(
+    ("path", "parts", "joined"),
+    [
+        ("outputs", ("a", "b.json"), "outputs/a/b.json"),
+        ("/", ("a",), "/a"),
+        ("s3://bucket/runs/", ("/a/", "b"), "s3://bucket/runs/a/b"),
+        ("gs://bucket", ("a",), "gs://bucket/a"),
+        ("s3://b/runs?region=eu", ("a",), "s3://b/runs/a?region=eu"),
+        ("outputs", (), "outputs"),
+    ],
+)
+def test_join(path, parts, joined):
+    assert join(path, *parts) == joined
+
+
+def test_object_storage_is_opened_by_its_scheme():
+    s3, inside = open_storage("s3://bucket/runs/one?region=eu-west-1&endpoint_override=localhost:9")
+    assert isinstance(s3, pyarrow.fs.S3FileSystem)
+    assert inside == "bucket/runs/one"
+    with pytest.raises(PlacementError, match=r"scheme 'ftp'; allowed: a local path, s3://, gs://"):
+        open_storage("ftp://host/runs")
+
+
+def test_check_writable(tmp_path):
+    check_writable(tmp_path / "new" / "folder")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlacementError, match=r"placement\.storage_path .*cannot be written"):
+        check_writable(tmp_path / "file" / "below")

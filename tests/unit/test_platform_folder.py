@@ -1,0 +1,37 @@
+"""The source root is called `platform`, like a module of the standard library."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_source_root_is_no_package():
+    assert not (ROOT / "platform" / "__init__.py").exists()
+
+
+def _imported(cwd, path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import platform; print(platform.__file__, platform.system())"],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_standard_library_wins():
+    expected = f"{sysconfig.get_path('stdlib')}/platform.py "
+    for path in (f"{ROOT}", f"{ROOT}:{ROOT / 'platform'}", "."):
+        assert _imported(ROOT, path).startswith(expected)
+
+
+def test_with_an_init_file_it_would_not(tmp_path):
+    (tmp_path / "platform").mkdir()
+    (tmp_path / "platform" / "__init__.py").touch()
+    assert "AttributeError" in _imported(tmp_path, str(tmp_path))
