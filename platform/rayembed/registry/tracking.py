@@ -154,8 +154,11 @@ class Tracker:
         )
 
     @classmethod
-    def reopen(cls, folder: str | Path) -> "Tracker":
+    def reopen(cls, folder: str | Path, *, tracking_uri: str | None = None) -> "Tracker":
         """The MLflow run that belongs to a run's folder, to send what still waits there.
+
+        Args:
+            tracking_uri: where the same MLflow is now; None: where it was.
 
         Raises:
             ArtifactError: the folder is not that of a tracked run.
@@ -169,6 +172,8 @@ class Tracker:
                 f"{str(folder)!r} is not the folder of a tracked run: {error}; expected the folder "
                 f"that holds {METRICS_FILE} and {TRACKING_FILE}"
             ) from None
+        if tracking_uri is not None:
+            state["tracking_uri"] = tracking_uri
         limit_retries()
         check_reachable(state["tracking_uri"])
         with as_tracking_error(state["tracking_uri"]):
@@ -369,12 +374,12 @@ class Tracker:
             self._outbox.taken()
 
 
-def send_metrics(folder: str | Path) -> int:
+def send_metrics(folder: str | Path, *, tracking_uri: str | None = None) -> int:
     """Number of steps that were sent to MLflow from a run's folder, with all else that waits.
 
     Raises:
         ArtifactError: the folder is not that of a tracked run.
         TrackingError: MLflow is away.
     """
-    tracker = Tracker.reopen(folder)
+    tracker = Tracker.reopen(folder, tracking_uri=tracking_uri)
     return tracker.send_all(MetricsLog(Path(folder) / METRICS_FILE))

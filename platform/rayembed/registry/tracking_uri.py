@@ -66,7 +66,7 @@ def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
 
 def sqlite_path(uri: str) -> Path | None:
     """The absolute path of a SQLite address; None for other stores and databases in memory."""
-    match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)", uri)
+    match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
     return Path(match[1]).absolute() if match and match[1] != ":memory:" else None
 
 

@@ -1,0 +1,295 @@
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from rayembed.errors import ArtifactError, ConfigError, TrackingError
+from rayembed.registry import tracking
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.mlflow_run import batches, flatten
+from rayembed.registry.tracking import SENT_TAG, Tracker, send_metrics
+from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory):
+    """One SQLite store for all tests of this file; making one takes two seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+        patch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+        yield resolve_tracking_uri(None, str(tmp_path_factory.mktemp("storage")))
+
+
+@pytest.fixture
+def opened(uri, tmp_path, request):
+    """Opens this test's run, in a fresh process's place each time."""
+
+    def open_run(name=request.node.name, fingerprint="aaa", params=None, tags=None, **options):
+        options = {"folder": tmp_path / "run", "total_steps": 10, **options}
+        return Tracker.open(uri, "unit", name, fingerprint, params or {}, tags or {}, **options)
+
+    return open_run
+
+
+@pytest.fixture
+def away(monkeypatch):
+    """A switch that takes MLflow away."""
+    switch = {"away": True}
+
+    def check(uri):
+        if switch["away"]:
+            raise TrackingError(f"no MLflow server at {uri}")
+
+    monkeypatch.setattr(tracking, "check_reachable", check)
+    return switch
+
+
+def write(log, first, last):
+    for step in range(first, last + 1):
+        log.append("only", step, step, {"loss": 1.0 / step, "learning_rate": 1e-4})
+
+
+def stored(tracker, key="train/loss"):
+    """(step, value) of each point in MLflow, in the order of steps."""
+    client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
+    points = client.get_metric_history(tracker.run_id, key)
+    return sorted((p.step, p.value) for p in points)
+
+
+def run_of(tracker):
+    return MlflowClient(tracker.tracking_uri, tracker.tracking_uri).get_run(tracker.run_id)
+
+
+def test_params_tags_and_first_values(opened, caplog):
+    tracker = opened(params={"a.b": 1, "empty": "", "text": "x", "none": None}, tags={"w": "1"})
+    run = run_of(tracker)
+    assert run.info.status == "RUNNING"
+    assert run.data.params == {"a.b": "1", "empty": '""', "text": "x", "none": "null"}
+    assert run.data.tags["w"] == "1"
+    assert run.data.tags["rayembed.fingerprint"] == "aaa"
+    opened(params={"a.b": 2, "text": "x", "new": 3}, tags={"w": "2"})
+    run = run_of(tracker)
+    assert (run.data.params["a.b"], run.data.params["new"]) == ("1", "3")
+    assert run.data.tags["w"] == "2"
+    assert "keeps the first values of the params a.b" in caplog.text
+
+
+def test_same_run_goes_on_and_each_step_is_there_once(opened, tmp_path):
+    tracker = opened()
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    write(log, 1, 5)
+    assert tracker.forward(log) == 5
+    assert tracker.forward(log) == 0
+    # Killed; the checkpoint is that of step 3, so 4 and 5 are reported again, at another time.
+    again = opened()
+    assert again.run_id == tracker.run_id
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    log.truncate(3)
+    write(log, 4, 7)
+    assert again.forward(log) == 2
+    assert stored(again) == [(s, 1.0 / s) for s in range(1, 8)]
+    assert again.close("FINISHED")
+    assert run_of(again).info.status == "FINISHED"
+    third = opened()
+    assert run_of(third).info.status == "RUNNING"
+
+
+def test_process_killed_between_metrics_and_tag_sends_no_point_twice(opened, tmp_path):
+    tracker = opened()
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    write(log, 1, 4)
+    tracker.forward(log)
+    MlflowClient(tracker.tracking_uri).set_tag(tracker.run_id, SENT_TAG, "2")
+    assert opened().forward(log) == 2
+    assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 5)]
+
+
+def test_cut_log_while_steps_wait_unsent(opened, tmp_path, away):
+    """Steps 4 and 5 were read but could not be sent; the resumed run reports them anew."""
+    away["away"] = False
+    tracker = opened()
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    write(log, 1, 5)
+    tracker._every_steps = 100  # all five are read and none is due
+    assert tracker.forward(log) == 0
+    tracker._every_steps = 1
+    log.truncate(3)
+    log.append("only", 4, 4, {"loss": 44.0})
+    log.append("only", 5, 5, {"loss": 55.0})
+    assert tracker.forward(log) == 5
+    assert stored(tracker)[3:] == [(4, 44.0), (5, 55.0)]
+
+
+def test_other_fingerprint_under_the_same_name_is_refused(opened):
+    tracker = opened()
+    with pytest.raises(ArtifactError, match=r"fingerprint bbb(.|\n)*fingerprint aaa"):
+        opened(fingerprint="bbb")
+    assert opened().run_id == tracker.run_id
+
+
+def test_scores_files_and_provenance_arrive(opened, tmp_path):
+    tracker = opened()
+    plots = tmp_path / "plots"
+    plots.mkdir()
+    (plots / "loss.svg").write_text("<svg/>")
+    tracker.log_resolved_run("name: x\n")
+    tracker.log_scores("eval", {"Wiki (en)": 0.5, "STS": 0.25}, 0)
+    tracker.log_scores("eval", {"Wiki (en)": 0.75}, 10)
+    tracker.log_artifact(plots, "plots")
+    tracker.log_artifact(plots / "loss.svg")
+    tracker.log_provenance({"code": {"version": "1", "commit": "c0", "uncommitted_changes": True}})
+    assert stored(tracker, "eval/Wiki _en_") == [(0, 0.5), (10, 0.75)]
+    client = MlflowClient(tracker.tracking_uri)
+    names = {f.path for f in client.list_artifacts(tracker.run_id)}
+    assert names == {"run.yaml", "plots", "loss.svg", "provenance.json"}
+    assert [f.path for f in client.list_artifacts(tracker.run_id, "plots")] == ["plots/loss.svg"]
+    tags = run_of(tracker).data.tags
+    assert tags["mlflow.source.git.commit"] == "c0"
+    assert tags["rayembed.uncommitted_changes"] == "True"
+    with pytest.raises(ArtifactError, match="no file"):
+        tracker.log_artifact(tmp_path / "nothing")
+
+
+def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_path, away, caplog):
+    caplog.set_level(logging.INFO)
+    away["away"] = False
+    folder = tmp_path / "run"
+    tracker = opened()
+    log = MetricsLog(folder / METRICS_FILE)
+    tracker.start_forwarding(log, every_seconds=0.02)
+    write(log, 1, 3)
+    wait_for(lambda: len(stored(tracker)) == 3)
+    away["away"] = True
+    write(log, 4, 6)
+    tracker.log_scores("eval", {"STS": 0.5}, 6)
+    time.sleep(0.1)
+    assert caplog.text.count("Training goes on.") == 1
+    away["away"] = False
+    wait_for(lambda: len(stored(tracker)) == 6 and "is back" in caplog.text)
+    wait_for(lambda: stored(tracker, "eval/STS") == [(6, 0.5)])
+    away["away"] = True
+    write(log, 7, 8)
+    assert tracker.close("FINISHED") is False
+    assert f"python jobs/send_metrics.py {folder}" in caplog.text
+    assert str(folder / METRICS_FILE) in caplog.text
+    assert run_of(tracker).info.status == "RUNNING"
+    with pytest.raises(TrackingError):
+        send_metrics(folder)
+    away["away"] = False
+    assert send_metrics(folder) == 2
+    assert send_metrics(folder) == 0
+    assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 9)]
+    assert run_of(tracker).info.status == "FINISHED"
+    assert "mlflow" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_status_left_by_a_former_process_does_not_end_the_resumed_run(opened, away):
+    away["away"] = False
+    tracker = opened()
+    away["away"] = True
+    assert tracker.close("FAILED") is False
+    away["away"] = False
+    assert run_of(opened()).info.status == "RUNNING"
+
+
+def test_another_mlflow_gets_everything_from_the_start(opened, tmp_path):
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    tracker = opened()
+    write(log, 1, 3)
+    tracker.log_scores("eval", {"STS": 0.5}, 3)
+    assert tracker.forward(log) == 3
+    MlflowClient(tracker.tracking_uri).delete_run(tracker.run_id)
+    other = opened()
+    assert other.run_id != tracker.run_id
+    assert other.forward(log) == 3
+    assert stored(other, "eval/STS") == [(3, 0.5)]
+
+
+def test_long_runs_are_thinned_but_keep_their_end(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking, "MAX_POINTS", 4)
+    tracker = opened(total_steps=11)  # every third step
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    write(log, 1, 5)
+    assert tracker.forward(log) == 1
+    write(log, 6, 11)
+    tracker._log = log
+    assert tracker.close("FINISHED")
+    assert [s for s, _ in stored(tracker)] == [3, 6, 9, 11]
+    assert len(log.records()) == 11
+
+
+def test_batches_stay_below_the_limit_and_keep_the_order():
+    records = [{"global_step": step, **{f"m{i}": 0.0 for i in range(399)}} for step in range(5)]
+    found = list(batches(records))
+    assert [[r["global_step"] for r in batch] for batch in found] == [[0, 1], [2, 3], [4]]
+    assert list(batches([])) == []
+
+
+def test_nested_settings_become_one_level():
+    values = {"a": {"b": 1, "c": {}}, "s": [{"n": "x"}, {"n": "y"}], "t": [1, 2], "u": None}
+    assert flatten(values) == {
+        "a.b": 1,
+        "a.c": {},
+        "s.0.n": "x",
+        "s.1.n": "y",
+        "t": [1, 2],
+        "u": None,
+    }
+
+
+def test_server_that_is_away_is_known_at_once(tmp_path):
+    started = time.monotonic()
+    with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9: .*refused(.|\n)*tracking_uri"):
+        Tracker.open("http://127.0.0.1:9", "unit", "r", "a", {}, {}, folder=tmp_path, total_steps=1)
+    assert time.monotonic() - started < 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_user_setting_of_retries_stands(opened, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
+    opened()
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "6"
+
+
+def test_addresses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = Path.cwd()
+    assert resolve_tracking_uri("sqlite:///x/m.db", "o") == f"sqlite:///{here}/x/m.db"
+    assert (here / "x").is_dir()
+    assert resolve_tracking_uri(f"sqlite:///{here}/m.db?a=1", "o") == f"sqlite:///{here}/m.db?a=1"
+    assert resolve_tracking_uri(None, "out") == f"sqlite:///{here}/out/mlflow.db"
+    assert resolve_tracking_uri("http://h:5000/", "o") == "http://h:5000"
+    assert resolve_tracking_uri("postgresql+psycopg2://u@h/d", "o").startswith("postgresql")
+    check_reachable("sqlite:///nothing.db")
+
+
+@pytest.mark.parametrize(
+    ("uri", "storage", "message"),
+    [
+        (None, "s3://bucket/x", "object storage"),
+        ("file:///tmp/mlruns", "o", "is no MLflow store"),
+        ("./mlruns", "o", "is no MLflow store"),
+        ("http://", "o", "is no MLflow store"),
+        ("sqlite:///:memory:", "o", "names no file"),
+        ("sqlite:////dev/null/x/m.db", "o", "cannot be made"),
+    ],
+)
+def test_wrong_addresses_are_refused(uri, storage, message):
+    with pytest.raises(ConfigError, match=message):
+        resolve_tracking_uri(uri, storage)
+
+
+def test_folder_without_tracking_is_refused(tmp_path):
+    with pytest.raises(ArtifactError, match="not the folder of a tracked run"):
+        send_metrics(tmp_path)
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
