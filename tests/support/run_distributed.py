@@ -1,6 +1,9 @@
 """Run a function in several processes with gloo; used by the distributed tests."""
 
+import importlib.util
+import inspect
 import os
+import pickle
 import sys
 import tempfile
 import traceback
@@ -11,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from ray import cloudpickle
 
 
 def run_distributed(
@@ -22,8 +24,8 @@ def run_distributed(
     The processes find each other through a file, so that no port can be taken; a failure in one
     ends all and is raised here with its traceback.
     """
-    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
-    payload = cloudpickle.dumps((function, args))
+    # A test file is no importable module: the child loads it by its path.
+    payload = pickle.dumps((inspect.getfile(function), function.__name__, args))
     with tempfile.TemporaryDirectory() as folder:
         context = mp.spawn(_child, (world, payload, folder), nprocs=world, join=False)
         try:
@@ -32,7 +34,7 @@ def run_distributed(
         except Exception:
             errors = [p.read_text() for p in sorted(Path(folder).glob("error*"))]
             raise AssertionError("\n".join(errors) or "a process ended without an error") from None
-        return [cloudpickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+        return [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
 
 
 def _child(rank: int, world: int, payload: bytes, folder: str) -> None:
@@ -43,10 +45,13 @@ def _child(rank: int, world: int, payload: bytes, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
     try:
-        function, args = cloudpickle.loads(payload)
-        (Path(folder) / f"result{rank}").write_bytes(
-            cloudpickle.dumps(function(rank, world, *args))
-        )
+        path, name, args = pickle.loads(payload)
+        spec = importlib.util.spec_from_file_location("given_by_the_test", path)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        function = getattr(module, name)
+        (Path(folder) / f"result{rank}").write_bytes(pickle.dumps(function(rank, world, *args)))
     except BaseException:
         (Path(folder) / f"error{rank}").write_text(f"rank {rank}:\n{traceback.format_exc()}")
         raise

@@ -19,10 +19,10 @@ from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.model_card import model_card
-from rayembed.registry.provenance import provenance
+from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.run_folder import claim_run_folder
-from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.training.on_ray import check_placement, connect, export_on_ray, train_stage_on_ray
 from rayembed.training.worker import StageJob
@@ -70,9 +70,9 @@ def train(run: Run) -> Outcome:
         tags={},
     )
     metrics = MetricsLog(folders.local / METRICS_FILE)
-    status = "FAILED"
+    status: Status = "FAILED"
     try:
-        found = provenance()
+        found = collect_provenance()
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         connect()

@@ -109,7 +109,8 @@ class DeepSpeedEngine:
 
         for p in self.model.parameters():
             if p.requires_grad:
-                safe_set_local_grad(p, torch.zeros_like(p.ds_tensor))
+                partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
+                safe_set_local_grad(p, torch.zeros_like(partition))
 
     def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write this worker's shards and the small `state`; all workers must call it."""

@@ -15,7 +15,7 @@ import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayembed.assets.storage import exists, is_remote, join, open_storage
+from rayembed.assets.storage import exists, is_remote, open_storage
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
 from rayembed.data.step_batch import StepBatch
@@ -60,7 +60,6 @@ def check_placement(placement: Placement) -> None:
             )
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)
 class _MetricsSink:
     """The only writer of a run's metrics log, on the node of the driver."""
 
@@ -94,7 +93,8 @@ def train_stage_on_ray(job: StageJob, folder: str, metrics_log: Path, offset: in
     if exists(job.weights):
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
-    sink = _MetricsSink.options(scheduling_strategy=_here()).remote(str(metrics_log))
+    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
+    sink = actor.remote(str(metrics_log))
     filesystem, path = open_storage(folder)
     placement = job.run.placement
     trainer = TorchTrainer(
@@ -166,7 +166,8 @@ def _export(run: Run, weights: str | None, folder: str) -> None:
 def _worker(config: dict[str, Any]) -> None:
     """The train function: runs in each worker."""
     given: _WorkerInput = config["input"]
-    job, pending = given.job, []
+    job = given.job
+    pending: list[Any] = []
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.run.placement.use_gpu else "cpu")
 
     def stream(

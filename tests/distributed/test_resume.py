@@ -1,0 +1,183 @@
+"""NV-Embed with LoRA and dropout: resumed weights, reloaded weights, for each ZeRO stage."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from made_up_records import made_up_records
+from rayembed.config.model import NVEmbedConfig
+from rayembed.config.run import Placement
+from rayembed.config.settings import parse
+from rayembed.config.stage import StageConfig
+from rayembed.data.step_batch import make_step_batch
+from rayembed.errors import ArtifactError
+from rayembed.models.build import build_model, load_model
+from rayembed.models.encoding import encode
+from rayembed.models.trainable import load_trainable_state
+from rayembed.training import checkpoint as checkpoint_module
+from rayembed.training.checkpoint import (
+    expected_position,
+    load_checkpoint,
+    save_checkpoint,
+    seed_worker,
+)
+from rayembed.training.engine import DeepSpeedEngine
+from rayembed.training.loop import train_steps
+from rayembed.training.step import StepSettings
+from run_distributed import run_distributed
+from tiny_models import save_decoder
+
+pytestmark = pytest.mark.distributed
+
+STEPS, PAIRS = 4, 8
+STAGE = parse(
+    StageConfig,
+    {
+        "name": "s",
+        "datasets": {"d": 1},
+        "batch": {"global_pairs": PAIRS, "num_negatives": 2, "in_batch_negatives": True},
+        "loss": {"temperature": 0.1},
+        "optimizer": {"learning_rate": 0.01, "warmup_steps": 1},
+        "steps": STEPS,
+        "checkpoint_every_steps": 2,
+    },
+)
+
+
+def config(dtype="float32"):
+    return parse(
+        NVEmbedConfig,
+        {
+            "backbone": {"path": "given", "dtype": dtype},
+            "pooling": {
+                "kind": "latent_attention",
+                "num_latents": 4,
+                "num_heads": 2,
+                "head_dim": 8,
+            },
+            "lora": {"rank": 2, "alpha": 4, "dropout": 0.3},
+            "query_max_length": 32,
+            "document_max_length": 32,
+        },
+    )
+
+
+def run(
+    rank, world, backbone, zero, folder, *, resume_at=None, dtype="float32", dropout_replayed=True
+):
+    """Trainable weights after all steps; checkpoints go to `folder`, or training begins from one."""
+    model = build_model(config(dtype), backbone, seed=3)
+    seed_worker(5, 0)
+    engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
+    position = expected_position("s", "run", "plan", zero)
+    start = 0
+    if resume_at is not None:
+        if not dropout_replayed:
+            checkpoint_module.random_state.restore = lambda state: None
+        start = load_checkpoint(folder / f"step{resume_at}", engine, position)
+        assert start == resume_at
+    share = PAIRS // world
+    batches = [
+        make_step_batch(
+            s, made_up_records(PAIRS, seed=s)[rank * share : (rank + 1) * share], 2, model.tokenizer
+        )
+        for s in range(start, STEPS)
+    ]
+
+    def on_checkpoint(step):
+        if resume_at is None:
+            (folder / f"step{step}").mkdir(exist_ok=True, parents=True)
+            dist.barrier()
+            save_checkpoint(folder / f"step{step}", engine, position.at(step))
+
+    train_steps(
+        engine,
+        batches,
+        STAGE,
+        StepSettings(60 + 30 * rank, True, torch.device("cpu")),
+        start_step=start,
+        on_step=lambda record: None,
+        on_checkpoint=on_checkpoint,
+    )
+    return engine.trainable_state(), model
+
+
+def cases(rank, world, backbone, folder):
+    found = {}
+    for zero in (0, 1, 2, 3):
+        for dtype in ("float32", "bfloat16"):
+            here = folder / f"{zero}{dtype}"
+            found[zero, dtype, "whole"], _ = run(rank, world, backbone, zero, here, dtype=dtype)
+            found[zero, dtype, "resumed"], _ = run(
+                rank, world, backbone, zero, here, resume_at=2, dtype=dtype
+            )
+    with pytest.raises(ArtifactError, match="zero_stage 0, this run has 1"):
+        position = expected_position("s", "run", "plan", 1)
+        load_checkpoint(folder / "0float32" / "step2", None, position)
+    with pytest.raises(ArtifactError, match="run_fingerprint 'run', this run has 'other'"):
+        position = expected_position("s", "other", "plan", 0)
+        load_checkpoint(folder / "0float32" / "step2", None, position)
+    found["control"], _ = run(
+        rank, world, backbone, 2, folder / "2float32", resume_at=2, dropout_replayed=False
+    )
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resume")
+    backbone = Path(save_decoder(folder / "backbone"))
+    found = run_distributed(cases, 2, backbone, folder / "runs")
+    shutil.rmtree(folder / "runs")
+    return backbone, found
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_resumed_weights_are_those_of_the_uninterrupted_run(trained, zero, dtype):
+    found = trained[1][0]
+    whole, resumed = found[zero, dtype, "whole"], found[zero, dtype, "resumed"]
+    assert whole.keys() == resumed.keys()
+    for name in whole:
+        assert torch.equal(whole[name], resumed[name]), name
+
+
+def test_without_the_random_state_the_resumed_weights_differ(trained):
+    found = trained[1][0]
+    whole, control = found[2, "float32", "whole"], found["control"]
+    assert any(not torch.equal(whole[name], control[name]) for name in whole)
+
+
+def test_all_workers_hold_the_same_weights(trained):
+    first, second = trained[1]
+    for key in first:
+        for name in first[key]:
+            assert torch.equal(first[key][name], second[key][name]), (key, name)
+
+
+def test_zero_stages_agree_in_fp32(trained):
+    found = trained[1][0]
+    for zero in (1, 2, 3):
+        for name, expected in found[0, "float32", "whole"].items():
+            # Sums over workers and micro-batches in another order; Adam magnifies rounding.
+            torch.testing.assert_close(
+                found[zero, "float32", "whole"][name], expected, atol=2e-5, rtol=1e-4
+            )
+
+
+def test_lora_of_zero_3_is_saved_and_reloads_to_the_same_vectors(trained, tmp_path):
+    backbone, found = trained
+    state = found[0][3, "float32", "whole"]
+    assert any("lora_B" in name and value.abs().max() > 0 for name, value in state.items())
+    texts = ["are cats larger than dogs", "Paris is the capital of France"]
+    model = build_model(config(), backbone, seed=3).eval()
+    untrained = encode(model, texts, role="query", instruction="find")
+    load_trainable_state(model, state)
+    expected = encode(model, texts, role="query", instruction="find")
+    assert np.abs(expected - untrained).max() > 1e-2
+    model.save(tmp_path / "model")
+    reloaded = encode(load_model(tmp_path / "model"), texts, role="query", instruction="find")
+    np.testing.assert_allclose(reloaded, expected, atol=1e-5)
