@@ -1,0 +1,61 @@
+"""BM25 as a baseline of the retrieval tasks: what counting words reaches."""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import bm25s
+from mteb.models import ModelMeta
+
+from rayembed.evaluation.mteb_model import model_meta
+
+
+def bm25_meta(name: str, revision: str) -> ModelMeta:
+    """What mteb writes down about the baseline."""
+    return model_meta(name, revision, model_type=["sparse"], framework=[], n_parameters=0)
+
+
+class Bm25:
+    """Implements mteb's `SearchProtocol`: Lucene's BM25 over lower-case words, English stop words
+    left out, no stemming (k1 = 1.5, b = 0.75).
+    """
+
+    revision = f"bm25s-{version('bm25s')}"
+
+    def __init__(self, meta: ModelMeta | None = None) -> None:
+        self.mteb_model_meta = meta or bm25_meta("bm25", self.revision)
+        self._ids: list[str] = []
+        self._index: Any = None
+
+    def index(self, corpus: Any, **_options: Any) -> None:
+        """Index the documents of a corpus with the columns `id` and `text`."""
+        self._ids = list(corpus["id"])
+        self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+        self._index.index(_words(list(corpus["text"])), show_progress=False)
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        top_k: int,
+        top_ranked: Mapping[str, list[str]] | None = None,
+        **_options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Scores of the best documents of each query by id, without those that share no word."""
+        depth = len(self._ids) if top_ranked else min(top_k, len(self._ids))
+        ids = list(queries["id"])
+        found, scores = self._index.retrieve(
+            _words(list(queries["text"])), k=depth, show_progress=False
+        )
+        results: dict[str, dict[str, float]] = {}
+        for query, rows, values in zip(ids, found, scores, strict=True):
+            named = {self._ids[row]: float(value) for row, value in zip(rows, values, strict=True)}
+            if top_ranked and query in top_ranked:
+                results[query] = {document: named[document] for document in top_ranked[query]}
+            else:
+                results[query] = {document: score for document, score in named.items() if score > 0}
+        return results
+
+
+def _words(texts: list[str]) -> Any:
+    return bm25s.tokenize(texts, stopwords="en", show_progress=False)

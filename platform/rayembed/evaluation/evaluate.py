@@ -1,0 +1,269 @@
+"""Scores of one model on the held-out tasks, through mteb and in mteb's result format.
+
+Results lie in `<results folder>/results/<model>/<revision>/<task>.json`. mteb takes a complete
+result from there whatever data it was made of, so the revision names three things: the weights,
+and after a dash the data of the tasks with the instructions. Same revision, same numbers: a second
+call reads them back and embeds nothing.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import datasets
+import mteb
+from filelock import FileLock
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.models import ModelMeta
+
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.data import WikipediaSource
+from rayembed.config.run import Run, fingerprint
+from rayembed.config.settings import nearest
+from rayembed.data.wikipedia import Article, held_out_titles, read_articles
+from rayembed.errors import ConfigError
+from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
+from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
+from rayembed.models.build import load_model
+from rayembed.models.contract import EmbeddingModel, Role
+from rayembed.models.encoding import encode
+from rayembed.models.fingerprints import weights_fingerprint
+
+logger = logging.getLogger(__name__)
+
+BM25 = "bm25"
+"""Name of the baseline among `evaluation.baselines` that is no asset reference."""
+
+
+def evaluate(
+    model: EmbeddingModel | Bm25,
+    run: Run,
+    *,
+    name: str,
+    revision: str,
+    results_folder: str | Path,
+) -> dict[str, float]:
+    """Main score of each task of the run's suite, by task name; BM25 has retrieval tasks only.
+
+    Args:
+        name: names the model in results, with or without an organisation before a slash.
+        revision: tells the weights from other weights of that name, as a fingerprint does.
+        results_folder: local folder; what is already scored there is read and not run again.
+
+    Raises:
+        ConfigError: the settings of the evaluation contradict each other or the data.
+        DataError: the held-out articles are too few for a task.
+    """
+    tasks = suite_tasks(run)
+    if not tasks:
+        return {}
+    if isinstance(model, Bm25):
+        tasks = _retrieval_only(tasks)
+        meta = bm25_meta(name, _full_revision(revision, tasks, {}))
+        scored: Any = Bm25(meta)
+    else:
+        instructions = run.evaluation.instructions
+        meta = model_meta(
+            name,
+            _full_revision(revision, tasks, instructions),
+            n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            embed_dim=model.dimensions[0],
+            similarity_fn_name="cosine",
+            use_instructions=bool(instructions),
+        )
+        scored = MtebEncoder(_embed_with(model), meta, instructions=instructions)
+    return run_tasks(scored, meta, tasks, results_folder)
+
+
+def evaluate_reference(
+    reference: str | Path,
+    run: Run,
+    *,
+    name: str,
+    results_folder: str | Path,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """As `evaluate`, of `bm25`, a saved model's folder or any asset reference of a model.
+
+    The model is loaded only if a score is missing.
+
+    Raises:
+        AssetError: the reference leads to no model.
+    """
+    if str(reference) == BM25:
+        return evaluate(
+            Bm25(), run, name=name, revision=Bm25.revision, results_folder=results_folder
+        )
+    folder = resolve_model(str(reference))
+    revision = weights_fingerprint(folder)
+    tasks = suite_tasks(run)
+    full = _full_revision(revision, tasks, run.evaluation.instructions)
+    known = stored_scores(results_folder, model_meta(name, full), tasks)
+    if len(known) == len(tasks):
+        logger.info("%s: all %d scores are in %s", name, len(tasks), results_folder)
+        return known
+    model = load_model(folder).to(device)
+    return evaluate(model, run, name=name, revision=revision, results_folder=results_folder)
+
+
+def suite_tasks(run: Run) -> list[Any]:
+    """Fresh mteb tasks of the run's suite; none for the suite `none`.
+
+    Raises:
+        ConfigError: an unknown task name, no source, more documents than held-out titles.
+        DataError: the held-out articles are too few for a task.
+    """
+    settings = run.evaluation
+    if settings.suite == "none":
+        return []
+    for task in settings.instructions:
+        if task not in TASK_NAMES:
+            raise ConfigError(
+                f"evaluation.instructions: no task {task!r}; {nearest(task, TASK_NAMES)}"
+            )
+    if settings.num_queries > settings.num_documents:
+        raise ConfigError(
+            f"evaluation.num_queries {settings.num_queries} exceeds evaluation.num_documents "
+            f"{settings.num_documents}; a query is made of a document"
+        )
+    return wikipedia_tasks(
+        held_out_articles(run),
+        num_documents=settings.num_documents,
+        num_queries=settings.num_queries,
+        max_length=settings.max_length,
+        seed=run.seed,
+    )
+
+
+def held_out_articles(run: Run) -> list[Article]:
+    """The articles that no training row of the run touches.
+
+    Raises:
+        ConfigError: no source is named, or it holds fewer held-out titles than documents asked.
+    """
+    articles = read_articles(resolve(_source(run)))
+    titles = held_out_titles(articles, run.data.held_out.num_titles, run.seed)
+    kept = [article for article in articles if article.title in titles]
+    if len(kept) < run.evaluation.num_documents:
+        raise ConfigError(
+            f"evaluation.num_documents {run.evaluation.num_documents} exceeds the {len(kept)} "
+            f"held-out articles (data.held_out.num_titles {run.data.held_out.num_titles}); "
+            "hold out more or ask for fewer"
+        )
+    return kept
+
+
+def run_tasks(
+    model: Any, meta: ModelMeta, tasks: Sequence[Any], results_folder: str | Path
+) -> dict[str, float]:
+    """Main score of each mteb task by name, of an mteb model; results are kept in the folder.
+
+    One process at a time writes the results of a model: the others wait.
+    """
+    folder = Path(results_folder)
+    cache = mteb.ResultCache(folder)
+    place = cache.get_task_result_path(tasks[0].metadata.name, meta).parent
+    place.mkdir(parents=True, exist_ok=True)
+    scores: dict[str, float] = {}
+    with FileLock(place / ".lock"), _no_progress_bars():
+        scores.update(stored_scores(folder, meta, tasks))
+        for number, task in enumerate(tasks, start=1):
+            name = task.metadata.name
+            if name in scores:
+                logger.info("%s: %s is scored already", meta.name, name)
+                continue
+            started = time.monotonic()
+            mteb.evaluate(
+                model,
+                task,
+                cache=cache,
+                co2_tracker=False,
+                encode_kwargs={"batch_size": 256, "show_progress_bar": False},
+                overwrite_strategy="always",
+                show_progress_bar=False,
+            )
+            # As written down, which is rounded: a second call must give the same numbers.
+            scores.update(stored_scores(folder, meta, [task]))
+            logger.info(
+                "%s: %s %s %.4f, %.1f s (%d of %d)",
+                meta.name,
+                name,
+                task.metadata.main_score,
+                scores[name],
+                time.monotonic() - started,
+                number,
+                len(tasks),
+            )
+    return {task.metadata.name: scores[task.metadata.name] for task in tasks}
+
+
+def stored_scores(
+    results_folder: str | Path, meta: ModelMeta, tasks: Sequence[Any]
+) -> dict[str, float]:
+    """Main scores that the folder already holds for this model revision and these tasks' data.
+
+    A result that was half written by a killed process, or made of other data, counts as missing.
+    """
+    cache = mteb.ResultCache(Path(results_folder))
+    scores: dict[str, float] = {}
+    for task in tasks:
+        path = cache.get_task_result_path(task.metadata.name, meta)
+        if not path.exists():
+            continue
+        try:
+            result = mteb.TaskResult.from_disk(path)
+        except (ValueError, KeyError) as error:
+            logger.warning("%s cannot be read and is made again: %s", path, error)
+            continue
+        complete = set(task.eval_splits) <= set(result.scores)
+        if complete and result.dataset_revision == task.metadata.dataset["revision"]:
+            scores[task.metadata.name] = float(result.get_score())
+    return scores
+
+
+def _source(run: Run) -> str:
+    reference = run.evaluation.source
+    if reference is None:
+        named = [d.source.path for d in run.data.datasets if isinstance(d.source, WikipediaSource)]
+        if not named:
+            raise ConfigError(
+                "evaluation.suite is wikipedia, but no data set has a Wikipedia source; set "
+                "evaluation.source to the sample's reference or evaluation.suite to none"
+            )
+        reference = named[0]
+    if run.data.root and "://" not in reference and not Path(reference).is_absolute():
+        return f"{run.data.root.rstrip('/')}/{reference}"
+    return reference
+
+
+def _full_revision(revision: str, tasks: Sequence[Any], instructions: Mapping[str, str]) -> str:
+    data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
+    used = {task: text for task, text in instructions.items() if task in data and text}
+    return f"{revision}-{fingerprint({'data': data, 'instructions': used})[:8]}"
+
+
+def _retrieval_only(tasks: Sequence[Any]) -> list[Any]:
+    return [task for task in tasks if isinstance(task, AbsTaskRetrieval)]
+
+
+def _embed_with(model: EmbeddingModel) -> Any:
+    def embed(texts: Sequence[str], role: Role, instruction: str) -> Any:
+        return encode(model, texts, role=role, instruction=instruction, allow_empty=True)
+
+    return embed
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Without the bar that mteb draws for each corpus it maps, which clutters a job's log."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

@@ -1,0 +1,139 @@
+"""Pictures of a run: scores by model and the loss over the steps of its stages."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayembed.evaluation.tables import ScoreTable, heading
+
+_COLOURS = ("#9aa5b1", "#7fb3d5", "#1f6fb2", "#e0a458", "#7a9e7e", "#b56576", "#6d597a", "#355070")
+"""One for each row, the first a grey for what others are compared with."""
+_INK = "#2b2f36"
+_GRID = "#e3e6ea"
+
+
+def score_bars(table: ScoreTable, path: str | Path) -> None:
+    """Write a PNG with one group of bars a task and one bar a model; missing scores have none."""
+    tasks, labels = table.tasks, list(table.rows)
+    figure, axes = _figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
+    width = 0.86 / max(1, len(labels))
+    scores = [score for row in table.rows.values() for score in row.values()]
+    for number, label in enumerate(labels):
+        places, heights = [], []
+        for i, task in enumerate(tasks):
+            shown = [other for other in labels if task in table.rows[other]]
+            if label in shown:
+                places.append(i + (shown.index(label) - (len(shown) - 1) / 2) * width)
+                heights.append(table.rows[label][task])
+        colour = _COLOURS[number % len(_COLOURS)]
+        bars = axes.bar(places, heights, width * 0.92, label=label, color=colour, zorder=2)
+        axes.bar_label(bars, [_short(h) for h in heights], fontsize=7, color=_INK, padding=1.5)
+    axes.margins(x=0.015)
+    axes.set_xticks(range(len(tasks)), ["\n".join(filter(None, heading(t))) for t in tasks])
+    axes.tick_params(axis="x", length=0, labelsize=8.5)
+    axes.set_ylim(min(0.0, *(1.15 * score for score in scores)), 1.05)
+    axes.set_ylabel("main score")
+    axes.set_title("Held-out scores", loc="left", fontsize=11, fontweight="bold", pad=26)
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.005, 1.0),
+        ncols=len(labels),
+        frameon=False,
+        fontsize=8.5,
+        handlelength=1.0,
+        handleheight=1.0,
+        columnspacing=1.4,
+        borderaxespad=0.3,
+    )
+    _write(figure, path)
+
+
+def loss_curve(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Write a PNG of the loss over the steps, smoothed, with the learning rate below.
+
+    Args:
+        records: `step`, `loss`, `learning_rate` and `stage` of each step. Steps that start again
+            in a later stage are drawn after those of the stage before.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure, (upper, lower) = _figure(width=8.0, height=5.0, rows=(3.0, 1.0))
+    end = 0.0
+    for number, (stage, rows) in enumerate(_by_stage(records).items()):
+        steps = np.array([float(row["step"]) for row in rows])
+        losses = np.array([float(row["loss"]) for row in rows])
+        rates = np.array([float(row["learning_rate"]) for row in rows])
+        shift = end if len(steps) and steps[0] <= end else 0.0
+        steps = steps + shift
+        colour = _COLOURS[2 if number == 0 else (3 + number - 1) % len(_COLOURS)]
+        if number:
+            for axes in (upper, lower):
+                axes.axvline((steps[0] + end) / 2, color="#b8bec6", linewidth=0.8, linestyle=":")
+        upper.plot(steps, losses, color=colour, alpha=0.28, linewidth=0.8)
+        upper.plot(steps, smoothed(losses), color=colour, linewidth=1.9, label=stage)
+        lower.plot(steps, rates, color=colour, linewidth=1.5)
+        end = float(steps[-1])
+    upper.set_ylabel("loss")
+    upper.set_title("Training loss", loc="left", fontsize=11, fontweight="bold")
+    if end:
+        upper.legend(frameon=False, fontsize=8.5)
+    upper.tick_params(axis="x", labelbottom=False)
+    lower.set_ylabel("learning rate")
+    lower.set_ylim(bottom=0.0)
+    lower.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    lower.set_xlabel("step")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _write(figure, path)
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Mean of each value (N,) with its neighbours, over about a tenth of the series.
+
+    The window is symmetric and shrinks towards both ends, so that the curve neither lags nor
+    bends where the data end.
+    """
+    half = max(2, len(values) // 20)
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    index = np.arange(len(values))
+    reach = np.minimum(np.minimum(index, len(values) - 1 - index), half)
+    means: np.ndarray = (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)
+    return means
+
+
+def _by_stage(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    stages: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        stages.setdefault(str(record["stage"]), []).append(record)
+    return stages
+
+
+def _short(score: float) -> str:
+    return f"{score:.2f}".replace("0.", ".", 1)
+
+
+def _figure(
+    *, width: float, height: float = 4.2, rows: tuple[float, ...] = (1.0,)
+) -> tuple[Any, Any]:
+    """A figure that needs no display, and its axes from top to bottom (one axes if one row)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(rows), 1, sharex=True, gridspec_kw={"height_ratios": rows})
+    for one in np.atleast_1d(axes):
+        one.grid(axis="y", color=_GRID, linewidth=0.8, zorder=0)
+        one.set_axisbelow(True)
+        one.spines[["top", "right"]].set_visible(False)
+        one.spines[["left", "bottom"]].set_color("#c3c9d1")
+        one.tick_params(colors=_INK, labelsize=8.5)
+        one.yaxis.label.set_color(_INK)
+        one.xaxis.label.set_color(_INK)
+    return figure, axes
+
+
+def _write(figure: Any, path: str | Path) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(Path(path), dpi=160, facecolor="white")

@@ -1,0 +1,286 @@
+"""What the held-out tasks consist of: texts, labels and judgements sampled from articles.
+
+Plain data without mteb. All functions take the held-out articles only, in any order, and give the
+same sample for the same articles, sizes and seed. Titles are masked out of every text, because the
+title is what a reader would search for and what makes most of these tasks trivial.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rayembed.data.wikipedia import NO_TOPIC, Article, mask_title, split_sentences
+from rayembed.errors import DataError
+
+WORDS_PER_TOKEN = 0.75
+"""English words for one sub-word token: 1.35 tokens a word over the sample with SmolLM2's
+vocabulary. Texts are cut by words, so that models with different vocabularies and BM25 read the
+same text."""
+
+MIN_WORDS = 5
+"""A query or a document with fewer words is too short to be told from others."""
+
+TRAIN_PER_TOPIC = 10
+TEST_PER_TOPIC = 20
+MIN_PER_TOPIC = 4
+PAIRED_ARTICLES = 150
+STS_ANCHORS = 60
+
+
+@dataclass(frozen=True)
+class RetrievalSample:
+    """Documents, queries and which documents answer which query, by their ids."""
+
+    documents: dict[str, str]
+    queries: dict[str, str]
+    relevant: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class TableSample:
+    """Columns of equal length for each split."""
+
+    splits: dict[str, dict[str, list[str] | list[int] | list[float]]]
+    names: tuple[str, ...] = field(default=())
+    """Names of the integer labels, where there are labels."""
+
+
+def words_of_tokens(max_length: int) -> int:
+    """The number of words that a text of `max_length` tokens is cut to, at least `MIN_WORDS`."""
+    return max(MIN_WORDS, int(max_length * WORDS_PER_TOKEN))
+
+
+def cut(text: str, max_words: int) -> str:
+    """The first `max_words` words, separated by single spaces."""
+    return " ".join(text.split()[:max_words])
+
+
+def shuffled(articles: Sequence[Article], seed: int, purpose: str) -> list[Article]:
+    """The articles in an order that depends on their titles, the seed and the purpose alone."""
+    ordered = sorted(articles, key=lambda article: article.title)
+    random.Random(f"{seed}:{purpose}").shuffle(ordered)
+    return ordered
+
+
+def corpus(articles: Sequence[Article], num_documents: int, seed: int) -> list[Article]:
+    """The articles whose texts are the documents of the retrieval tasks, the same for all."""
+    return shuffled(articles, seed, "corpus")[:num_documents]
+
+
+def description_retrieval(
+    articles: Sequence[Article], *, num_documents: int, num_queries: int, max_words: int, seed: int
+) -> RetrievalSample:
+    """One-line descriptions as queries, title-masked articles as documents.
+
+    A description that two documents share ("Family of birds") or that becomes empty when the
+    title is masked is no query; its article stays a document.
+    """
+    documents = corpus(articles, num_documents, seed)
+    texts = {_id(i): cut(masked_text(a), max_words) for i, a in enumerate(documents)}
+    described = [_masked(a.description, a) for a in documents]
+    usable = [i for i, text in enumerate(described) if text and described.count(text) == 1]
+    chosen = _draw(usable, num_queries, seed, "description queries")
+    return RetrievalSample(
+        documents=texts,
+        queries={f"q{i}": cut(described[i], max_words) for i in chosen},
+        relevant={f"q{i}": {_id(i): 1} for i in chosen},
+    )
+
+
+def sentence_retrieval(
+    articles: Sequence[Article], *, num_documents: int, num_queries: int, max_words: int, seed: int
+) -> RetrievalSample:
+    """One sentence of an article as query, the rest of the article as the document it finds.
+
+    Articles that give no query (one sentence only, or more articles than queries) stand in the
+    corpus with their whole title-masked text, which the description task shares.
+    """
+    documents = corpus(articles, num_documents, seed)
+    splits: dict[int, tuple[str, str]] = {}
+    for i, article in enumerate(documents):
+        split = _sentence_and_rest(article, seed)
+        if split is not None:
+            splits[i] = split
+    chosen = _draw(list(splits), num_queries, seed, "sentence queries")
+    asked = set(chosen)
+    texts = {
+        _id(i): cut(splits[i][1] if i in asked else masked_text(article), max_words)
+        for i, article in enumerate(documents)
+    }
+    return RetrievalSample(
+        documents=texts,
+        queries={f"q{i}": cut(splits[i][0], max_words) for i in chosen},
+        relevant={f"q{i}": {_id(i): 1} for i in chosen},
+    )
+
+
+def topic_classification(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
+    """Splits `train` and `test` of title-masked texts with the number of their topic.
+
+    At most `TRAIN_PER_TOPIC` and `TEST_PER_TOPIC` articles a topic; with few articles half of a
+    topic's are for training.
+    """
+    topics = _by_topic(articles, seed, "classification")
+    names = tuple(topics)
+    splits: dict[str, dict[str, list[str] | list[int] | list[float]]] = {}
+    rows: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+    for label, members in enumerate(topics.values()):
+        num_train = min(TRAIN_PER_TOPIC, len(members) // 2)
+        for k, article in enumerate(members[: num_train + TEST_PER_TOPIC]):
+            split = "train" if k < num_train else "test"
+            rows[split].append((cut(masked_text(article), max_words), label))
+    for split, pairs in rows.items():
+        splits[split] = {"text": [t for t, _ in pairs], "label": [n for _, n in pairs]}
+    return TableSample(splits, names)
+
+
+def topic_clustering(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
+    """Split `test` of title-masked texts with the number of their topic, `TEST_PER_TOPIC` each."""
+    topics = _by_topic(articles, seed, "clustering")
+    texts = [
+        (cut(masked_text(article), max_words), label)
+        for label, members in enumerate(topics.values())
+        for article in members[:TEST_PER_TOPIC]
+    ]
+    columns: dict[str, list[str] | list[int] | list[float]] = {
+        "sentences": [text for text, _ in texts],
+        "labels": [label for _, label in texts],
+    }
+    return TableSample({"test": columns}, tuple(topics))
+
+
+def title_description_pairs(
+    articles: Sequence[Article], *, max_words: int, seed: int
+) -> TableSample:
+    """Split `test` of title and description: one true pair and one wrong pair for each article.
+
+    The wrong description is that of another article of the same topic, so that telling topics
+    apart is not enough. At most `PAIRED_ARTICLES` articles.
+    """
+    pairs: list[tuple[str, str, int]] = []
+    groups = _by_topic([a for a in articles if a.description], seed, "pairs")
+    per_topic = -(-PAIRED_ARTICLES // len(groups))
+    for members in groups.values():
+        for k, article in enumerate(members[:per_topic]):
+            true = cut(article.description, max_words)
+            following = [*members[k + 1 :], *members[:k]]
+            wrong = next(
+                (o.description for o in following if o.description != article.description), None
+            )
+            if wrong is not None:
+                pairs.append((article.title, true, 1))
+                pairs.append((article.title, cut(wrong, max_words), 0))
+    if not pairs:
+        raise DataError("the held-out articles have no two different descriptions in one topic")
+    return TableSample(
+        {
+            "test": {
+                "sentence1": [title for title, _, _ in pairs],
+                "sentence2": [text for _, text, _ in pairs],
+                "labels": [label for _, _, label in pairs],
+            }
+        }
+    )
+
+
+def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
+    """Split `test` of text pairs whose grade follows from where the texts come from.
+
+    Grades: 3 both halves of one article; 2 halves of two articles of one topic whose descriptions
+    share a content word ("Capital of Chile", "Capital of Peru"); 1 halves of two articles of one
+    topic without such a word; 0 halves of articles of different topics without such a word. At
+    most `STS_ANCHORS` first halves, each in one pair of every grade that the articles offer.
+    """
+    groups = _by_topic([a for a in articles if _halves(a)], seed, "relatedness")
+    ordered = shuffled([a for members in groups.values() for a in members], seed, "anchors")
+    pairs: list[tuple[str, str, float]] = []
+    for k, anchor in enumerate(ordered[:STS_ANCHORS]):
+        following = [*ordered[k + 1 :], *ordered[:k]]
+        partners: dict[float, Article] = {3.0: anchor}
+        for other in following:
+            shared = bool(_content_words(anchor) & _content_words(other))
+            if anchor.topic == other.topic:
+                partners.setdefault(2.0 if shared else 1.0, other)
+            elif not shared:
+                partners.setdefault(0.0, other)
+        first = _half_texts(anchor)[0]
+        for grade, other in sorted(partners.items()):
+            pairs.append((cut(first, max_words), cut(_half_texts(other)[1], max_words), grade))
+    return TableSample(
+        {
+            "test": {
+                "sentence1": [a for a, _, _ in pairs],
+                "sentence2": [b for _, b, _ in pairs],
+                "score": [grade for _, _, grade in pairs],
+            }
+        }
+    )
+
+
+def masked_text(article: Article) -> str:
+    """The article's text without its title."""
+    return _masked(article.extract, article)
+
+
+def _masked(text: str, article: Article) -> str:
+    return mask_title(text, article.title).strip()
+
+
+def _id(index: int) -> str:
+    return f"d{index}"
+
+
+def _draw(usable: list[int], count: int, seed: int, purpose: str) -> list[int]:
+    if not usable:
+        raise DataError(f"the held-out articles give no {purpose}; raise data.held_out.num_titles")
+    shuffled_indices = sorted(usable)
+    random.Random(f"{seed}:{purpose}").shuffle(shuffled_indices)
+    return sorted(shuffled_indices[:count])
+
+
+def _sentence_and_rest(article: Article, seed: int) -> tuple[str, str] | None:
+    """A sentence of the article and the others, both title-masked; None where it has no two."""
+    sentences = [_masked(sentence, article) for sentence in split_sentences(article.extract)]
+    long_enough = [i for i, text in enumerate(sentences) if len(text.split()) >= MIN_WORDS]
+    random.Random(f"{seed}:{article.title}").shuffle(long_enough)
+    for i in long_enough:
+        rest = " ".join([*sentences[:i], *sentences[i + 1 :]])
+        if len(rest.split()) >= MIN_WORDS:
+            return sentences[i], rest
+    return None
+
+
+def _by_topic(articles: Sequence[Article], seed: int, purpose: str) -> dict[str, list[Article]]:
+    groups: dict[str, list[Article]] = {}
+    for article in shuffled(articles, seed, purpose):
+        if article.topic and article.topic != NO_TOPIC:
+            groups.setdefault(article.topic, []).append(article)
+    large = {name: groups[name] for name in sorted(groups) if len(groups[name]) >= MIN_PER_TOPIC}
+    if len(large) < 2:
+        raise DataError(
+            f"{purpose}: the {len(articles)} held-out articles have {len(large)} topics with at "
+            f"least {MIN_PER_TOPIC} articles, 2 are needed; raise data.held_out.num_titles or set "
+            "evaluation.suite to none"
+        )
+    return large
+
+
+def _half_texts(article: Article) -> tuple[str, str]:
+    sentences = split_sentences(article.extract)
+    middle = (len(sentences) + 1) // 2
+    first, second = " ".join(sentences[:middle]), " ".join(sentences[middle:])
+    return _masked(first, article), _masked(second, article)
+
+
+def _halves(article: Article) -> bool:
+    return all(len(text.split()) >= MIN_WORDS for text in _half_texts(article))
+
+
+_FUNCTION_WORDS = frozenset(
+    ("a", "an", "and", "as", "at", "by", "for", "from", "in", "into", "of", "on", "or", "the")
+)
+
+
+def _content_words(article: Article) -> frozenset[str]:
+    words = "".join(c if c.isalnum() else " " for c in article.description.lower()).split()
+    return frozenset(word for word in words if word not in _FUNCTION_WORDS and not word.isdigit())

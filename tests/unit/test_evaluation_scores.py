@@ -1,0 +1,316 @@
+"""Scores through mteb: an oracle, chance, resuming, what is refused."""
+
+import json
+import math
+import re
+
+import mteb
+import numpy as np
+import pytest
+import torch
+
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError
+from rayembed.evaluation import evaluate as evaluation
+from rayembed.evaluation.bm25 import Bm25
+from rayembed.evaluation.evaluate import evaluate, suite_tasks
+from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
+from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
+from rayembed.models.contract import EmbeddingModel, EmbedOutput
+
+COUNT = 240
+HELD_OUT = 120
+WIDTH = COUNT + 8 + 4
+
+
+def number(text):
+    """Which article a text is from: its own word, or its number in a title."""
+    return int(re.search(r"(?:own|Title)(\d+)", text)[1])
+
+
+@pytest.fixture
+def run(tmp_path):
+    articles = {}
+    for i in range(COUNT):
+        title = f"Title{i} Town"
+        articles[title] = {
+            "title": title,
+            "extract": " ".join(
+                f"The sentence number {k} speaks of own{i} in this place." for k in range(4)
+            ),
+            "description": f"Kind{i % 8} own{i}",
+            "topic": f"Topic{i % 4}",
+        }
+    path = tmp_path / "articles.json"
+    path.write_text(json.dumps(articles))
+    source = {"kind": "wikipedia", "path": str(path), "pairs": "sentence"}
+    return parse(
+        Run,
+        {
+            "name": "test",
+            "model": {"kind": "biencoder", "backbone": {"path": "none"}},
+            "data": {
+                "datasets": [{"name": "wiki", "source": source}],
+                "held_out": {"num_titles": HELD_OUT},
+            },
+            "stages": [
+                {
+                    "name": "one",
+                    "datasets": {"wiki": 1.0},
+                    "batch": {"global_pairs": 4, "in_batch_negatives": True},
+                    "optimizer": {"learning_rate": 1e-4},
+                    "steps": 1,
+                }
+            ],
+            "evaluation": {
+                "suite": "wikipedia",
+                "num_documents": 100,
+                "num_queries": 100,
+                "max_length": 64,
+            },
+        },
+    )
+
+
+def changed(run, **settings):
+    return run.model_copy(update={"evaluation": run.evaluation.model_copy(update=settings)})
+
+
+class NumberTokenizer:
+    """Tokenises a text to the number of its article."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, texts, role, instructions=None, *, allow_empty=False):
+        instructions = instructions or [""] * len(texts)
+        self.seen += list(zip(texts, [role] * len(texts), instructions, strict=True))
+        return [{"input_ids": np.array([number(text)], dtype=np.int32)} for text in texts]
+
+    def collate(self, tokens):
+        ids = torch.tensor(np.stack([t["input_ids"] for t in tokens])).long()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class TableModel(EmbeddingModel):
+    """Embeds a text as the row of its article in a table."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.tensor(table, dtype=torch.float32))
+        self.tokenizer = NumberTokenizer()
+        self.dimensions = (table.shape[1],)
+
+    def forward(self, batch, context=None):
+        rows = self.table[batch["input_ids"][:, 0]]
+        return EmbedOutput(torch.nn.functional.normalize(rows, dim=-1))
+
+
+class Silent(TableModel):
+    """A model that must not be asked."""
+
+    def forward(self, batch, context=None):
+        raise AssertionError("embedded although the scores were there")
+
+
+def oracle():
+    """Knows article, kind of description and topic: the more is shared, the closer."""
+    table = np.zeros((COUNT, WIDTH))
+    for i in range(COUNT):
+        table[i, i] = 1.0
+        table[i, COUNT + i % 8] = 0.8
+        table[i, COUNT + 8 + i % 4] = 3.0
+    return TableModel(table)
+
+
+def random_model():
+    return TableModel(np.random.default_rng(0).normal(size=(2 * COUNT, 64)))
+
+
+def test_an_oracle_scores_one_on_every_task(run, tmp_path):
+    scores = evaluate(oracle(), run, name="oracle", revision="1", results_folder=tmp_path)
+    assert tuple(scores) == TASK_NAMES
+    for task, score in scores.items():
+        assert score == pytest.approx(1.0, abs=1e-4), task
+
+
+def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch):
+    """Every text gets its own vector, so that nothing ties a query to its document."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(
+        evaluation, "encode", lambda model, texts, **_: rng.normal(size=(len(texts), 64))
+    )
+    scores = evaluate(random_model(), run, name="random", revision="1", results_folder=tmp_path)
+    chance = sum(1 / math.log2(rank + 1) for rank in range(1, 11)) / 100
+    # 100 queries: the standard error of the mean nDCG@10 is about 0.016
+    assert scores["WikiSentenceRetrieval"] == pytest.approx(chance, abs=0.05)
+    assert scores["WikiDescriptionRetrieval"] == pytest.approx(chance, abs=0.05)
+    assert scores["WikiTopicClassification"] == pytest.approx(0.25, abs=0.12)
+    assert scores["WikiTopicClustering"] < 0.15
+    assert scores["WikiTitleDescriptionPairClassification"] == pytest.approx(0.5, abs=0.15)
+    assert abs(scores["WikiRelatednessSTS"]) < 0.2
+
+
+def test_only_held_out_articles_are_seen(run, tmp_path):
+    kept = {number(a.title) for a in evaluation.held_out_articles(run)}
+    assert len(kept) == HELD_OUT
+    model = oracle()
+    evaluate(model, run, name="m", revision="1", results_folder=tmp_path)
+    seen = {number(text) for text, _, _ in model.tokenizer.seen}
+    assert seen <= kept
+    assert len(seen) >= 100
+
+
+def test_roles_and_instructions_are_those_of_training(run, tmp_path):
+    told = changed(
+        run, instructions={"WikiSentenceRetrieval": "find it", "WikiTopicClustering": "group it"}
+    )
+    model = oracle()
+    evaluate(model, told, name="m", revision="1", results_folder=tmp_path)
+    seen = model.tokenizer.seen
+    assert len(set(seen)) == len(seen), "a text was embedded twice"
+    assert {i for _, role, i in seen if role == "document"} == {""}
+    tasks = {task.metadata.name: task for task in suite_tasks(told)}
+    sample = tasks["WikiSentenceRetrieval"]._sample
+    assert {t for t, r, i in seen if (r, i) == ("query", "find it")} == set(sample.queries.values())
+    assert set(sample.documents.values()) <= {t for t, r, _ in seen if r == "document"}
+    clusters = set(tasks["WikiTopicClustering"]._sample.splits["test"]["sentences"])
+    assert {t for t, r, i in seen if (r, i) == ("query", "group it")} == clusters
+
+
+def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_path):
+    first = evaluate(oracle(), run, name="org/m", revision="abc", results_folder=tmp_path)
+    again = evaluate(
+        Silent(np.ones((COUNT, 4))), run, name="org/m", revision="abc", results_folder=tmp_path
+    )
+    assert again == first
+    (folder,) = (tmp_path / "results" / "org__m").iterdir()
+    assert folder.name.startswith("abc-")
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    assert names == {f"{n}.json" for n in TASK_NAMES} | {"model_meta.json", "run_settings.jsonl"}
+    for name in TASK_NAMES:
+        assert mteb.TaskResult.from_disk(folder / f"{name}.json").get_score() == first[name]
+    meta = model_meta("org/m", folder.name)
+    stored = mteb.ResultCache(tmp_path).load_task_result("WikiSentenceRetrieval", meta)
+    assert stored.get_score() == first["WikiSentenceRetrieval"]
+
+
+def test_other_weights_data_or_instructions_share_no_results(run, tmp_path):
+    evaluate(oracle(), run, name="m", revision="abc", results_folder=tmp_path)
+    others = [
+        ("abd", run),
+        ("abc", changed(run, num_documents=90, num_queries=90)),
+        ("abc", changed(run, max_length=20)),
+        ("abc", changed(run, instructions={"WikiTopicClustering": "group"})),
+        ("abc", run.model_copy(update={"seed": 1})),
+    ]
+    for revision, other in others:
+        with pytest.raises(AssertionError, match="embedded although"):
+            evaluate(
+                Silent(np.ones((COUNT, 4))),
+                other,
+                name="m",
+                revision=revision,
+                results_folder=tmp_path,
+            )
+
+
+def test_a_half_written_or_missing_result_is_made_again(run, tmp_path):
+    first = evaluate(oracle(), run, name="m", revision="abc", results_folder=tmp_path)
+    (folder,) = (tmp_path / "results" / "rayembed__m").iterdir()
+    broken = folder / "WikiSentenceRetrieval.json"
+    broken.write_text(broken.read_text()[:200])
+    (folder / "WikiTopicClustering.json").unlink()
+    model = oracle()
+    assert evaluate(model, run, name="m", revision="abc", results_folder=tmp_path) == first
+    assert mteb.TaskResult.from_disk(broken).get_score() == first["WikiSentenceRetrieval"]
+    asked = {text for text, role, _ in model.tokenizer.seen if role == "document"}
+    assert len(asked) == 100
+
+
+def test_bm25_is_scored_on_retrieval_only(run, tmp_path):
+    scores = evaluate(Bm25(), run, name="bm25", revision=Bm25.revision, results_folder=tmp_path)
+    # every text carries a word that only its own article has
+    assert scores == {"WikiSentenceRetrieval": 1.0, "WikiDescriptionRetrieval": 1.0}
+    assert (
+        evaluation.evaluate_reference("bm25", run, name="bm25", results_folder=tmp_path) == scores
+    )
+
+
+def test_bm25_is_lucenes_formula():
+    """idf · tf / (tf + k1 · (1 - b + b · length / mean length)) for a word in one of two texts."""
+    from datasets import Dataset
+
+    model = Bm25()
+    model.index(Dataset.from_dict({"id": ["a", "b"], "text": ["red fox", "blue whale sings"]}))
+    queries = Dataset.from_dict({"id": ["q", "none"], "text": ["fox", "unknown"]})
+    found = model.search(queries, top_k=2)
+    idf = math.log(1 + (2 - 1 + 0.5) / (1 + 0.5))
+    expected = idf / (1 + 1.5 * (1 - 0.75 + 0.75 * 2 / 2.5))
+    assert found["q"] == {"a": pytest.approx(expected, rel=1e-5)}
+    assert found["none"] == {}
+
+
+def test_the_cache_of_vectors_is_bounded():
+    calls = []
+
+    def embed(texts, role, instruction):
+        calls.append(list(texts))
+        return np.stack([np.full(4, float(text)) for text in texts])
+
+    class Task:
+        name = "any"
+
+    encoder = MtebEncoder(embed, model_meta("m", "1"), cache_bytes=2 * 16)
+
+    def encode(*texts):
+        batches = [{"text": list(texts[:2])}, {"text": list(texts[2:])}]
+        return encoder.encode(batches, task_metadata=Task, hf_split="test", hf_subset="default")
+
+    expected = np.array([[3.0] * 4, [1.0] * 4, [3.0] * 4, [2.0] * 4])
+    np.testing.assert_array_equal(encode("3", "1", "3", "2"), expected)
+    np.testing.assert_array_equal(encode("3", "1", "3", "2"), expected)
+    assert calls == [["3", "1", "2"], ["2"]]
+
+
+def test_a_model_with_this_adapter_passes_mtebs_own_check():
+    def embed(texts, role, instruction):
+        return np.random.default_rng(len(texts)).normal(size=(len(texts), 8))
+
+    meta = model_meta("m", "1", similarity_fn_name="cosine")
+    results = mteb.mock_run(MtebEncoder(embed, meta)).task_results
+    ran = {name: result for name, result in results.items() if result is not None}
+    failed = {n: r for n, r in ran.items() if not isinstance(r, mteb.TaskResult)}
+    assert not failed
+    assert len(ran) >= 15
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_documents": 500}, r"num_documents 500 exceeds the 120 held-out"),
+        ({"num_queries": 101}, r"num_queries 101 exceeds evaluation.num_documents 100"),
+        ({"instructions": {"WikiTopicClusterin": "x"}}, r"did you mean 'WikiTopicClustering'"),
+    ],
+)
+def test_settings_that_contradict_are_refused(run, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        suite_tasks(changed(run, **settings))
+
+
+def test_an_unknown_suite_and_a_missing_source_are_refused(run):
+    values = run.model_dump(mode="json")
+    values["evaluation"]["suite"] = "mteb"
+    with pytest.raises(ConfigError, match=r"suite.*'wikipedia' or 'none'"):
+        parse(Run, values)
+    values["evaluation"]["suite"] = "wikipedia"
+    values["data"]["datasets"][0]["source"] = {"kind": "pairs", "path": "x.jsonl"}
+    with pytest.raises(ConfigError, match=r"evaluation\.source"):
+        suite_tasks(parse(Run, values))
+
+
+def test_the_suite_none_scores_nothing(run, tmp_path):
+    quiet = changed(run, suite="none")
+    model = Silent(np.ones((COUNT, 4)))
+    assert evaluate(model, quiet, name="m", revision="1", results_folder=tmp_path) == {}

@@ -1,0 +1,86 @@
+"""Tables and pictures of scores."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rayembed.evaluation.plots import loss_curve, score_bars, smoothed
+from rayembed.evaluation.tables import (
+    MISSING,
+    ScoreTable,
+    csv_table,
+    markdown_table,
+    rich_table,
+)
+
+TABLE = ScoreTable(
+    rows={
+        "untrained": {"WikiSentenceRetrieval": 0.45, "WikiTopicClustering": 0.30},
+        "stage 2": {"WikiSentenceRetrieval": 0.7104, "WikiTopicClustering": 0.28},
+        "BM25": {"WikiSentenceRetrieval": 0.39},
+    },
+    base="untrained",
+)
+
+
+def test_markdown_marks_the_best_and_the_difference_to_the_base():
+    assert markdown_table(TABLE).splitlines() == [
+        "| Model | Sentence retrieval nDCG@10 | Topic clustering V-measure |",
+        "| --- | ---: | ---: |",
+        "| untrained | 0.450 | **0.300** |",
+        "| stage 2 | **0.710** (+0.260) | 0.280 (-0.020) |",
+        f"| BM25 | 0.390 (-0.060) | {MISSING} |",
+    ]
+
+
+def test_scores_that_print_alike_are_both_the_best():
+    table = ScoreTable({"a": {"x": 0.50012}, "b": {"x": 0.50038}})
+    assert markdown_table(table).count("**0.500**") == 2
+
+
+def test_the_mean_is_of_complete_rows_only():
+    assert TABLE.mean("untrained") == pytest.approx(0.375)
+    assert TABLE.mean("BM25") is None
+
+
+def test_csv_keeps_full_precision_and_leaves_missing_scores_empty():
+    rows = list(csv.DictReader(io.StringIO(csv_table(TABLE))))
+    assert rows[1]["WikiSentenceRetrieval"] == "0.7104"
+    assert rows[2] == {"model": "BM25", "WikiSentenceRetrieval": "0.39", "WikiTopicClustering": ""}
+
+
+def test_the_terminal_shows_every_row_and_bold_only_for_the_best():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120, color_system="standard")
+    console.print(rich_table(TABLE))
+    shown = text.getvalue()
+    assert "\x1b[1m0.710" in shown
+    assert "\x1b[1m0.450" not in shown
+    for word in ("untrained", "stage 2", "BM25", "+0.260", "-0.020", "0.375", MISSING):
+        assert word in shown
+
+
+def test_smoothing_is_a_centred_mean_and_keeps_straight_lines():
+    line = np.linspace(3.0, 1.0, 200)
+    np.testing.assert_allclose(smoothed(line), line)
+    np.testing.assert_allclose(smoothed(np.array([1.0, 4.0, 1.0])), [1.0, 2.0, 1.0])
+    noise = np.random.default_rng(0).normal(size=400)
+    assert smoothed(noise).std() < 0.4 * noise.std()
+    assert smoothed(np.array([])).shape == (0,)
+    assert smoothed(np.array([7.0])).tolist() == [7.0]
+
+
+def test_pictures_are_written(tmp_path):
+    score_bars(TABLE, tmp_path / "deep" / "scores.png")
+    records = [
+        {"step": step, "loss": 2.0 / step, "learning_rate": 1e-5 * step, "stage": stage}
+        for stage in ("retrieval", "blend")
+        for step in range(1, 9)
+    ]
+    loss_curve(records, tmp_path / "loss.png")
+    loss_curve([], tmp_path / "empty.png")
+    for name in ("deep/scores.png", "loss.png", "empty.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
