@@ -148,13 +148,12 @@ def _dashboards() -> list[str]:
     return [f"http://{host}:{port}" for host, port in sorted(ports)]
 
 
-def choose_ports() -> Ports:
-    """The default ports, each replaced by a free one where it is taken.
+def choose_ports(wanted: Ports = Ports()) -> Ports:
+    """The wanted ports, each replaced by a free one where it is taken.
 
     Raises:
         PlacementError: no free port was found.
     """
-    wanted = Ports()
     taken: set[int] = set()
 
     def free(port: int) -> int:
@@ -280,7 +279,7 @@ def stop(leader: subprocess.Popen[bytes], *, drain_seconds: float = _DRAIN_SECON
     # The kernel gives no process the id of a session that still has members.
     members |= _in_session(leader.pid)
     for end in ("terminate", "kill"):
-        _, alive = psutil.wait_procs(members, timeout=5)
+        _, alive = psutil.wait_procs(members, timeout=2)
         for process in alive:
             try:
                 getattr(process, end)()

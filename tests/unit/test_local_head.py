@@ -1,0 +1,235 @@
+"""The parts of a local head that need no Ray: token, ports, waiting, stopping, signals."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.pipeline import local_head
+from rayembed.pipeline.on_ray import read_runtime_env, submit_command
+
+ROOT = Path(__file__).resolve().parents[2]
+loopback = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def test_a_token_is_made_once_and_only_for_its_user(home):
+    token = local_head.ensure_token()
+    file = home / ".ray" / "auth_token"
+    assert token is not None
+    assert len(token) == 64
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)  # as Ray itself writes it
+    assert local_head.ensure_token() == token
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["auth_token"]
+
+
+def test_tokens_from_elsewhere(home, monkeypatch):
+    other = home / "other"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(other))
+    with pytest.raises(PlacementError, match="does not exist"):
+        local_head.ensure_token()
+    other.write_text("")
+    with pytest.raises(PlacementError, match="is empty"):
+        local_head.ensure_token()
+    other.write_text("abc\n")
+    assert local_head.ensure_token() == "abc"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "def")
+    assert local_head.ensure_token() == "def"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert local_head.ensure_token() is None
+    assert not (home / ".ray").exists()
+
+
+def test_the_environment_of_a_client(home, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "intranet")
+    monkeypatch.setenv("no_proxy", "")
+    local_head.prepare_environment()
+    local_head.prepare_environment()
+    assert os.environ["NO_PROXY"] == "intranet,127.0.0.1,localhost"
+    assert os.environ["no_proxy"] == "127.0.0.1,localhost"
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    local_head.prepare_environment()
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+@loopback
+def test_a_taken_port_is_replaced():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        wanted = local_head.Ports(dashboard=number)
+        chosen = local_head.choose_ports(wanted)
+    assert chosen.dashboard != number
+    assert 20_000 <= chosen.dashboard < 32_000
+    assert len({chosen.head, chosen.dashboard, chosen.agent, chosen.client}) == 4
+    command = local_head.start_command(chosen, 2)
+    assert command[1:5] == ["start", "--head", "--block", "--dashboard-host=127.0.0.1"]
+    assert f"--dashboard-port={chosen.dashboard}" in command
+    assert "--num-cpus=2" in command
+
+
+class JobsServer(BaseHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+    def do_GET(self):
+        allowed = self.headers.get("Authorization") == "Bearer good"
+        self.send_response(200 if allowed else 401)
+        self.end_headers()
+        self.wfile.write(b'{"ray_version": "2.60.0"}')
+
+
+@loopback
+def test_probe_tells_a_jobs_server_from_nothing_and_from_another_token(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # loopback goes past proxies
+    server = HTTPServer(("127.0.0.1", 0), JobsServer)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    assert local_head.probe(address, "good") == 200
+    assert local_head.probe(address, "bad") == 401
+    assert local_head.probe(address, None) == 401
+    monkeypatch.setattr(local_head, "_dashboards", lambda: [address])
+    assert local_head.find_head("good") == address
+    assert local_head.find_head("bad") is None
+    server.shutdown()
+    server.server_close()
+    thread.join()
+    assert local_head.probe(address, "good") == 0
+    assert local_head.find_head("good") is None
+
+
+def _fake_start(monkeypatch, script):
+    command = ["/bin/bash", "-c", script]
+    monkeypatch.setattr(local_head, "start_command", lambda ports, num_cpus: command)
+
+
+@loopback
+def test_a_head_that_dies_or_never_answers_is_an_error_with_its_log(monkeypatch, tmp_path):
+    log = tmp_path / "outputs" / "head.log"
+    _fake_start(monkeypatch, "echo no port left; exit 7")
+    with (
+        pytest.raises(PlacementError, match=r"ended at once with exit code 7.*\nno port left"),
+        local_head.head(log, None),
+    ):
+        pass
+    _fake_start(monkeypatch, f"echo $$ > {tmp_path}/pid; exec sleep 100")
+    with (
+        pytest.raises(PlacementError, match=r"did not answer in 0\.5 s"),
+        local_head.head(log, None, timeout_seconds=0.5),
+    ):
+        pass
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def _wait_for(file):
+    while not file.exists() or not file.read_text().strip():
+        time.sleep(0.02)
+    return int(file.read_text())
+
+
+def test_stopping_ends_the_session_and_descendants_and_nothing_else(tmp_path):
+    # A member that ignores SIGTERM, one that left the session, one whose parent is gone.
+    script = f"""
+    (trap '' TERM; echo $BASHPID > {tmp_path}/stubborn; while true; do sleep 0.1; done) &
+    setsid bash -c 'echo $$ > {tmp_path}/own; exec sleep 100' &
+    (sleep 100 & echo $! > {tmp_path}/orphan)
+    trap 'exit 0' TERM
+    while true; do sleep 0.1; done
+    """
+    bystander = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    leader = subprocess.Popen(["/bin/bash", "-c", script], start_new_session=True)
+    names = ("stubborn", "own", "orphan")
+    members = [psutil.Process(_wait_for(tmp_path / name)) for name in names]
+    try:
+        local_head.stop(leader, drain_seconds=5)
+        assert leader.returncode == 0
+        assert [p for p in members if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_signal_in_a_deferred_block_is_delivered_after_it():
+    seen = []
+    former = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        with local_head.deferred_signals():
+            signal.raise_signal(signal.SIGTERM)
+            assert seen == []
+        assert seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+def test_a_signal_becomes_an_exit():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught, local_head.signals_as_exit():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_runtime_environment_of_the_checkout():
+    values = read_runtime_env(ROOT / "cluster" / "runtime_env.yaml", ROOT)
+    assert values["py_modules"] == [str(ROOT / "platform" / "rayembed")]
+    assert values["working_dir"] == str(ROOT)
+    assert "/outputs/" in values["excludes"]
+
+
+def test_a_runtime_environment_that_cannot_be_used(tmp_path):
+    file = tmp_path / "env.yaml"
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_runtime_env(file, tmp_path)
+    file.write_text("- a list")
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        read_runtime_env(file, tmp_path)
+    file.write_text("py_modules: [none]")
+    with pytest.raises(ConfigError, match=r"module folder '.*/none', which is missing"):
+        read_runtime_env(file, tmp_path)
+    file.write_text("py_modules: ['s3://bucket/rayembed.zip']")
+    assert read_runtime_env(file, tmp_path)["py_modules"] == ["s3://bucket/rayembed.zip"]
+
+
+def test_the_command_that_does_the_same():
+    entrypoint = ["python", "jobs/x.py", "--set", "data.root=a b"]
+    assert submit_command(entrypoint, address="http://h:1", runtime_env="c/r.yaml") == (
+        "RAY_AUTH_MODE=token ray job submit --address http://h:1 --working-dir . "
+        "--runtime-env c/r.yaml -- python jobs/x.py --set 'data.root=a b'"
+    )
+
+
+def test_the_job_script_is_short_and_passes_arguments_on(monkeypatch):
+    done = subprocess.run(
+        [sys.executable, "-c",
+         "import sys; sys.path.insert(0, 'jobs'); import run_quickstart as q\n"
+         "q.run_on_local_head = lambda words, **_: print(*words) or 5\n"
+         "sys.exit(q.main(['--set', 'seed=1']))"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert done.stdout.split() == [
+        "python", "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart",
+        "--set", f"placement.storage_path={ROOT}/outputs", "--set", "seed=1",
+    ]  # fmt: skip
