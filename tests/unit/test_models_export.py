@@ -1,0 +1,283 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tiny_models import save_decoder, save_encoder
+
+from rayembed.config.model import (
+    BackboneConfig,
+    BiEncoderConfig,
+    ClsPooling,
+    EosPooling,
+    LatentAttentionPooling,
+    MeanPooling,
+    NVEmbedConfig,
+    SelfAttentionPooling,
+)
+from rayembed.errors import ArtifactError
+from rayembed.models.biencoder import BiEncoder
+from rayembed.models.build import build_model, load_model
+from rayembed.models.encoding import encode
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.nvembed import NVEmbed
+from rayembed.models.sentence_module import as_sentence_transformer
+
+TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris", ""]
+TASK = "Given a question, retrieve passages that answer it"
+LATENT = LatentAttentionPooling(num_latents=4, num_heads=2, mlp_ratio=2)
+
+
+def trained(config, folder):
+    """A model whose adapters and pooling are no longer what they were built as."""
+    model = build_model(config, folder, seed=0)
+    g = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=g))
+    return model.eval()
+
+
+def nvembed_config(**changes):
+    backbone = BackboneConfig(path="unused", dtype="float32")
+    return NVEmbedConfig(**({"backbone": backbone, "pooling": LATENT} | changes))
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory):
+    return save_decoder(tmp_path_factory.mktemp("decoder"), "mistral")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+def vectors(model, role, instruction=""):
+    return encode(model, TEXTS, role=role, instruction=instruction, allow_empty=True)
+
+
+def sentence_transformer(folder):
+    # The flag is asked for whenever a module is not of sentence-transformers itself.
+    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        nvembed_config(),
+        nvembed_config(mask="causal", pooling=EosPooling()),
+        nvembed_config(pooling=MeanPooling(), lora=None),
+        nvembed_config(pooling=SelfAttentionPooling(num_heads=4), query_max_length=40),
+        nvembed_config(pooling=LATENT.model_copy(update={"form": "paper"})),
+    ],
+)
+def test_nvembed_gives_the_same_vectors_everywhere(tmp_path, decoder, config):
+    model = trained(config, decoder)
+    folder = tmp_path / "model"
+    model.save(folder, instructions={"Questions": TASK})
+    query, document = vectors(model, "query", TASK), vectors(model, "document")
+
+    again = load_model(folder)
+    assert isinstance(again, NVEmbed)
+    assert not again.training
+    np.testing.assert_allclose(vectors(again, "query", TASK), query, atol=1e-5)
+    np.testing.assert_allclose(vectors(again, "document"), document, atol=1e-5)
+
+    prompt = f"Instruct: {TASK}\nQuery: "
+    for loaded in (sentence_transformer(folder), as_sentence_transformer(folder)):
+        for found, expected in (
+            (loaded.encode(TEXTS, prompt=prompt), query),
+            (loaded.encode(TEXTS, prompt_name="Questions"), query),
+            (loaded.encode_query(TEXTS, prompt=prompt), query),
+            (loaded.encode(TEXTS), document),
+            (loaded.encode_document(TEXTS), document),
+            (loaded.encode_query(TEXTS), vectors(model, "query")),
+        ):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert loaded.get_embedding_dimension() == 32
+    if not isinstance(config.pooling, EosPooling):
+        # The control: as plain text the instruction is pooled, and the vectors are others.
+        as_text = encode(model, [prompt + t for t in TEXTS], role="query")
+        assert np.abs(as_text - query).max() > 1e-3
+
+
+@pytest.mark.parametrize("pooling", [MeanPooling(), ClsPooling()])
+@pytest.mark.parametrize("document_length", [20, 7])
+def test_biencoder_gives_the_same_vectors_everywhere(tmp_path, encoder, pooling, document_length):
+    """One length: plain sentence-transformers format. Two: rayembed's module."""
+    config = BiEncoderConfig(
+        backbone=BackboneConfig(path="unused", dtype="float32"),
+        pooling=pooling,
+        query_prefix="where ",
+        document_prefix="the world ",
+        query_max_length=20,
+        document_max_length=document_length,
+    )
+    model = trained(config, encoder)
+    folder = tmp_path / "model"
+    model.save(folder)
+    again = load_model(folder)
+    assert isinstance(again, BiEncoder)
+    plain = document_length == 20
+    assert plain == ("rayembed" not in (folder / "modules.json").read_text())
+    loaded = SentenceTransformer(str(folder), device="cpu", trust_remote_code=not plain)
+    for role, found in (
+        ("query", loaded.encode_query(TEXTS)),
+        ("document", loaded.encode_document(TEXTS)),
+    ):
+        expected = vectors(model, role)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(vectors(again, role), expected, atol=1e-5)
+    told = loaded.encode(TEXTS, prompt="where the capital ")
+    np.testing.assert_allclose(told, vectors(model, "query", "the capital"), atol=1e-5)
+    if plain:
+        (folder / "rayembed.json").unlink()
+        of_others = load_model(folder)
+        assert of_others.config.pooling == pooling
+        np.testing.assert_allclose(vectors(of_others, "query"), vectors(model, "query"), atol=1e-5)
+
+
+def test_sentence_transformers_saves_and_loads_again(tmp_path, decoder):
+    trained(nvembed_config(), decoder).save(tmp_path / "one")
+    loaded = sentence_transformer(tmp_path / "one")
+    loaded.save(str(tmp_path / "two"))
+    again = sentence_transformer(tmp_path / "two")
+    np.testing.assert_allclose(again.encode(TEXTS), loaded.encode(TEXTS), atol=1e-6)
+
+
+def test_folder_holds_numbers_and_json_alone(tmp_path, decoder):
+    trained(nvembed_config(), decoder).save(tmp_path / "model")
+    names = {path.name for path in (tmp_path / "model").rglob("*")}
+    assert {path.suffix for path in (tmp_path / "model").rglob("*")} == {".json", ".safetensors"}
+    assert {"rayembed.json", "modules.json", "pooling.safetensors", "tokenizer.json"} <= names
+    settings = json.loads((tmp_path / "model" / "rayembed.json").read_text())
+    assert settings["format_version"] == 1
+    assert settings["model"]["lora"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_bfloat16_model_stays_bfloat16_and_can_be_widened(tmp_path, decoder):
+    config = nvembed_config(backbone=BackboneConfig(path="unused", dtype="bfloat16"))
+    model = trained(config, decoder)
+    model.save(tmp_path / "model")
+    again, wide = load_model(tmp_path / "model"), load_model(tmp_path / "model", dtype="float32")
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+    found = sentence_transformer(tmp_path / "model").encode(TEXTS)
+    np.testing.assert_allclose(found, vectors(again, "document"), atol=1e-5)
+    # Merging rounds to bfloat16 what the adapter kept apart: 8 bits, unit vectors.
+    assert (vectors(model, "document") * vectors(again, "document")).sum(1).min() > 0.999
+    assert (vectors(wide, "document") * vectors(again, "document")).sum(1).min() > 0.999
+
+
+def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):
+    model = trained(nvembed_config(), decoder)
+    model.save(tmp_path / "model")
+    before = weights_fingerprint(tmp_path / "model")
+
+    def fail(*_, **__):
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.tokenizer.pretrained, "save_pretrained", fail)
+        with pytest.raises(OSError, match="no space"):
+            model.save(tmp_path / "model")
+    assert weights_fingerprint(tmp_path / "model") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    model.save(tmp_path / "model")  # replacing is allowed
+    assert weights_fingerprint(tmp_path / "model") == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("x")
+    with pytest.raises(ArtifactError, match="files of something else"):
+        model.save(tmp_path / "notes")
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "x"
+
+
+def cut_weights(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def drop_a_pooling_weight(folder):
+    import safetensors.torch
+
+    state = safetensors.torch.load_file(folder / "pooling.safetensors")
+    del state["latents"]
+    safetensors.torch.save_file(state, folder / "pooling.safetensors")
+
+
+def later_format(folder):
+    path = folder / "rayembed.json"
+    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (cut_weights, "cannot load the model"),
+        (drop_a_pooling_weight, "latents"),
+        (later_format, "format_version 2"),
+        (lambda f: (f / "pooling.safetensors").unlink(), "pooling layer"),
+        (lambda f: (f / "rayembed.json").write_text("{"), "cannot read"),
+        (lambda f: (f / "rayembed.json").write_text("[]"), "must hold a JSON object"),
+        (lambda f: (f / "config.json").unlink(), "no transformers model"),
+        (lambda f: (f / "model.safetensors").unlink(), "cannot load the model"),
+        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer"),
+        (shutil.rmtree, "no model in"),
+    ],
+)
+def test_broken_folder_is_refused(tmp_path, decoder, harm, message):
+    trained(nvembed_config(), decoder).save(tmp_path / "model")
+    harm(tmp_path / "model")
+    with pytest.raises(ArtifactError, match=message):
+        load_model(tmp_path / "model")
+
+
+def test_plain_encoder_is_taken_with_mean_pooling(encoder):
+    model = load_model(encoder)
+    assert model.config.pooling == MeanPooling()
+    assert model.config.query_max_length == 64
+    assert model.config.backbone.dtype == "float32"
+    found = SentenceTransformer(str(encoder), device="cpu").encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors(model, "document"), found, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("modules.json", "models.Normalize", "models.Dense", "supported are"),
+        ("1_Pooling/config.json", "mean_tokens", "max_token", "pools by"),
+        ("sentence_bert_config.json", "false", "true", "lower-casing"),
+    ],
+)
+def test_modules_of_other_kinds_are_refused(tmp_path, encoder, file, old, new, message):
+    config = BiEncoderConfig(backbone=BackboneConfig(path="unused", dtype="float32"))
+    build_model(config, encoder, seed=0).save(tmp_path / "model")
+    (tmp_path / "model" / "rayembed.json").unlink()
+    path = tmp_path / "model" / file
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ArtifactError, match=message):
+        load_model(tmp_path / "model")
+
+
+def test_fingerprint_goes_by_content(tmp_path, encoder):
+    one = weights_fingerprint(encoder)
+    assert len(one) == 12
+    assert set(one) <= set("0123456789abcdef")
+    copy = tmp_path / "copy"
+    shutil.copytree(encoder, copy)
+    (copy / "README.md").write_text("a card")
+    assert weights_fingerprint(copy) == one
+    for name in ("tokenizer.json", "config.json", "model.safetensors"):
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content + b" ")
+        assert weights_fingerprint(copy) != one, name
+        (copy / name).write_bytes(content)
+    assert weights_fingerprint(copy) == one
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ArtifactError, match="no weights"):
+        weights_fingerprint(copy)
