@@ -5,6 +5,7 @@ on the order in which rows were read. G rows of a global batch.
 """
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class _Walk:
         self.epoch = 0
         self.order = self._permutation()
         self.place = 0
-        self.waiting: list[int] = []
+        self.waiting: deque[int] = deque()
 
     def draw(self, count: int, used: set[int]) -> np.ndarray:
         """(count,) int64 rows; their query hashes are added to `used`."""
@@ -108,26 +109,29 @@ class _Walk:
             self.place += count  # the usual case: all of the next rows fit
             used |= hashes
             return ahead
-        return np.array([self._next(used) for _ in range(count)], dtype=np.int64)
+        taken: list[int] = []
+        waiting, self.waiting = self.waiting, deque()
+        for row in waiting:
+            self._take_or_wait(row, count, taken, used)
+        while len(taken) < count:
+            if self.place < len(self.order):
+                row = int(self.order[self.place])
+                self.place += 1
+                self._take_or_wait(row, count, taken, used)
+            elif self.waiting:  # the epoch has nothing else: the batch gets a query twice
+                taken.append(self.waiting.popleft())
+            else:
+                self.epoch += 1
+                self.order, self.place = self._permutation(), 0
+        return np.array(taken, dtype=np.int64)
 
-    def _next(self, used: set[int]) -> int:
-        for i, row in enumerate(self.waiting):
-            if int(self.rows.query_hash[row]) not in used:
-                return self._take(self.waiting.pop(i), used)
-        if self.place == len(self.order) and not self.waiting:
-            self.epoch += 1
-            self.order, self.place = self._permutation(), 0
-        while self.place < len(self.order):
-            row = int(self.order[self.place])
-            self.place += 1
-            if int(self.rows.query_hash[row]) not in used:
-                return self._take(row, used)
+    def _take_or_wait(self, row: int, count: int, taken: list[int], used: set[int]) -> None:
+        query = int(self.rows.query_hash[row])
+        if len(taken) < count and query not in used:
+            used.add(query)
+            taken.append(row)
+        else:
             self.waiting.append(row)
-        return self._take(self.waiting.pop(0), used)
-
-    def _take(self, row: int, used: set[int]) -> int:
-        used.add(int(self.rows.query_hash[row]))
-        return row
 
     def _permutation(self) -> np.ndarray:
         generator = _generator(self.seed, self.key, self.rows.name, self.epoch)

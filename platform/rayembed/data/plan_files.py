@@ -1,0 +1,170 @@
+"""How a plan gets from parts to files: rows are scattered by block of steps, then gathered.
+
+Each part is read once and each block is put together once, so memory is bounded by a part and a
+block whatever the size of the data. Both are tasks over units, run here or by Ray Data.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.data.parts import parquet_bytes, read_table
+from rayembed.data.records import NEGATIVE, SCHEMA
+from rayembed.data.units import Result
+from rayembed.errors import ArtifactError
+
+PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
+
+ROWS_PER_FILE = 8192
+"""Rows of a file of the plan: some 50 MB of text with seven negatives a row."""
+
+ROWS_PER_GROUP = 64
+"""Rows of a row group, the least that a worker reads: some 0.5 MB."""
+
+
+@dataclass(frozen=True)
+class PartPlaces:
+    """Where rows of one part stand in the plan; a row may stand in many places."""
+
+    path: str
+    row: np.ndarray
+    """(m,) int64 rows of the part."""
+    step: np.ndarray
+    """(m,) int64."""
+    slot: np.ndarray
+    """(m,) int32."""
+
+    @property
+    def key(self) -> str:
+        """Names the unit by part and places."""
+        digest = xxhash.xxh3_64()
+        for array in (self.row, self.step, self.slot):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return f"{xxhash.xxh3_64_hexdigest(self.path.encode())}-{digest.hexdigest()}"
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Task: the rows of a part, each at its places, in one file for each block of steps."""
+
+    folder: str
+    steps_per_file: int
+    num_negatives: int
+
+    def __call__(self, unit: PartPlaces) -> Result:
+        """`files`: block → path of the rows of this part that stand in the block."""
+        table = _trim(read_table(unit.path), self.num_negatives)
+        block = unit.step // self.steps_per_file
+        files: dict[str, str] = {}
+        for number in np.unique(block).tolist():
+            chosen = np.flatnonzero(block == number)
+            rows = table.take(pa.array(unit.row[chosen]))
+            rows = rows.add_column(0, "slot", pa.array(unit.slot[chosen], pa.int32()))
+            rows = rows.add_column(0, "step", pa.array(unit.step[chosen], pa.int64()))
+            path = join(self.folder, "scattered", f"{number:06d}", f"{unit.key}.parquet")
+            write_atomic(path, parquet_bytes(rows))
+            files[str(number)] = path
+        return {"files": files}
+
+
+@dataclass(frozen=True)
+class Block:
+    """The steps of one file of the plan."""
+
+    number: int
+    first_step: int
+    num_steps: int
+    paths: tuple[str, ...]
+    """Scattered files that hold its rows, in any order."""
+
+    @property
+    def key(self) -> str:
+        """Names the unit by its number and its inputs."""
+        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Task: one file of the plan, rows by step and slot, in row groups that workers read."""
+
+    folder: str
+    global_pairs: int
+
+    def __call__(self, block: Block) -> Result:
+        """`file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
+        table = pa.concat_tables([read_table(path) for path in block.paths])
+        table = table.cast(PLAN_SCHEMA).sort_by([("step", "ascending"), ("slot", "ascending")])
+        places = table["step"].to_numpy() * self.global_pairs + table["slot"].to_numpy()
+        first = block.first_step * self.global_pairs
+        wanted = np.arange(first, first + block.num_steps * self.global_pairs)
+        if not np.array_equal(places, wanted):
+            raise ArtifactError(
+                f"block {block.number} of the plan {self.folder!r} has {len(places)} rows that do "
+                f"not fill its {len(wanted)} places; remove the folder and prepare it again"
+            )
+        buffer = pa.BufferOutputStream()
+        with pq.ParquetWriter(buffer, PLAN_SCHEMA, compression="zstd") as writer:
+            for step in range(block.num_steps):
+                # One write a step, so that no row group spans two steps.
+                rows = table.slice(step * self.global_pairs, self.global_pairs)
+                writer.write_table(rows, row_group_size=ROWS_PER_GROUP)
+        name = file_name(block.first_step)
+        write_atomic(join(self.folder, name), buffer.getvalue().to_pybytes())
+        counts = pc.value_counts(table["dataset"]).to_pylist()
+        return {
+            "file": name,
+            "steps": [
+                step_hash(table.slice(step * self.global_pairs, self.global_pairs))
+                for step in range(block.num_steps)
+            ],
+            "rows_by_dataset": {item["values"]: item["counts"] for item in counts},
+        }
+
+
+def file_name(first_step: int) -> str:
+    """Name of the file whose first step it is."""
+    return f"steps-{first_step:09d}.parquet"
+
+
+def step_hash(rows: pa.Table) -> str:
+    """Hexadecimal digits of the content of the rows of a step, in their order."""
+    digest = xxhash.xxh3_64()
+    for row in rows.to_pylist():
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
+    return digest.hexdigest()
+
+
+def part_places(
+    paths: Sequence[str],
+    rows_of_parts: Sequence[int],
+    row: np.ndarray,
+    step: np.ndarray,
+    slot: np.ndarray,
+) -> list[PartPlaces]:
+    """The places of rows that count through the parts, for each part that has any."""
+    first = np.concatenate([[0], np.cumsum(rows_of_parts)])
+    order = np.argsort(row, kind="stable")
+    row, step, slot = row[order], step[order], slot[order]
+    edges = np.searchsorted(row, first)
+    return [
+        PartPlaces(path, row[a:b] - start, step[a:b], slot[a:b])
+        for path, start, a, b in zip(paths, first[:-1], edges[:-1], edges[1:], strict=True)
+        if b > a
+    ]
+
+
+def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
+    """The table with at most the first `num_negatives` negatives of each row."""
+    place = table.schema.get_field_index("negatives")
+    if num_negatives:
+        trimmed = pc.list_slice(table["negatives"], 0, num_negatives)
+    else:
+        trimmed = pa.array([[]] * len(table), pa.list_(NEGATIVE))
+    return table.set_column(place, SCHEMA.field("negatives"), trimmed.cast(pa.list_(NEGATIVE)))
