@@ -1,6 +1,5 @@
 """Scores through mteb: an oracle, chance, resuming, what is refused."""
 
-import json
 import math
 import re
 
@@ -8,6 +7,7 @@ import mteb
 import numpy as np
 import pytest
 import torch
+from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -19,8 +19,6 @@ from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
 
-COUNT = 240
-HELD_OUT = 120
 WIDTH = COUNT + 8 + 4
 
 
@@ -31,46 +29,7 @@ def number(text):
 
 @pytest.fixture
 def run(tmp_path):
-    articles = {}
-    for i in range(COUNT):
-        title = f"Title{i} Town"
-        articles[title] = {
-            "title": title,
-            "extract": " ".join(
-                f"The sentence number {k} speaks of own{i} in this place." for k in range(4)
-            ),
-            "description": f"Kind{i % 8} own{i}",
-            "topic": f"Topic{i % 4}",
-        }
-    path = tmp_path / "articles.json"
-    path.write_text(json.dumps(articles))
-    source = {"kind": "wikipedia", "path": str(path), "pairs": "sentence"}
-    return parse(
-        Run,
-        {
-            "name": "test",
-            "model": {"kind": "biencoder", "backbone": {"path": "none"}},
-            "data": {
-                "datasets": [{"name": "wiki", "source": source}],
-                "held_out": {"num_titles": HELD_OUT},
-            },
-            "stages": [
-                {
-                    "name": "one",
-                    "datasets": {"wiki": 1.0},
-                    "batch": {"global_pairs": 4, "in_batch_negatives": True},
-                    "optimizer": {"learning_rate": 1e-4},
-                    "steps": 1,
-                }
-            ],
-            "evaluation": {
-                "suite": "wikipedia",
-                "num_documents": 100,
-                "num_queries": 100,
-                "max_length": 64,
-            },
-        },
-    )
+    return run_over(write_articles(tmp_path / "articles.json"))
 
 
 def changed(run, **settings):

@@ -31,7 +31,9 @@ from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
 from rayembed.models.build import load_model
 from rayembed.models.contract import EmbeddingModel, Role
 from rayembed.models.encoding import encode
+from rayembed.models.export import SETTINGS_FILE
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.json_file import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ def evaluate(
     name: str,
     revision: str,
     results_folder: str | Path,
+    instructions: Mapping[str, str] | None = None,
 ) -> dict[str, float]:
     """Main score of each task of the run's suite, by task name; BM25 has retrieval tasks only.
 
@@ -53,6 +56,7 @@ def evaluate(
         name: names the model in results, with or without an organisation before a slash.
         revision: tells the weights from other weights of that name, as a fingerprint does.
         results_folder: local folder; what is already scored there is read and not run again.
+        instructions: by task name; None: those of the run.
 
     Raises:
         ConfigError: the settings of the evaluation contradict each other or the data.
@@ -66,7 +70,8 @@ def evaluate(
         meta = bm25_meta(name, _full_revision(revision, tasks, {}))
         scored: Any = Bm25(meta)
     else:
-        instructions = run.evaluation.instructions
+        if instructions is None:
+            instructions = run.evaluation.instructions
         meta = model_meta(
             name,
             _full_revision(revision, tasks, instructions),
@@ -89,7 +94,8 @@ def evaluate_reference(
 ) -> dict[str, float]:
     """As `evaluate`, of `bm25`, a saved model's folder or any asset reference of a model.
 
-    The model is loaded only if a score is missing.
+    The model is loaded only if a score is missing. Encoders that others trained get none of the
+    run's instructions, only the prefixes that their own folder names.
 
     Raises:
         AssetError: the reference leads to no model.
@@ -101,13 +107,21 @@ def evaluate_reference(
     folder = resolve_model(str(reference))
     revision = weights_fingerprint(folder)
     tasks = suite_tasks(run)
-    full = _full_revision(revision, tasks, run.evaluation.instructions)
+    instructions = run.evaluation.instructions if _knows_instructions(folder) else {}
+    full = _full_revision(revision, tasks, instructions)
     known = stored_scores(results_folder, model_meta(name, full), tasks)
     if len(known) == len(tasks):
         logger.info("%s: all %d scores are in %s", name, len(tasks), results_folder)
         return known
     model = load_model(folder).to(device)
-    return evaluate(model, run, name=name, revision=revision, results_folder=results_folder)
+    return evaluate(
+        model,
+        run,
+        name=name,
+        revision=revision,
+        results_folder=results_folder,
+        instructions=instructions,
+    )
 
 
 def suite_tasks(run: Run) -> list[Any]:
@@ -223,6 +237,14 @@ def stored_scores(
         if complete and result.dataset_revision == task.metadata.dataset["revision"]:
             scores[task.metadata.name] = float(result.get_score())
     return scores
+
+
+def _knows_instructions(folder: Path) -> bool:
+    """Whether a model of this house or a published NV-Embed lies there, not any encoder."""
+    if (folder / SETTINGS_FILE).is_file():
+        return True
+    config = folder / "config.json"
+    return config.is_file() and read_json(config).get("model_type") == "nvembed"
 
 
 def _source(run: Run) -> str:

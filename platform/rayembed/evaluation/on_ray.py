@@ -16,16 +16,20 @@ def evaluate_on_ray(
     results_folder: str | Path,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
+    num_threads: int | None = None,
 ) -> dict[str, float]:
     """Main score of each task, as `evaluate_reference` gives them, from a task on the cluster.
 
     Waits for it. `reference` and `results_folder` must lie where every node reads and writes.
 
+    Args:
+        num_threads: of torch; None: `num_cpus`, rounded down, at least 1.
+
     Raises:
         RayembedError: what `evaluate_reference` raises, unwrapped from Ray's error.
     """
     task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=2)(_evaluate)
-    threads = max(1, int(num_cpus))
+    threads = num_threads or max(1, int(num_cpus))
     try:
         scores: dict[str, float] = ray.get(
             task.remote(str(reference), run, name, str(results_folder), threads, num_gpus > 0)

@@ -1,0 +1,31 @@
+"""The scores of all-MiniLM-L6-v2 are those that mteb takes of it through sentence-transformers."""
+
+import mteb
+import pytest
+from made_up_articles import run_over
+from sentence_transformers import SentenceTransformer
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
+from rayembed.evaluation.evaluate import evaluate, evaluate_reference, suite_tasks
+from rayembed.models.build import load_model
+
+
+@pytest.mark.assets
+def test_minilm_scores_as_through_sentence_transformers(tmp_path):
+    instructions = {"WikiTopicClustering": "Group the texts"}
+    run = run_over(WIKIPEDIA_EN, max_length=48, instructions=instructions)
+    folder = resolve_model(MINILM)
+    ours = evaluate_reference(folder, run, name="minilm", results_folder=tmp_path)
+    theirs = mteb.evaluate(
+        SentenceTransformer(str(folder), device="cpu"), suite_tasks(run), cache=None
+    )
+    for result in theirs.task_results:
+        # the same weights in another order of summation; ranks may swap where scores tie
+        assert ours[result.task_name] == pytest.approx(result.get_score(), abs=1e-3)
+    assert len(theirs.task_results) == len(ours) == 6
+
+    # control: an instruction that the model never saw changes the score
+    told = evaluate(load_model(folder), run, name="told", revision="1", results_folder=tmp_path)
+    assert told["WikiTopicClustering"] != ours["WikiTopicClustering"]
+    assert told["WikiSentenceRetrieval"] == pytest.approx(ours["WikiSentenceRetrieval"])

@@ -1,0 +1,39 @@
+"""Evaluation as a Ray task."""
+
+import pytest
+import ray
+from made_up_articles import run_over, write_articles
+from tiny_models import save_encoder
+
+from rayembed.errors import AssetError, ConfigError
+from rayembed.evaluation.evaluate import evaluate_reference
+from rayembed.evaluation.on_ray import evaluate_on_ray
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def test_a_task_gives_the_scores_of_this_process(cluster, tmp_path):
+    run = run_over(write_articles(tmp_path / "articles.json"), max_length=16)
+    model = save_encoder(tmp_path / "model")
+    here = evaluate_reference(model, run, name="tiny", results_folder=tmp_path / "here")
+    there = evaluate_on_ray(
+        model, run, name="tiny", results_folder=tmp_path / "there", num_threads=1
+    )
+    assert there == pytest.approx(here, abs=1e-4)
+    files = sorted(path.name for path in (tmp_path / "there").rglob("*.json"))
+    assert files == sorted(path.name for path in (tmp_path / "here").rglob("*.json"))
+
+
+def test_errors_come_back_as_they_were_raised(cluster, tmp_path):
+    run = run_over(write_articles(tmp_path / "articles.json"), num_documents=1000)
+    with pytest.raises(ConfigError, match="num_documents 1000 exceeds"):
+        evaluate_on_ray("bm25", run, name="bm25", results_folder=tmp_path)
+    with pytest.raises(AssetError, match="nothing-there"):
+        evaluate_on_ray("/nothing-there", run, name="x", results_folder=tmp_path)
