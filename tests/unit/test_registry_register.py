@@ -245,3 +245,49 @@ def test_requirements_are_exact_and_on_an_index():
     found = pip_requirements()
     assert any(line.startswith("sentence-transformers==") for line in found)
     assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in found)
+
+
+def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, loaded):
+    """The model class of rayembed, its instruction kept out of the pool, through MLflow."""
+    import mlflow
+    from tiny_models import save_decoder
+
+    from rayembed.config.model import NVEmbedConfig
+    from rayembed.config.settings import parse
+    from rayembed.models.build import build_model
+    from rayembed.models.encoding import encode
+
+    backbone = save_decoder(tmp_path / "decoder")
+    config = parse(
+        NVEmbedConfig,
+        {
+            "backbone": {"path": str(backbone), "dtype": "float32"},
+            "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
+        },
+    )
+    model = build_model(config, backbone, seed=1).eval()
+    model.save(tmp_path / "exported")
+    version = register(
+        tmp_path / "exported",
+        "nvembed",
+        tracker=tracker,
+        scores={},
+        weights_fingerprint="333333333333",
+        dimensions=model.dimensions,
+        instruction_template=config.instruction_template,
+        global_step=7,
+        tags={},
+    )
+    served = mlflow.pyfunc.load_model(version.alias_uri)
+    texts = ["Paris is the capital of France", "the quick brown fox"]
+    told = {"input": texts, "role": "query", "instruction": "find a city"}
+    # Other batches pad otherwise, which moves float32 sums in the last digits.
+    np.testing.assert_allclose(
+        vectors(served.predict(told)),
+        encode(model, texts, role="query", instruction="find a city"),
+        atol=1e-6,
+    )
+    np.testing.assert_allclose(
+        vectors(served.predict({"input": texts})), encode(model, texts, role="document"), atol=1e-6
+    )
+    assert served.predict(told)["usage"]["prompt_tokens"] > 0

@@ -9,13 +9,19 @@ the default) and `instruction` (the task definition put before the texts).
 """
 
 import base64
+import json
 import numbers
+import warnings
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlflow
 import numpy as np
 from mlflow.exceptions import MlflowException
+
+# The model has a signature; MLflow asks for annotations all the same, in all who load the model.
+warnings.filterwarnings("ignore", r"(?s).*Add type hints to the `predict` method")
 
 _ROLES = ("query", "document")
 _FORMATS = ("float", "base64")
@@ -42,7 +48,13 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         self.name = str(settings.get("name", ""))
         self.template: str | None = settings.get("instruction_template")
         self.dimensions = [int(width) for width in settings.get("dimensions", [])]
-        self.model = SentenceTransformer(context.artifacts["model"])
+        folder = Path(context.artifacts["model"])
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        kinds = [str(module["type"]) for module in modules]
+        # sentence-transformers asks for this flag for every class that is not its own. Ours travels
+        # with the MLflow model as code; nothing is run that the folder holds.
+        ours = any(kind.startswith("rayembed.") for kind in kinds)
+        self.model = SentenceTransformer(str(folder), trust_remote_code=ours)
 
     # Without annotations, of which MLflow would make another signature than the one it is given.
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
