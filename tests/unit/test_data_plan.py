@@ -275,7 +275,7 @@ def test_short_lists_and_classes_survive(tmp_path: Path) -> None:
     assert by_id == {r.id: r for r in rows}
     none = write_plan(
         str(tmp_path / "none"),
-        parts,
+        {"a": parts_of(tmp_path / "q", [dataclasses.replace(r, in_batch=True) for r in rows])},
         config(weights={"a": 1}, global_pairs=size, num_steps=1, num_negatives=0),
     )
     assert all(r.negatives == () for r in none.read(0))
