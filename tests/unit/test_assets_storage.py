@@ -9,6 +9,7 @@ from rayembed.assets.storage import (
     join,
     open_storage,
     read_bytes,
+    upload_folder,
     write_atomic,
 )
 from rayembed.errors import ArtifactError, PlacementError
@@ -81,3 +82,20 @@ def test_check_writable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlacementError, match=r"placement\.storage_path .*cannot be written"):
         check_writable(tmp_path / "file" / "below")
+
+
+def test_a_folder_is_copied_with_all_that_is_in_it(tmp_path):
+    source = tmp_path / "model"
+    (source / "1_Pooling").mkdir(parents=True)
+    (source / "1_Pooling" / "config.json").write_text("{}")
+    (source / "weights").write_bytes(b"123")
+    write_atomic(tmp_path / "to" / "copy" / "weights", b"old")
+    upload_folder(source, tmp_path / "to" / "copy")
+    assert read_bytes(tmp_path / "to" / "copy" / "weights") == b"123"
+    assert read_bytes(tmp_path / "to" / "copy" / "1_Pooling" / "config.json") == b"{}"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArtifactError, match="cannot copy"):
+        upload_folder(source, tmp_path / "file" / "copy")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ArtifactError, match="nothing to copy"):
+        upload_folder(tmp_path / "empty", tmp_path / "to")

@@ -113,6 +113,27 @@ def _umask() -> int:
     return mask
 
 
+def upload_folder(folder: Path, path: str | Path) -> None:
+    """Copy all files below a local folder to `path`, replacing those of the same name.
+
+    Raises:
+        ArtifactError: the folder holds no file, or the storage refuses them.
+    """
+    if not any(item.is_file() for item in folder.rglob("*")):
+        raise ArtifactError(f"there is nothing to copy from {str(folder)!r} to {str(path)!r}")
+    filesystem, inside = open_storage(path)
+    try:
+        filesystem.create_dir(inside, recursive=True)
+        pyarrow.fs.copy_files(
+            str(folder.absolute()),
+            inside,
+            source_filesystem=pyarrow.fs.LocalFileSystem(),
+            destination_filesystem=filesystem,
+        )
+    except OSError as error:
+        raise ArtifactError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
+
+
 def check_writable(path: str | Path) -> None:
     """Return when a file can be written, read and removed below `path`; makes the folder.
 
