@@ -94,7 +94,11 @@ def _read(path: str, text: str, annotation: Any) -> Any:
     try:
         return read_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {path}={text}: the value is not YAML: {error}") from None
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(
+            f"--set {path}={text}: the value is not YAML: {problem}; quote texts in lists and "
+            "groups that hold one of ?:,#[]{}"
+        ) from None
 
 
 def _holds_several(annotation: Any) -> bool:

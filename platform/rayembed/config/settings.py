@@ -43,7 +43,8 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        lines = [_describe(cls, dict(item)) for item in error.errors()]
+        items = [dict(item) for item in error.errors()]
+        lines = [_describe(cls, item) for item in items if not _follows(item, items)]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -60,6 +61,14 @@ def kind_of(cls: type[Settings]) -> str | None:
     """The `kind` that chooses the class among alternatives; None where it has no such setting."""
     kind = cls.model_fields.get("kind")
     return None if kind is None else str(kind.default)
+
+
+def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
+    """Whether a list is only called too short because pydantic left out its wrong elements."""
+    depth = len(item["loc"])
+    return item["type"] == "too_short" and any(
+        len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
+    )
 
 
 def _describe(cls: type[Settings], item: Mapping[str, Any]) -> str:

@@ -36,6 +36,21 @@ _TextLoader.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """Texts with line breaks and other unprintable characters are quoted with escapes.
+
+    Each value stands on one line, and PyYAML does not fold breaks such as U+0085 into spaces.
+    """
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
 def read_yaml(text: str) -> Any:
     """Mappings, lists, texts and None of a YAML document.
 
@@ -47,4 +62,4 @@ def read_yaml(text: str) -> Any:
 
 def write_yaml(values: Any) -> str:
     """YAML of plain values, in their order, one line a value."""
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=10_000)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)

@@ -18,7 +18,7 @@ from rayembed.pipeline.requirements import (
     worker_memory,
 )
 
-_WIDTH = 120
+_WIDTH = 140
 """Columns where the output is not a terminal."""
 
 
@@ -90,6 +90,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     gpus = f", {placement.workers} GPUs" if placement.use_gpu else ", no GPU"
     cpus = placement.workers * placement.cpus_per_worker
     table.add_row("machines", f"{placement.workers} workers with {cpus:g} CPUs{gpus}")
+    table.add_row("data root", run.data.root or "the working directory")
     table.add_row("storage", placement.storage_path)
     return table
 
@@ -130,12 +131,12 @@ def _datasets(run: Run) -> Table:
     table.add_column("source", overflow="fold")
     table.add_column("negatives")
     for stage in run.stages:
-        table.add_column(f"share of {stage.name}", justify="right")
+        table.add_column(f"in {stage.name}", justify="right")
     for dataset in run.data.datasets:
         rows = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
         table.add_row(
-            dataset.name, dataset.task, rows, _source(run, dataset), _negatives(dataset), *shares
+            dataset.name, dataset.task, rows, _source(dataset), _negatives(dataset), *shares
         )
     return table
 
@@ -145,11 +146,10 @@ def _share(stage: StageConfig, name: str) -> str:
     return "" if weight is None else f"{weight / sum(stage.datasets.values()):.2%}"
 
 
-def _source(run: Run, dataset: DatasetConfig) -> str:
+def _source(dataset: DatasetConfig) -> str:
     match dataset.source:
         case PairsSource(path=path):
-            local = "://" not in path and not path.startswith("/") and run.data.root
-            return f"{run.data.root.rstrip('/')}/{path}" if local else path
+            return path
         case WikipediaSource(pairs=pairs, path=path):
             return f"{pairs} of {_short(path)}"
 

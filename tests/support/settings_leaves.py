@@ -1,0 +1,95 @@
+"""Every single setting of a run, found by walking it, and another valid value for each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from rayembed.config.settings import Settings, members
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting that is a single value (or a list of them), with its type."""
+
+    path: tuple[str | int, ...]
+    annotation: Any
+    value: Any
+
+    @property
+    def dotted(self) -> str:
+        return ".".join(str(part) for part in self.path)
+
+
+def leaves(settings: Settings, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    for name, field in type(settings).model_fields.items():
+        value, here = getattr(settings, name), (*path, name)
+        if isinstance(value, Settings):
+            yield from leaves(value, here)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
+            for index, item in enumerate(value):
+                yield from leaves(item, (*here, index))
+        elif isinstance(value, dict):
+            arg = get_args(field.annotation)[1]
+            yield from (Leaf((*here, key), arg, item) for key, item in value.items())
+        else:
+            yield Leaf(here, field.annotation, value)
+
+
+def groups(
+    settings: Settings, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Settings]]:
+    """Every group of settings of a run with its path, the run itself first."""
+    yield path, settings
+    for name in type(settings).model_fields:
+        value, here = getattr(settings, name), (*path, name)
+        if isinstance(value, Settings):
+            yield from groups(value, here)
+        elif isinstance(value, tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, Settings):
+                    yield from groups(item, (*here, index))
+
+
+def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
+    """A valid value that differs; None where the type admits no other."""
+    choices = _choices(leaf.annotation)
+    if choices:
+        others = [choice for choice in choices if choice != leaf.value]
+        return others[0] if others else None
+    match leaf.value:
+        case bool():
+            return not leaf.value
+        case int():
+            return leaf.value + 1
+        case float():
+            return leaf.value / 2 if leaf.value else 0.05
+        case str():
+            return leaf.value + "x"
+        case tuple():
+            return [*leaf.value, "x"] if get_args(leaf.annotation)[-1] is Ellipsis else [0.5, 0.5]
+        case None:
+            return _instead_of_none(leaf.annotation)
+    raise AssertionError(f"no other value for {leaf}")
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next((c for c in map(_choices, get_args(annotation)) if c), ())
+
+
+def _instead_of_none(annotation: Any) -> Any:
+    if members(annotation):
+        required = [n for n, f in members(annotation)[0].model_fields.items() if f.is_required()]
+        return dict.fromkeys(required, "x")
+    kinds = str(annotation)
+    if "int" in kinds:
+        return 3
+    return 0.5 if "float" in kinds else "x"
+
+
+def put(values: Any, path: tuple[str | int, ...], value: Any) -> None:
+    """Change one value of a dumped run in place."""
+    for part in path[:-1]:
+        values = values[part]
+    values[path[-1]] = value

@@ -1,0 +1,97 @@
+"""From arguments to a run, and what the user sees when they are wrong."""
+
+import sys
+import types
+
+import pytest
+
+from rayembed.errors import PlacementError
+from rayembed.pipeline.command_line import Action, resolve, run_job
+from rayembed.recipes.catalogue import get_recipe
+
+
+def job(*argv: str) -> int:
+    return run_job(argv, default_recipe="biencoder", about="About.")
+
+
+def test_without_arguments_the_default_recipe_is_trained():
+    run, action = resolve([], "nvembed-v2")
+    assert run == get_recipe("nvembed-v2")
+    assert action is Action.TRAIN
+
+
+def test_recipe_settings_and_name_come_in_this_order():
+    argv = "--name mine --set seed=1 --set name=other --recipe nvembed-v1 --set seed=2 --dry-run"
+    run, action = resolve(argv.split(), "biencoder")
+    assert (run.name, run.seed, action) == ("mine", 2, Action.DRY_RUN)
+    assert run.fingerprint != get_recipe("nvembed-v1").fingerprint
+    assert run.model == get_recipe("nvembed-v1").model
+
+
+def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
+    expected, _ = resolve(["--set", "seed=5"], "nvembed-quickstart")
+    file = tmp_path / "run.yaml"
+    file.write_text(expected.to_yaml())
+    assert resolve(["--recipe", str(file)], "biencoder")[0] == expected
+    monkeypatch.chdir(tmp_path)
+    assert resolve(["--recipe", "run.yaml"], "biencoder")[0] == expected
+    file.rename("run")  # any name that is a file and no recipe
+    assert resolve(["--recipe", "run"], "biencoder")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--recipe", "nvembed-v3"], "error: no recipe 'nvembed-v3'; did you mean 'nvembed-v2'?\n"),
+        (["--recipe", "none.yaml"], "error: cannot read the run 'none.yaml'"),
+        (["--set", "sead=1"], "error: no setting 'sead'; did you mean 'seed'?\n"),
+        (["--set", "seed"], "error: --set 'seed': expected path.to.setting=value\n"),
+        (["--set", "placement.workers=7"], "cannot be shared equally"),
+        (["--name", "a b"], "error: name = 'a b'"),
+        (["--dry-run", "--set", "model.backbone.path=nowhere"], "error: model.backbone.path"),
+    ],
+)
+def test_a_wrong_argument_is_one_message_and_exit_code_2(argv, message, capsys):
+    assert job(*argv) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_unknown_options_and_abbreviations_are_refused(capsys):
+    for argv in (["--recip", "biencoder"], ["--steps", "3"]):
+        with pytest.raises(SystemExit) as exit_:
+            resolve(argv, "biencoder")
+        assert exit_.value.code == 2
+    assert "unrecognized arguments" in capsys.readouterr().err
+
+
+def test_list_shows_every_recipe(capsys):
+    assert job("--list") == 0
+    shown = capsys.readouterr().out
+    for name in ("nvembed-quickstart-single-stage-in-batch", "nvembed-v2", "biencoder"):
+        assert f" {name} " in shown
+
+
+def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys):
+    trained = []
+    fake = types.ModuleType("rayembed.pipeline.train")
+    fake.train = trained.append
+    monkeypatch.setitem(sys.modules, "rayembed.pipeline.train", fake)
+    assert job("--name", "mine") == 0
+    assert [run.name for run in trained] == ["mine"]
+
+    def refuse(run):
+        raise PlacementError("more workers than CPUs")
+
+    fake.train = refuse
+    assert job() == 1
+    assert capsys.readouterr().err == "error: more workers than CPUs\n"
+
+    def break_down(run):
+        raise ZeroDivisionError
+
+    fake.train = break_down
+    with pytest.raises(ZeroDivisionError):  # a defect of ours keeps its traceback
+        job()

@@ -1,0 +1,150 @@
+"""What a wrong setting says: where it is, what is allowed, which setting was meant."""
+
+import pickle
+
+import pytest
+from settings_leaves import groups, leaves, put
+
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError
+from rayembed.recipes.catalogue import get_recipe
+
+RUNS = ("nvembed-quickstart", "biencoder", "nvembed-v2")
+
+
+def misspelt(name: str) -> str:
+    """The name with one letter doubled in the middle."""
+    middle = len(name) // 2
+    return name[:middle] + name[middle] + name[middle:]
+
+
+def some_groups(run: Run):
+    """All groups of the run, of its data sets only two."""
+    return [
+        (path, group)
+        for path, group in groups(run)
+        if path[:2] != ("data", "datasets") or len(path) < 3 or path[2] in (0, 3)
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_misspelt_setting_at_any_level_names_its_path_and_the_nearest(name):
+    run = get_recipe(name)
+    tried = 0
+    for path, group in some_groups(run):
+        for field in type(group).model_fields:
+            wrong = misspelt(field)
+            dotted = ".".join(str(part) for part in (*path, wrong))
+            expected = f"no setting '{dotted}'; did you mean '{field}'?"
+            values = run.model_dump(mode="json")
+            put(values, (*path, wrong), 1)
+            with pytest.raises(ConfigError) as in_file:
+                parse(Run, values)
+            assert expected in str(in_file.value).splitlines()
+            with pytest.raises(ConfigError) as on_command_line:
+                override(run, [f"{dotted}=1"])
+            assert str(on_command_line.value) == expected
+            tried += 1
+    assert tried > 60
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_value_of_the_wrong_type_names_its_path_and_itself(name):
+    run = get_recipe(name)
+    tried = 0
+    for leaf in leaves(run):
+        if not isinstance(leaf.value, int | float) or len(leaf.path) > 5:
+            continue
+        if "instructions" in leaf.path:
+            continue
+        values = run.model_dump(mode="json")
+        put(values, leaf.path, "many")
+        with pytest.raises(ConfigError) as error:
+            parse(Run, values)
+        assert f"{leaf.dotted} = 'many': must be" in str(error.value)
+        tried += 1
+    assert tried > 20
+
+
+CASES = [
+    ("model.pooling.kind=means", r"model\.pooling\.kind = 'means'.*did you mean 'mean'"),
+    ("model.mask=both", "model.mask = 'both': must be 'bidirectional' or 'causal'"),
+    ("model.pooling=mean", "model.pooling = 'mean': is a group of settings"),
+    ("stages=3", r"stages = '3': is a list"),
+    ("seed.x=3", "no setting 'seed.x': 'seed' is a single value"),
+    ("stages.blen.steps=3", "no element 'stages.blen'; did you mean 'blend'"),
+    ("stages.7.steps=3", "no element 'stages.7'; allowed: blend, retrieval"),
+    ("evaluation.baselines.5=x", "no element 'evaluation.baselines.5'; allowed: 0, 1"),
+    ("stages.blend.datasets=[a", "the value is not YAML"),
+    ("stages.blend.datasets={a: 1, a: 2}", "the name 'a' is given twice"),
+    ("stages.blend.steps", "expected path.to.setting=value"),
+    ("=3", "expected path.to.setting=value"),
+    ("stages.blend.steps=0", "must be greater than 0"),
+    ("stages.blend.steps=1.5", "must be a valid integer"),
+    ("placement.zero_stage=4", r"must be 0, 1, 2 or 3"),
+    ("model.lora.target_modules=[]", "model.lora.target_modules"),
+    ("stages.blend.optimizer.betas=[0.9, 1.0]", r"betas\.1 = '1.0': must be less than 1"),
+    ("stages.blend.optimizer.betas=[0.9]", r"stages\.1\.optimizer\.betas\.1' is required"),
+    ("model.instruction_template=Query: ", "instruction_template 'Query: ' lacks"),
+    ("name=../elsewhere", "name = '../elsewhere'"),
+    ("stages.blend.name=retrieval", "two elements have the stage name 'retrieval'"),
+    ("data.datasets.wiki-sentence.name=wiki-description", "the data set name 'wiki-descr"),
+    ("data.datasets.wiki-sentence.name=a.b", r"name = 'a.b'"),
+    ("stages.blend.datasets.wiki-sentenc=1", "data.datasets lacks; did you mean 'wiki-sentence'"),
+    ("stages.blend.datasets={}", "at least 1 item"),
+    ("stages.blend.optimizer.warmup_steps=25", "warmup_steps 25 must be below its 25 steps"),
+    ("stages.blend.batch.num_negatives=0", "neither in-batch nor hard negatives"),
+    ("placement.workers=3", "global_pairs 32 cannot be shared equally by placement.workers 3"),
+    ("data.datasets.wiki-sentence.mining=null", "'wiki-sentence' has no negatives in stage 'ble"),
+    ("data.datasets.wiki-sentence.mining.candidates=6", "num_negatives 7 cannot be found among"),
+    ("data.held_out.num_titles=0", "data.held_out.num_titles above 0"),
+    ("model.kind=biencoder", "setting 'model.backbone' is required"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "message"), CASES, ids=[case[0] for case in CASES])
+def test_a_setting_that_does_not_hold_says_why(assignment, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        override(get_recipe("nvembed-quickstart"), [assignment])
+    text = str(error.value)
+    assert "pydantic" not in text.lower()
+    assert len(text) < 500  # never a dump of a whole group
+
+
+def test_in_batch_negatives_of_a_data_set_count_only_where_the_stage_has_them():
+    run = get_recipe("biencoder")
+    with pytest.raises(ConfigError, match="'pairs' has no negatives in stage 'finetune'"):
+        override(run, ["data.datasets.pairs.in_batch_negatives=false"])
+    with_given = ["data.datasets.pairs.source.negatives=negatives"]
+    with pytest.raises(ConfigError, match="'pairs' has no negatives"):  # none are taken
+        override(run, [*with_given, "data.datasets.pairs.in_batch_negatives=false"])
+    taken = "stages.finetune.batch.num_negatives=3"
+    override(run, [*with_given, taken, "data.datasets.pairs.in_batch_negatives=false"])
+
+
+def test_scores_need_texts():
+    run = get_recipe("biencoder")
+    with pytest.raises(ConfigError, match=r"needs texts: set evaluation\.source"):
+        override(run, ["evaluation.suite=wikipedia"])
+    override(run, ["evaluation.source=summaries.json", "evaluation.suite=wikipedia"])
+
+
+def test_a_group_without_its_kind_says_which_there_are():
+    values = get_recipe("nvembed-quickstart").model_dump(mode="json")
+    del values["model"]["pooling"]["kind"]
+    with pytest.raises(ConfigError, match=r"'model\.pooling\.kind' is required; .*'latent_att"):
+        parse(Run, values)
+
+
+def test_all_wrong_settings_are_told_at_once():
+    values = get_recipe("biencoder").model_dump(mode="json")
+    values["seeed"] = 1
+    values["stages"][0]["steps"] = -1
+    del values["model"]["backbone"]["path"]
+    with pytest.raises(ConfigError) as error:
+        parse(Run, values)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3
+    assert isinstance(pickle.loads(pickle.dumps(error.value)), ConfigError)

@@ -1,0 +1,261 @@
+"""Identity, fingerprint and file of a run, over every setting there is."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from settings_leaves import leaves, other_value, put
+
+from rayembed.config.override import override
+from rayembed.config.run import Placement, Run, fingerprint, read_run
+from rayembed.config.settings import parse
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ConfigError
+from rayembed.recipes.catalogue import get_recipe
+
+FIXED = {"policy", "kind"}
+"""Settings with a single admissible value for now, or that choose other settings."""
+
+NOT_IDENTITY = {"name", "root", "checkpoint_every_steps"}
+"""Beside the placement: what a run is called, where data lies, how often it is saved."""
+
+RUNS = ("nvembed-quickstart", "biencoder", "biencoder-quickstart", "nvembed-v1")
+
+
+def changeable(run: Run) -> Run:
+    """The run with negatives and texts everywhere, so that any one setting can be changed."""
+    values = run.model_dump(mode="json")
+    for dataset in values["data"]["datasets"]:
+        dataset["mining"] = dataset["mining"] or {"teacher": "teacher"}
+    for stage in values["stages"]:
+        stage["batch"]["num_negatives"] += 1
+    values["evaluation"]["source"] = "summaries.json"
+    values["placement"]["workers"] = 1
+    return parse(Run, values)
+
+
+def changed(run: Run, leaf) -> Run:
+    values = run.model_dump(mode="json")
+    put(values, leaf.path, other_value(leaf))
+    if leaf.path[:2] == ("data", "datasets") and leaf.path[-1] == "name":  # stages follow
+        for stage in values["stages"]:
+            weight = stage["datasets"].pop(leaf.value, None)
+            if weight is not None:
+                stage["datasets"][other_value(leaf)] = weight
+    return parse(Run, values)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_it(name):
+    run = changeable(get_recipe(name))
+    seen = {run.fingerprint: "the run itself"}
+    fixed, placed, identity = set(), 0, 0
+    first_datasets = ("data", "datasets", 0), ("data", "datasets", 2)
+    for leaf in leaves(run):
+        if leaf.path[:2] == ("data", "datasets") and leaf.path[:3] not in first_datasets:
+            continue  # 45 data sets with the same settings
+        if other_value(leaf) is None or leaf.path[-1] == "kind":
+            fixed.add(leaf.path[-1])
+            continue
+        other = changed(run, leaf)
+        assert other != run, leaf.dotted
+        free = leaf.path[0] == "placement" or leaf.path == ("name",)
+        if free or leaf.path[-1] in NOT_IDENTITY - {"name"}:
+            placed += 1
+            assert other.fingerprint == run.fingerprint, leaf.dotted
+        else:
+            identity += 1
+            assert other.fingerprint not in seen, (leaf.dotted, seen.get(other.fingerprint))
+            seen[other.fingerprint] = leaf.dotted
+    assert fixed == FIXED
+    stages = len(run.stages)
+    assert placed == len(Placement.model_fields) + len({"name", "root"}) + stages
+    assert identity > 40
+
+
+def test_the_fingerprint_is_the_sha256_of_canonical_json():
+    text = '{"a":[1.5,null],"b":"é"}'
+    assert (
+        fingerprint({"b": "é", "a": [1.5, None]})
+        == (hashlib.sha256(text.encode()).hexdigest()[:12])
+    )
+    with pytest.raises(TypeError):
+        fingerprint({"a": object()})
+
+
+def test_the_order_of_weights_and_instructions_decides_nothing():
+    run = get_recipe("nvembed-quickstart")
+    values = run.model_dump(mode="json")
+    for stage in values["stages"]:
+        stage["datasets"] = dict(reversed(stage["datasets"].items()))
+    values["evaluation"]["instructions"] = dict(
+        reversed(values["evaluation"]["instructions"].items())
+    )
+    other = parse(Run, values)
+    assert other.fingerprint == run.fingerprint
+    assert other.to_yaml() == run.to_yaml()
+
+
+def test_the_order_of_stages_decides():
+    run = get_recipe("nvembed-quickstart")
+    values = run.model_dump(mode="json")
+    values["stages"].reverse()
+    assert parse(Run, values).fingerprint != run.fingerprint
+
+
+def test_the_fingerprint_is_the_same_in_another_process():
+    code = (
+        "from rayembed.recipes.catalogue import get_recipe;"
+        "print(get_recipe('nvembed-v2').fingerprint)"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert found == {get_recipe("nvembed-v2").fingerprint}
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+floats = st.floats(1e-30, 1e30, allow_nan=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, texts, texts, floats, st.integers(0, 2**62), st.booleans())
+def test_any_run_comes_back_from_its_text(prefix, task, path, rate, seed, cache):
+    values = get_recipe("biencoder-quickstart").model_dump(mode="json")
+    values["seed"] = seed
+    values["model"]["query_prefix"] = prefix
+    values["data"]["datasets"][0]["query_instruction"] = task
+    values["data"]["datasets"][0]["source"]["path"] = path
+    values["evaluation"]["instructions"] = {"Task" + task: prefix}
+    values["stages"][0]["optimizer"]["learning_rate"] = rate
+    values["stages"][0]["datasets"]["wiki-sentence"] = rate
+    values["placement"]["grad_cache"] = cache
+    run = parse(Run, values)
+    again = parse(Run, read_yaml(run.to_yaml()))
+    assert again == run
+    assert again.fingerprint == run.fingerprint
+
+
+def test_a_run_comes_back_from_its_file(tmp_path):
+    run = override(
+        get_recipe("nvembed-quickstart"), ["model.instruction_template=\n{instruction}\x85 "]
+    )
+    (tmp_path / "run.yaml").write_text(run.to_yaml(), encoding="utf-8")
+    again = read_run(tmp_path / "run.yaml")
+    assert again == run
+    assert again.to_yaml() == run.to_yaml()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+def test_a_text_that_means_something_else_in_yaml_stays_a_text(text):
+    run = get_recipe("biencoder")
+    for special in (
+        text,
+        "null",
+        "~",
+        "no",
+        "2e-5",
+        "1_000",
+        "2024-01-01",
+        "0o7",
+        "1:30",
+        "query: ",
+    ):
+        values = run.model_dump(mode="json")
+        values["model"]["query_prefix"] = special
+        changed_run = parse(Run, values)
+        assert override(run, [f"model.query_prefix={special}"]) == changed_run
+        assert changed_run.model.query_prefix == special
+
+
+def test_hand_written_yaml_needs_only_what_has_no_default(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        """
+        name: 2024-01-01
+        model: {kind: biencoder, backbone: {path: model}}
+        data:
+          datasets: [{name: no, source: {kind: pairs, path: pairs.jsonl}}]
+        stages:
+          - name: only
+            datasets: {no: 1}
+            batch: {global_pairs: 8, in_batch_negatives: yes}
+            optimizer: {learning_rate: 2e-5}
+            steps: 10
+        placement: {zero_stage: 2, grad_cache: off}
+        """
+    )
+    run = read_run(file)
+    assert run.name == "2024-01-01"
+    assert run.stages[0].optimizer.learning_rate == 2e-5
+    assert run.stages[0].datasets == {"no": 1.0}
+    assert run.stages[0].batch.in_batch_negatives is True
+    assert run.placement.zero_stage == 2
+    assert run.placement.grad_cache is False
+    assert run.evaluation.suite == "none"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: [a", "cannot read the run"),
+        ("- a\n- b", "must be a mapping"),
+        ("", "must be a mapping"),
+        ("name: a\nname: b", "the name 'name' is given twice"),
+        ("? [a]\n: b", "must be a text"),
+        ("name: a", "setting 'model' is required"),
+        ("seed: !!python/object:os.system x", "cannot read the run"),
+    ],
+)
+def test_a_file_that_is_no_run_is_refused(tmp_path, content, message):
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_run(file)
+
+
+def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="cannot read the run"):
+        read_run(tmp_path / "none.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read the run"):
+        read_run(tmp_path / "binary.yaml")
+    with pytest.raises(ConfigError, match="cannot read the run"):
+        read_run(tmp_path)
+
+
+def test_settings_are_frozen_and_finite():
+    run = get_recipe("biencoder")
+    with pytest.raises(ValueError, match="frozen"):
+        run.seed = 1
+    for value in ("nan", "inf", "1e400"):
+        with pytest.raises(ConfigError, match=r"stages\.0\.optimizer\.learning_rate"):
+            override(run, [f"stages.finetune.optimizer.learning_rate={value}"])
+
+
+def test_identity_is_plain_json_without_the_placement():
+    identity = get_recipe("nvembed-v2").identity()
+    assert json.loads(json.dumps(identity)) == identity
+    assert sorted(identity) == ["data", "evaluation", "model", "seed", "stages"]
+    assert "root" not in identity["data"]
+
+
+def test_config_and_recipes_import_neither_torch_nor_ray():
+    code = (
+        "import sys; import rayembed.recipes.catalogue, rayembed.config.override;"
+        "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

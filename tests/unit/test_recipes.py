@@ -1,0 +1,204 @@
+"""The recipes, and the published ones against the paper's tables (arXiv 2405.17428)."""
+
+import pytest
+
+from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
+from rayembed.config.data import PairsSource, WikipediaSource
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.config.yaml_text import read_yaml
+from rayembed.errors import ConfigError
+from rayembed.recipes import nvembed
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.recipes.nvembed_data import uniform_over_samples
+
+CLAIM = "Given a claim, retrieve documents that support or refute the claim"
+MEDRXIV = "Identify the main category of Medrxiv papers based on the titles and abstracts"
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_is_a_run_of_its_name_that_comes_back_from_its_text(name):
+    run = get_recipe(name)
+    again = parse(Run, read_yaml(run.to_yaml()))
+    assert again == run
+    assert again.fingerprint == run.fingerprint
+    assert run.name == name
+
+
+def test_recipes_differ():
+    fingerprints = {get_recipe(name).fingerprint for name in recipe_names()}
+    assert len(fingerprints) == len(recipe_names()) == 15
+
+
+def test_an_unknown_recipe_names_the_nearest():
+    with pytest.raises(ConfigError, match="no recipe 'nvembed-v3'; did you mean 'nvembed-v"):
+        get_recipe("nvembed-v3")
+    with pytest.raises(ConfigError, match="allowed: biencoder, biencoder-quickstart, nvembed-q"):
+        get_recipe("zzz")
+
+
+@pytest.mark.parametrize("name", ["nvembed-v1", "nvembed-v2"])
+def test_published_runs_have_the_numbers_of_table_11(name):
+    run = get_recipe(name)
+    first, second = run.stages
+    assert (first.steps, second.steps) == (20_000, 18_000)
+    assert (first.optimizer.learning_rate, second.optimizer.learning_rate) == (2e-5, 1.5e-5)
+    assert (first.batch.in_batch_negatives, second.batch.in_batch_negatives) == (True, False)
+    for stage in run.stages:
+        assert (stage.batch.global_pairs, stage.batch.num_negatives) == (128, 7)
+        assert (stage.optimizer.warmup_steps, stage.optimizer.schedule) == (50, "linear")
+        assert stage.optimizer.weight_decay == 0.03
+    model = run.model
+    assert (model.lora.rank, model.lora.alpha, model.lora.dropout) == (16, 32, 0.1)
+    assert (model.pooling.num_latents, model.pooling.num_heads) == (512, 8)
+    assert model.pooling.head_dim is None  # the released checkpoint's: the hidden size
+    assert (model.query_max_length, model.document_max_length) == (512, 512)
+    assert (model.mask, model.backbone.dtype) == ("bidirectional", "bfloat16")
+    assert run.placement.workers == 8
+
+
+def test_version_2_has_the_samples_of_table_12():
+    """Sums over the table's rows, by hand, in thousands."""
+    datasets = {dataset.name: dataset for dataset in get_recipe("nvembed-v2").data.datasets}
+    samples = {
+        task: sum(d.num_samples for d in datasets.values() if d.task == task)
+        for task in ("retrieval", "sts", "classification", "clustering")
+    }
+    retrieval = [16, 270, 500, 500, 87, 80, 100, 170, 140, 5, 2.4, 17, 3.6, 2, 2, 0.9]
+    classification = [6, 20, 40, 10, 16, 24, 15, 15, 11, 11, 50, 27]
+    clustering = [50, 50, 15, 15, 2.3, 2.3, 50, 40, 50, 40, 1.7]
+    assert samples == {
+        "retrieval": round(sum(retrieval) * 1000) + 120_000,
+        "sts": 4_800,
+        "classification": sum(classification) * 1000,
+        "clustering": round(sum(clustering) * 1000),
+    }
+    # NLI and PAQ have two instructions each, and the synthetic set is no row of the table.
+    assert len(datasets) == len(retrieval) + 2 + 1 + 3 + len(classification) + len(clustering)
+    assert datasets["fever"].query_instruction == CLAIM
+    assert datasets["scifact"].query_instruction.startswith("Given a scientific claim, retrieve")
+    assert datasets["reddit-examples"].query_instruction == MEDRXIV  # the paper's own slip
+    assert datasets["msmarco"].query_instruction.startswith("Given a web search query")
+    for name, dataset in datasets.items():
+        assert bool(dataset.query_instruction) == (name != "synthetic")
+    assert datasets["synthetic"].source.instruction == "instruction"
+
+
+def test_only_sts_puts_the_instruction_before_documents():
+    """Sections 4 and 4.2."""
+    for dataset in get_recipe("nvembed-v2").data.datasets:
+        expected = dataset.query_instruction if dataset.task == "sts" else ""
+        assert dataset.document_instruction == expected
+
+
+def test_version_2_mines_retrieval_and_sts_with_the_positive_aware_rule():
+    for dataset in get_recipe("nvembed-v2").data.datasets:
+        mined = dataset.task in ("retrieval", "sts") and dataset.name != "synthetic"
+        assert (dataset.mining is not None) == mined
+        assert (dataset.source.negatives is None) == mined
+        if mined:
+            assert dataset.mining.teacher.startswith("hf://intfloat/e5-mistral-7b-instruct")
+            assert dataset.mining.max_relative_score == 0.95
+            prefix = f"Instruct: {dataset.query_instruction}\nQuery: "
+            assert dataset.mining.query_prefix == prefix
+
+
+def test_version_1_is_version_2_without_mining_added_and_synthetic_data_and_examples():
+    """Table 4: "Label-based approach + [S0]"; section 5.2.5 names what was added."""
+    v1 = {dataset.name: dataset for dataset in get_recipe("nvembed-v1").data.datasets}
+    v2 = {dataset.name: dataset for dataset in get_recipe("nvembed-v2").data.datasets}
+    assert not any(dataset.mining for dataset in v1.values())
+    assert all(dataset.source.negatives for dataset in v1.values())
+    gone = {name for name in v2 if not name.endswith("-examples")} - set(v1)
+    assert gone == {"hover", "scifact", "nfcorpus", "miracl", "mr-tydi", "synthetic"}
+    examples = {name.removesuffix("-examples") for name in v2 if name.endswith("-examples")}
+    assert len(examples) == 5 + 11  # "5 multi-class classification", "all 11 clustering"
+    assert {f"{name}-labels" for name in examples} == set(v1) - set(v2)
+
+
+def test_every_data_set_lies_in_a_folder_of_its_name_under_the_root():
+    for name in ("nvembed-v1", "nvembed-v2"):
+        for dataset in get_recipe(name).data.datasets:
+            assert isinstance(dataset.source, PairsSource)
+            assert dataset.source.path == f"{dataset.name}/"
+
+
+def test_the_first_stage_is_retrieval_and_the_second_everything_by_number_of_samples():
+    run = get_recipe("nvembed-v2")
+    first, second = run.stages
+    datasets = {dataset.name: dataset for dataset in run.data.datasets}
+    assert set(first.datasets) == {n for n, d in datasets.items() if d.task == "retrieval"}
+    assert set(second.datasets) == set(datasets)
+    for stage in run.stages:
+        for name, weight in stage.datasets.items():
+            assert weight == datasets[name].num_samples
+    # As many passes as the reading of "uniformly sampled" rests on.
+    assert 20_000 * 128 / sum(first.datasets.values()) == pytest.approx(1.27, abs=0.01)
+    assert 18_000 * 128 / sum(second.datasets.values()) == pytest.approx(0.89, abs=0.01)
+    with pytest.raises(ValueError, match="no num_samples"):
+        uniform_over_samples(get_recipe("biencoder").data.datasets)
+
+
+@pytest.mark.parametrize("base", ["nvembed-quickstart", "nvembed-v2"])
+def test_single_stages_of_table_4(base):
+    two = get_recipe(base)
+    for suffix, in_batch in (("single-stage", False), ("single-stage-in-batch", True)):
+        run = get_recipe(f"{base}-{suffix}")
+        (stage,) = run.stages
+        assert stage.datasets == two.stages[1].datasets
+        assert stage.batch.in_batch_negatives is in_batch
+        assert stage.steps == two.stages[0].steps + two.stages[1].steps
+        assert (run.model, run.data) == (two.model, two.data)
+
+
+@pytest.mark.parametrize("base", ["nvembed-quickstart", "nvembed-v2"])
+def test_reversed_stages_of_table_4(base):
+    two, run = get_recipe(base), get_recipe(f"{base}-reversed")
+    blend, retrieval = run.stages
+    assert (blend.name, retrieval.name) == ("blend", "retrieval")
+    assert (blend.batch, retrieval.batch) == (two.stages[1].batch, two.stages[0].batch)
+    assert (blend.datasets, retrieval.datasets) == (two.stages[1].datasets, two.stages[0].datasets)
+    assert [s.optimizer for s in run.stages] == [s.optimizer for s in two.stages]
+    assert (run.model, run.data, run.evaluation) == (two.model, two.data, two.evaluation)
+    with pytest.raises(ConfigError, match="only two stages can be reversed"):
+        nvembed.reversed_stages(get_recipe("biencoder"), "x")
+
+
+def test_the_eight_cells_of_tables_2_and_3_are_settings():
+    run = get_recipe("nvembed-quickstart")
+    cells = {
+        override(run, [f"model.pooling.kind={pooling}", f"model.mask={mask}"]).fingerprint
+        for pooling in ("eos", "mean", "latent_attention", "self_attention")
+        for mask in ("bidirectional", "causal")
+    }
+    assert len(cells) == 8
+    assert run.fingerprint in cells
+
+
+def test_the_quickstart_evaluates_with_the_instructions_of_training():
+    run = get_recipe("nvembed-quickstart")
+    trained = {dataset.query_instruction for dataset in run.data.datasets}
+    assert set(run.evaluation.instructions.values()) == trained
+    assert run.model.backbone.path == SMOLLM2
+    assert run.evaluation.baselines == ("bm25", MINILM)
+    assert run.data.held_out.num_titles == 1000
+    sources = [dataset.source for dataset in run.data.datasets]
+    assert all(isinstance(s, WikipediaSource) and s.path == WIKIPEDIA_EN for s in sources)
+    assert [s.pairs for s in sources] == ["description", "sentence", "topic", "topic"]
+
+
+def test_instructions_are_for_tasks_that_the_suite_has():
+    from rayembed.evaluation import wikipedia_tasks
+
+    names = {name for name in vars(wikipedia_tasks) if name.startswith("Wiki")}
+    assert set(nvembed.EVALUATION_INSTRUCTIONS) <= names
+
+
+def test_own_pairs_need_one_setting():
+    run = override(
+        get_recipe("biencoder"), ["data.datasets.pairs.source.path=s3://bucket/pairs.jsonl"]
+    )
+    assert run.data.datasets[0].source.path == "s3://bucket/pairs.jsonl"
+    assert run.model.backbone.path == MINILM
+    assert run.evaluation.suite == "none"
