@@ -241,6 +241,7 @@ def test_nested_settings_become_one_level():
     }
 
 
+@pytest.mark.enable_socket
 def test_server_that_is_away_is_known_at_once(tmp_path):
     started = time.monotonic()
     with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9: .*refused(.|\n)*tracking_uri"):

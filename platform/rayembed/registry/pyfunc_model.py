@@ -11,7 +11,6 @@ the default) and `instruction` (the task definition put before the texts).
 import base64
 import json
 import numbers
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +18,6 @@ from typing import Any, NamedTuple
 import mlflow
 import numpy as np
 from mlflow.exceptions import MlflowException
-
-# The model has a signature; MLflow asks for annotations all the same, in all who load the model.
-warnings.filterwarnings("ignore", r"(?s).*Add type hints to the `predict` method")
 
 _ROLES = ("query", "document")
 _FORMATS = ("float", "base64")
