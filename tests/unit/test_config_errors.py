@@ -99,7 +99,9 @@ CASES = [
     ("placement.workers=3", "global_pairs 32 cannot be shared equally by placement.workers 3"),
     ("data.datasets.wiki-sentence.mining=null", "'wiki-sentence' has no negatives in stage 'ble"),
     ("data.datasets.wiki-sentence.mining.candidates=6", "num_negatives 7 cannot be found among"),
-    ("data.held_out.num_titles=0", "data.held_out.num_titles above 0"),
+    ("data.held_out.num_titles=999", "num_documents 1000 exceeds data.held_out.num_titles 999"),
+    ("evaluation.num_queries=1001", "num_queries 1001 exceeds evaluation.num_documents 1000"),
+    ("model.instruction_template={task}{instruction}", "may hold no braces but"),
     ("model.kind=biencoder", "setting 'model.backbone' is required"),
 ]
 
@@ -128,7 +130,10 @@ def test_scores_need_texts():
     run = get_recipe("biencoder")
     with pytest.raises(ConfigError, match=r"needs texts: set evaluation\.source"):
         override(run, ["evaluation.suite=wikipedia"])
-    override(run, ["evaluation.source=summaries.json", "evaluation.suite=wikipedia"])
+    with_texts = ["evaluation.source=summaries.json", "evaluation.suite=wikipedia"]
+    with pytest.raises(ConfigError, match="num_documents 1000 exceeds"):
+        override(run, with_texts)
+    override(run, [*with_texts, "data.held_out.num_titles=1000"])
 
 
 def test_a_group_without_its_kind_says_which_there_are():

@@ -35,6 +35,8 @@ def changeable(run: Run) -> Run:
     for stage in values["stages"]:
         stage["batch"]["num_negatives"] += 1
     values["evaluation"]["source"] = "summaries.json"
+    values["evaluation"] |= {"num_documents": 10, "num_queries": 5}
+    values["data"]["held_out"]["num_titles"] = 20
     values["placement"]["workers"] = 1
     return parse(Run, values)
 

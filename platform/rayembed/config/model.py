@@ -125,6 +125,12 @@ class NVEmbedConfig(Settings):
             raise ValueError(
                 f"instruction_template {self.instruction_template!r} lacks '{{instruction}}'"
             )
+        rest = self.instruction_template.replace("{instruction}", "")
+        if "{" in rest or "}" in rest:
+            raise ValueError(
+                f"instruction_template {self.instruction_template!r} may hold no braces but those "
+                "of '{instruction}'"
+            )
         return self
 
 

@@ -139,7 +139,7 @@ class Run(Settings):
         return self
 
     @model_validator(mode="after")
-    def _evaluation_has_texts(self) -> "Run":
+    def _evaluation_fits(self) -> "Run":
         evaluation = self.evaluation
         if evaluation.suite == "none":
             return self
@@ -150,10 +150,17 @@ class Run(Settings):
                 "evaluation.suite 'wikipedia' needs texts: set evaluation.source to the asset "
                 "reference of the Wikipedia JSON file, or evaluation.suite=none"
             )
-        if learnt and not self.data.held_out.num_titles:
+        if evaluation.num_queries > evaluation.num_documents:
             raise ValueError(
-                "evaluation.suite 'wikipedia' needs titles that no training row touches: set "
-                "data.held_out.num_titles above 0, or evaluation.suite=none"
+                f"evaluation.num_queries {evaluation.num_queries} exceeds "
+                f"evaluation.num_documents {evaluation.num_documents}: each query has its document"
+            )
+        held_out = self.data.held_out.num_titles
+        if held_out < evaluation.num_documents:
+            raise ValueError(
+                f"evaluation.num_documents {evaluation.num_documents} exceeds "
+                f"data.held_out.num_titles {held_out}, the titles that no training row touches; "
+                "hold out more, ask for fewer, or set evaluation.suite=none"
             )
         return self
 
