@@ -24,6 +24,14 @@ Echo = Callable[[str], object]
 
 RUNTIME_ENV = "cluster/runtime_env.yaml"
 
+# They list every ignored folder and the end of the log's connection between the job's own lines.
+_TALKATIVE = (
+    "ray._private.runtime_env.packaging",
+    "ray._private.runtime_env.working_dir",
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+)
+
 
 def run_on_local_head(
     entrypoint: Sequence[str],
@@ -90,6 +98,8 @@ def run_job(
     """
     from ray.job_submission import JobSubmissionClient
 
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     environment = read_runtime_env(checkout / runtime_env, checkout)
     command = submit_command(entrypoint, address=address, runtime_env=runtime_env)
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
