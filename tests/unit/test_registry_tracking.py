@@ -139,6 +139,7 @@ def test_scores_files_and_provenance_arrive(opened, tmp_path):
     tracker.log_resolved_run("name: x\n")
     tracker.log_scores("eval", {"Wiki (en)": 0.5, "STS": 0.25}, 0)
     tracker.log_scores("eval", {"Wiki (en)": 0.75}, 10)
+    opened().log_scores("eval", {"Wiki (en)": 0.75}, 10)  # submitted again
     tracker.log_artifact(plots, "plots")
     tracker.log_artifact(plots / "loss.svg")
     tracker.log_provenance({"code": {"version": "1", "commit": "c0", "uncommitted_changes": True}})

@@ -30,9 +30,13 @@ class Outbox:
         with self._path.open("ab", buffering=0) as file:
             file.write((json.dumps(entry) + "\n").encode())
 
+    def entries(self) -> list[Entry]:
+        """All entries, taken or not, the oldest first."""
+        return LogReader(self._path).read()
+
     def waiting(self) -> list[Entry]:
         """Entries that were not yet taken, the oldest first."""
-        return LogReader(self._path).read()[self._num_taken() :]
+        return self.entries()[self._num_taken() :]
 
     def taken(self) -> None:
         """Count the oldest waiting entry as told."""

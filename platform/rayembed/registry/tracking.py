@@ -205,10 +205,13 @@ class Tracker:
         """Keep scores as metrics `<name>/<task>` at the step.
 
         One name for one curve: `eval` for the model in training, at 0 before training and at the
-        step after each stage; the name of a baseline for a baseline.
+        step after each stage; the name of a baseline for a baseline. The same scores told again,
+        by a run that was submitted again, make no second point.
         """
         values = {f"{name}/{task}": float(score) for task, score in scores.items()}
-        self._tell({"kind": "scores", "values": values, "step": global_step, "time": time.time()})
+        told = {"kind": "scores", "values": values, "step": global_step}
+        if not any(told.items() <= entry.items() for entry in self._outbox.entries()):
+            self._tell({**told, "time": time.time()})
 
     def log_artifact(self, path: str | Path, artifact_folder: str = "") -> None:
         """Keep a file, or a folder with all that is in it. It must stay on disk until sent.
