@@ -66,7 +66,7 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
             continue
         other = changed(run, leaf)
         assert other != run, leaf.dotted
-        free = leaf.path[0] == "placement" or leaf.path == ("name",)
+        free = leaf.path[0] in ("placement", "evaluation") or leaf.path == ("name",)
         if free or leaf.path[-1] in NOT_IDENTITY - {"name"}:
             placed += 1
             assert other.fingerprint == run.fingerprint, leaf.dotted
@@ -76,7 +76,8 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
             seen[other.fingerprint] = leaf.dotted
     assert fixed == FIXED
     stages = len(run.stages)
-    assert placed == len(Placement.model_fields) + len({"name", "root"}) + stages
+    scored = sum(leaf.path[0] == "evaluation" for leaf in leaves(run))
+    assert placed == len(Placement.model_fields) + scored + len({"name", "root"}) + stages
     assert identity > 40
 
 
@@ -251,7 +252,7 @@ def test_settings_are_frozen_and_finite():
 def test_identity_is_plain_json_without_the_placement():
     identity = get_recipe("nvembed-v2").identity()
     assert json.loads(json.dumps(identity)) == identity
-    assert sorted(identity) == ["data", "evaluation", "model", "seed", "stages"]
+    assert sorted(identity) == ["data", "model", "seed", "stages"]
     assert "root" not in identity["data"]
 
 

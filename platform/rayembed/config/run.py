@@ -165,8 +165,12 @@ class Run(Settings):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What is fingerprinted: all but the name, the placement and where the data lies."""
-        values = self.model_dump(mode="json", exclude={"name", "placement"})
+        """What is fingerprinted: all that the trained weights depend on.
+
+        Left out are the name, the placement, where the data lies, and what is scored: a further
+        baseline must not make another run of it.
+        """
+        values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
         del values["data"]["root"]
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]

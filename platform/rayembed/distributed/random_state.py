@@ -13,7 +13,7 @@ RandomState = dict[str, Tensor]
 def capture() -> RandomState:
     """The state of the CPU's generator and of the current GPU's, if one is in use."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

@@ -9,16 +9,16 @@ from rayembed.assets.cache import cache_folder
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import check_writable, is_remote, join, upload_folder
 from rayembed.config.data import WikipediaSource
-from rayembed.config.model import NVEmbedConfig
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
+from rayembed.models.build import load_model
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.model_card import model_card
+from rayembed.registry.model_card import instruction_template, write_model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.run_folder import claim_run_folder
@@ -140,9 +140,7 @@ def _train_and_score(
         for reference in run.evaluation.baselines:
             label = _baseline_name(reference)
             logger.info("scoring %s for comparison", label)
-            scores[label] = evaluate_on_ray(
-                reference, run, name=label, results_folder=folders.results, **_resources(run)
-            )
+            scores[label] = _evaluate(run, reference, label, folders)
     return scores
 
 
@@ -150,19 +148,20 @@ def _score(run: Run, name: str, weights: str | None, folders: _Folders) -> dict[
     logger.info("scoring %s", name)
     model = folders.model(name)
     export_on_ray(run, weights, str(model))
-    return evaluate_on_ray(
-        model, run, name=f"{run.name}-{name}", results_folder=folders.results, **_resources(run)
-    )
+    return _evaluate(run, model, f"{run.name}-{name}", folders)
 
 
-def _resources(run: Run) -> dict[str, float]:
+def _evaluate(run: Run, reference: str | Path, name: str, folders: _Folders) -> dict[str, float]:
     placement = run.placement
-    threads = placement.threads_per_worker or placement.cpus_per_worker
-    return {
-        "num_cpus": placement.cpus_per_worker,
-        "num_gpus": 1.0 if placement.use_gpu else 0.0,
-        "num_threads": int(max(1, threads)),
-    }
+    return evaluate_on_ray(
+        reference,
+        run,
+        name=name,
+        results_folder=folders.results,
+        num_cpus=placement.cpus_per_worker,
+        num_gpus=1.0 if placement.use_gpu else 0.0,
+        num_threads=placement.threads_per_worker,
+    )
 
 
 def _register(
@@ -184,9 +183,16 @@ def _register(
             tracker.log_artifact(folders.local / name)
     loss_curve(MetricsLog(folders.local / METRICS_FILE).records(), folders.local / "loss.png")
     tracker.log_artifact(folders.local / "loss.png")
-    card = model_card(run, markdown_table(table) if scores else None, found)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    version = _register_version(run, folder, tracker, scores)
+    dimensions = load_model(folder).dimensions
+    write_model_card(
+        folder,
+        run,
+        dimensions=dimensions[0],
+        scores=markdown_table(table) if scores else "",
+        provenance=found,
+        registered_model=run.placement.registered_model or run.name,
+    )
+    version = _register_version(run, folder, tracker, scores, dimensions)
     where = str(folder)
     if is_remote(folders.storage):
         where = join(folders.storage, "model")
@@ -202,22 +208,21 @@ def _register(
 
 
 def _register_version(
-    run: Run, folder: Path, tracker: Tracker, scores: dict[str, dict[str, float]]
+    run: Run,
+    folder: Path,
+    tracker: Tracker,
+    scores: dict[str, dict[str, float]],
+    dimensions: tuple[int, ...],
 ) -> RegisteredVersion:
-    from rayembed.models.build import load_model
-
     last = f"stage {len(run.stages)}: {run.stages[-1].name}"
-    config = run.model
     return register(
         folder,
         run.placement.registered_model or run.name,
         tracker=tracker,
         scores=scores.get(last, {}),
         weights_fingerprint=weights_fingerprint(folder),
-        dimensions=load_model(folder).dimensions,
-        instruction_template=(
-            config.instruction_template if isinstance(config, NVEmbedConfig) else None
-        ),
+        dimensions=dimensions,
+        instruction_template=instruction_template(run.model),
         global_step=sum(stage.steps for stage in run.stages),
         tags={},
     )

@@ -1,0 +1,26 @@
+"""One local Ray cluster for all tests of this folder."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A Ray of four CPUs that ends with the session."""
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # read by Train's controller
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=300_000_000,
+        runtime_env={
+            "env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ["TESTS_SUPPORT"]}
+        },
+    )
+    yield
+    ray.shutdown()
