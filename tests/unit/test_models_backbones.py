@@ -113,7 +113,7 @@ def test_missing_or_damaged_model_is_refused(tmp_path):
     state = safetensors.torch.load_file(folder / "model.safetensors")
     del state["layers.1.mlp.up_proj.weight"]
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ArtifactError, match="lacks 1 weights, such as 'layers.1.mlp.up_proj"):
+    with pytest.raises(ArtifactError, match=r"lacks 1 weights, such as 'layers\.1\.mlp\.up_proj"):
         load_backbone(folder, settings(), mask="own")
     (folder / "model.safetensors").write_bytes(b"\x08\0\0\0")
     with pytest.raises(ArtifactError, match="cannot load the model"):

@@ -170,7 +170,7 @@ def test_trainable_state_goes_round_and_is_strict(decoder):
 
 def test_unknown_target_module_is_refused(decoder):
     config = nvembed_config(lora=LoraConfig(target_modules=("q_proj", "gateproj")))
-    with pytest.raises(ConfigError, match="'gateproj'.*did you mean 'gate_proj'"):
+    with pytest.raises(ConfigError, match=r"'gateproj'.*did you mean 'gate_proj'"):
         build_model(config, decoder, seed=0)
 
 

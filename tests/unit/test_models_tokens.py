@@ -159,6 +159,9 @@ def test_tokenizer_survives_pickling(make):
 
 def test_biencoder_tokens_are_the_tokenizers_own():
     pretrained = wordpiece_tokenizer()
+    # As in the published all-MiniLM-L6-v2.
+    pretrained.backend_tokenizer.enable_truncation(4)
+    pretrained.backend_tokenizer.enable_padding(length=16)
     config = BiEncoderConfig(
         backbone=BACKBONE, query_prefix="where ", query_max_length=6, document_max_length=20
     )

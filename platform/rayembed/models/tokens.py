@@ -31,10 +31,7 @@ class _TextTokenizer:
         max_lengths: dict[Role, int],
         pool_head: bool,
     ) -> None:
-        # A tokenizer.json can bring truncation and padding along (all-MiniLM-L6-v2: both 128).
-        pretrained.backend_tokenizer.no_truncation()
-        pretrained.backend_tokenizer.no_padding()
-        self.pretrained = pretrained
+        self.pretrained = _without_settings(pretrained)
         self.pad_id = pad_id
         self.max_lengths = max_lengths
         self._prefix = np.array(prefix, dtype=np.int32)
@@ -157,7 +154,7 @@ class BiEncoderTokenizer(_TextTokenizer):
     """
 
     def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
-        prefix, suffix = _special_layout(pretrained.backend_tokenizer)
+        prefix, suffix = _special_layout(_without_settings(pretrained).backend_tokenizer)
         super().__init__(
             pretrained,
             prefix=prefix,
@@ -228,6 +225,16 @@ def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> in
         if end > head_length:
             return place
     return len(offsets)
+
+
+def _without_settings(pretrained: Any) -> Any:
+    """The same tokenizer, which neither truncates nor pads any more.
+
+    A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
+    """
+    pretrained.backend_tokenizer.no_truncation()
+    pretrained.backend_tokenizer.no_padding()
+    return pretrained
 
 
 def _special_layout(backend: Any) -> tuple[list[int], list[int]]:
