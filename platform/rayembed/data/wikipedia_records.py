@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rayembed.config.data import DatasetConfig, WikipediaSource
 from rayembed.data.records import Negative, Record
+from rayembed.data.step_batch import text_hash
 from rayembed.data.wikipedia import (
     NO_TOPIC,
     Article,
@@ -33,27 +34,19 @@ class Examples:
     """Distinct texts of each class, sorted."""
 
 
-def training_articles(
-    articles: Sequence[Article], held_out: frozenset[str]
-) -> tuple[list[Article], int]:
-    """The articles whose titles are not held out, and how many were left out."""
-    kept = [article for article in articles if article.title not in held_out]
-    return kept, len(articles) - len(kept)
-
-
 def examples_of(
-    articles: Sequence[Article], source: WikipediaSource, banned: frozenset[str]
+    articles: Sequence[Article], source: WikipediaSource, banned: frozenset[int]
 ) -> Examples:
     """The examples by class that positives and negatives of topic records are drawn from.
 
     Args:
         articles: training articles only.
-        banned: texts that must not occur in training (`held_out_texts`).
+        banned: hashes of texts that must not occur in training (`held_out_texts`).
     """
     texts: dict[str, set[str]] = {}
     for article in articles:
         text = _classified_text(article, source)
-        if article.topic != NO_TOPIC and text is not None and text not in banned:
+        if article.topic != NO_TOPIC and text is not None and text_hash(text) not in banned:
             texts.setdefault(article.topic, set()).add(text)
     return Examples({topic: tuple(sorted(found)) for topic, found in sorted(texts.items())})
 

@@ -1,0 +1,142 @@
+"""Data on Ray: preparation runs as Ray Data pipelines, workers stream their steps by Ray Data.
+
+What is done stands in `prepare`, `units` and `stream`; here is only who does it.
+"""
+
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+import ray.data
+from ray.data import ActorPoolStrategy, TaskPoolStrategy
+
+from rayembed.config.run import Run
+from rayembed.data.plan import BatchPlan
+from rayembed.data.prepare import prepare
+from rayembed.data.step_batch import StepBatch
+from rayembed.data.stream import one_step
+from rayembed.data.units import Result, Task
+from rayembed.errors import RayembedError
+from rayembed.models.contract import Tokenizer
+
+READ_AHEAD_STEPS = 4
+"""Batches of a worker that are made before it asks for them."""
+
+_BYTES_READ_AHEAD = 256 << 20
+
+
+def prepare_data(run: Run, storage: str) -> dict[str, str]:
+    """Stage name → folder of its finished batch plan; see `prepare`.
+
+    Conversion, embedding, mining and the plan's files are made by the cluster; `storage` must be
+    readable and writable on all of its machines.
+
+    Raises:
+        ConfigError, DataError: as `prepare`, also from within Ray's workers.
+    """
+    return prepare(run, storage, execute=execute_with_ray_data)
+
+
+def execute_with_ray_data(task: Task, units: Sequence[Any], heavy: bool) -> Iterator[Result]:
+    """Results of the units in their order: an `Execute` that runs them all over the cluster."""
+    rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    _keep_order(dataset)
+    if heavy:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        machines = sum(node["Alive"] for node in ray.nodes())
+        made = dataset.map_batches(
+            _TaskActor,
+            fn_constructor_args=(task,),
+            batch_size=1,
+            compute=ActorPoolStrategy(min_size=1, max_size=min(gpus or machines, len(rows))),
+            num_gpus=1 if gpus else 0,
+            num_cpus=0 if gpus else 1,
+        )
+    else:
+        made = dataset.map_batches(_run_task, fn_args=(task,), batch_size=1)
+    for row in _rows(made):
+        yield pickle.loads(row["result"])
+
+
+def stream_steps(
+    plan_folder: str,
+    tokenizer: Tokenizer,
+    *,
+    worker: int = 0,
+    num_workers: int = 1,
+    start_step: int = 0,
+) -> Iterator[StepBatch]:
+    """One worker's batches from `start_step` to the plan's last step, in order.
+
+    Ray Data's tasks read and tokenise a few steps ahead on whatever CPUs there are. They reserve
+    none, so that they run beside training workers that hold all CPUs of a small machine.
+
+    Raises:
+        DataError, ArtifactError: as `stream.read_steps`.
+    """
+    plan = BatchPlan.open(plan_folder)
+    plan.read(start_step, worker, num_workers) if start_step < plan.num_steps else None
+    count = plan.num_steps - start_step
+    if count <= 0:
+        return
+    dataset = ray.data.range(count, override_num_blocks=count)
+    _keep_order(dataset)
+    dataset.context.execution_options.resource_limits = (
+        dataset.context.execution_options.resource_limits.copy(
+            object_store_memory=_BYTES_READ_AHEAD
+        )
+    )
+    made = dataset.map_batches(
+        _make_step,
+        fn_args=(ray.put((plan, tokenizer)), worker, num_workers, start_step),
+        batch_size=1,
+        num_cpus=0,
+        compute=TaskPoolStrategy(size=2),
+    )
+    for row in _rows(made):
+        yield pickle.loads(row["batch"])
+
+
+class _TaskActor:
+    """Keeps a process, and with it the model that the task loads into it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        return _run_task(batch, self.task)
+
+
+def _run_task(batch: dict[str, Any], task: Task) -> dict[str, list[bytes]]:
+    return {"result": [pickle.dumps(task(pickle.loads(unit))) for unit in batch["unit"]]}
+
+
+def _make_step(
+    batch: dict[str, Any], shared: Any, worker: int, num_workers: int, start_step: int
+) -> dict[str, list[bytes]]:
+    plan, tokenizer = ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
+    steps = [start_step + int(number) for number in batch["id"]]
+    made = [one_step(plan, tokenizer, step, worker, num_workers) for step in steps]
+    return {"batch": [pickle.dumps(step) for step in made]}
+
+
+def _keep_order(dataset: Any) -> None:
+    dataset.context.execution_options.preserve_order = True
+    dataset.context.print_on_execution_start = False
+    dataset.context.enable_progress_bars = False
+
+
+def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
+    """The rows in order; an error of ours in a worker is raised as itself."""
+    try:
+        yield from dataset.iter_rows()
+    except ray.exceptions.RayError as error:
+        raise _ours(error) or error from None
+
+
+def _ours(error: BaseException | None) -> RayembedError | None:
+    while error is not None and not isinstance(error, RayembedError):
+        error = getattr(error, "cause", None) or error.__cause__
+    return error

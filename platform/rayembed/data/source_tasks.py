@@ -1,0 +1,250 @@
+"""From sources to parts: tasks that convert, reject with reasons, drop duplicates and sample."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.resolver import resolve
+from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.data.pairs import BadRow, Piece, convert_row, read_rows
+from rayembed.data.parts import ROWS_PER_PART, Part, read_table, write_part, write_table
+from rayembed.data.records import Record
+from rayembed.data.step_batch import text_hash
+from rayembed.data.units import Result
+from rayembed.data.wikipedia import Article, held_out_texts, held_out_titles, read_articles
+from rayembed.data.wikipedia_records import Examples, convert, examples_of
+
+EXAMPLES_PER_UNIT = 3
+_SHOWN_CHARACTERS = 300
+
+HELD_OUT_TITLE = "held-out title"
+HELD_OUT_TEXT = "has a text of a held-out title"
+DUPLICATE = "duplicate"
+NOT_DRAWN = "not drawn (num_samples)"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What no training row may touch."""
+
+    titles: frozenset[str] = frozenset()
+    texts: frozenset[int] = frozenset()
+    """Hashes of the texts that an evaluation may show."""
+
+    def touches(self, record: Record) -> bool:
+        """Whether one of the record's texts is held out."""
+        texts = [record.query, *record.positives, *(n.text for n in record.negatives)]
+        return bool(self.texts) and any(text_hash(text.strip()) in self.texts for text in texts)
+
+
+def hold_out(articles: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOut:
+    """What is held out of the given sources, each with `num_titles` of its own."""
+    sources = list(articles)
+    titles = frozenset[str]().union(*(held_out_titles(s, num_titles, seed) for s in sources))
+    texts = frozenset[str]().union(*(held_out_texts(s, titles) for s in sources))
+    return HeldOut(titles, frozenset(text_hash(text) for text in texts))
+
+
+@dataclass(frozen=True)
+class ArticleRange:
+    """Articles of a source, by their place in the file."""
+
+    first: int
+    last: int
+
+    @property
+    def key(self) -> str:
+        """Names the unit by its borders."""
+        return f"{self.first}-{self.last}"
+
+
+@dataclass(frozen=True)
+class ConvertArticles:
+    """Task: the records of a range of articles."""
+
+    folder: str
+    reference: str
+    dataset: DatasetConfig
+    seed: int
+    num_negatives: int
+    held_out: HeldOut
+
+    def __call__(self, unit: ArticleRange) -> Result:
+        """`parts`, counts and examples of rejected articles."""
+        articles = _articles(resolve(self.reference))
+        examples = self._examples(articles)
+        writer = _Writer(self.folder)
+        for article in articles[unit.first : unit.last]:
+            if article.title in self.held_out.titles:
+                writer.reject(HELD_OUT_TITLE, article.title)
+                continue
+            made = convert(article, self.dataset, self.seed, self.num_negatives, examples)
+            if isinstance(made, str):
+                writer.reject(made, article.title)
+            elif self.held_out.touches(made):
+                writer.reject(HELD_OUT_TEXT, article.title)
+            else:
+                writer.add(made)
+        return writer.finish()
+
+    def _examples(self, articles: Sequence[Article]) -> Examples | None:
+        source = self.dataset.source
+        assert isinstance(source, WikipediaSource)
+        if source.pairs != "topic":
+            return None
+        training = [a for a in articles if a.title not in self.held_out.titles]
+        return examples_of(training, source, self.held_out.texts)
+
+
+@dataclass(frozen=True)
+class ConvertPairs:
+    """Task: the records of a piece of the user's pairs."""
+
+    folder: str
+    dataset: DatasetConfig
+    held_out: HeldOut
+
+    def __call__(self, unit: "PieceUnit") -> Result:
+        """`parts`, counts and examples of rejected rows."""
+        writer = _Writer(self.folder)
+        for row in read_rows(unit.piece):
+            if isinstance(row, BadRow):
+                writer.reject(row.reason, row.shown)
+                continue
+            made = convert_row(row, self.dataset)
+            if isinstance(made, str):
+                writer.reject(made, row)
+            elif self.held_out.touches(made):
+                writer.reject(HELD_OUT_TEXT, row)
+            else:
+                writer.add(made)
+        return writer.finish()
+
+
+@dataclass(frozen=True)
+class PieceUnit:
+    """A piece of the user's files as a unit of work."""
+
+    piece: Piece
+
+    @property
+    def key(self) -> str:
+        """Hash of which bytes of which file."""
+        return xxhash.xxh3_128_hexdigest(repr(self.piece).encode())
+
+
+@dataclass(frozen=True)
+class RowsOfPart:
+    """Rows of a part that stay."""
+
+    part: Part
+    rows: np.ndarray
+
+    @property
+    def key(self) -> str:
+        """Names the unit by part and rows."""
+        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.rows.tobytes())}"
+
+
+@dataclass(frozen=True)
+class KeepRows:
+    """Task: a part of the rows that stay."""
+
+    folder: str
+
+    def __call__(self, unit: RowsOfPart) -> Result:
+        """`parts` and counts; rejected rows are counted by who chose them."""
+        table = read_table(unit.part.path).take(pa.array(unit.rows))
+        part = write_table(self.folder, table)
+        return {"parts": [[_name(part), part.rows]]}
+
+
+def select(
+    id_hash: np.ndarray, num_samples: int | None, seed: int
+) -> tuple[np.ndarray, dict[str, int]]:
+    """(n,) bool of the rows that stay, and how many go for which reason.
+
+    The first of rows with the same id stays; of those, the `num_samples` smallest by a hash of
+    seed and id are drawn, whatever the order of the rows.
+    """
+    keep = np.zeros(len(id_hash), dtype=bool)
+    keep[np.unique(id_hash, return_index=True)[1]] = True
+    rejected = {DUPLICATE: int((~keep).sum())}
+    distinct = np.flatnonzero(keep)
+    if num_samples is not None and len(distinct) > num_samples:
+        salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0num_samples".encode()))
+        order = np.argsort(_mixed(id_hash[distinct].view(np.uint64) ^ salt), kind="stable")
+        keep[distinct[order[num_samples:]]] = False
+        rejected[NOT_DRAWN] = len(distinct) - num_samples
+    return keep, {reason: count for reason, count in rejected.items() if count}
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """The finalizer of SplitMix64: a one-to-one mixing of 64 bits."""
+    with np.errstate(over="ignore"):
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)))
+
+
+class _Writer:
+    """Collects records and reasons; writes a part whenever enough records are there."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.waiting: list[Record] = []
+        self.parts: list[Part] = []
+        self.rejected: dict[str, int] = {}
+        self.examples: list[dict[str, str]] = []
+
+    def add(self, record: Record) -> None:
+        self.waiting.append(record)
+        if len(self.waiting) == ROWS_PER_PART:
+            self._flush()
+
+    def reject(self, reason: str, row: Any) -> None:
+        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+        seen = sum(example["reason"] == reason for example in self.examples)
+        if seen < EXAMPLES_PER_UNIT:
+            self.examples.append({"reason": reason, "row": str(row)[:_SHOWN_CHARACTERS]})
+
+    def finish(self) -> Result:
+        self._flush()
+        rows = sum(part.rows for part in self.parts)
+        return {
+            "rows_in": rows + sum(self.rejected.values()),
+            "rows_out": rows,
+            "rejected": self.rejected,
+            "examples": self.examples,
+            "parts": [[_name(part), part.rows] for part in self.parts],
+        }
+
+    def _flush(self) -> None:
+        if self.waiting:
+            self.parts.append(write_part(self.folder, self.waiting))
+            self.waiting = []
+
+
+def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
+    """The data set with its source's path below `root`, unless it is absolute or a reference."""
+    path = dataset.source.path
+    if not root or "://" in path or Path(path).is_absolute():
+        return dataset
+    source = dataset.source.model_copy(update={"path": join(root, path)})
+    return dataset.model_copy(update={"source": source})
+
+
+def _name(part: Part) -> str:
+    return part.path.rsplit("/", 1)[-1]
+
+
+@lru_cache(maxsize=4)
+def _articles(path: Path) -> tuple[Article, ...]:
+    return tuple(read_articles(path))

@@ -1,0 +1,58 @@
+"""The teacher of mining: an embedding model that stays loaded in the process that uses it."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.data import MiningConfig
+from rayembed.config.model import Dtype
+from rayembed.config.run import fingerprint
+from rayembed.models.build import load_model
+from rayembed.models.contract import Role
+from rayembed.models.encoding import encode
+
+log = logging.getLogger(__name__)
+
+Encoder = Callable[[Sequence[str], Role], np.ndarray]
+"""(N, D) float32 vectors of unit length of N texts in a role."""
+
+DTYPE: Dtype = "bfloat16"
+"""Of the teacher's weights. It scores to three digits; the rule's margin is 5 percent."""
+
+
+def load_teacher(config: MiningConfig) -> Encoder:
+    """The teacher's encoder, loaded once a process; on the GPU where the process has one."""
+    return _load(config.teacher, config.max_length, config.query_prefix, config.document_prefix)
+
+
+def embedding_settings(config: MiningConfig, weights: str) -> str:
+    """Hexadecimal digits of everything that decides a text's vector; `weights`: their own."""
+    return fingerprint(
+        [weights, DTYPE, config.max_length, config.query_prefix, config.document_prefix]
+    )
+
+
+@lru_cache(maxsize=1)
+def _load(reference: str, max_length: int, query_prefix: str, document_prefix: str) -> Encoder:
+    # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
+    # alone on its machine.
+    torch.set_num_threads(os.cpu_count() or 1)
+    model = load_model(resolve_model(reference), dtype=DTYPE)
+    lengths = model.tokenizer.max_lengths
+    model.tokenizer.max_lengths = {role: min(lengths[role], max_length) for role in lengths}
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    prefixes: dict[Role, str] = {"query": query_prefix, "document": document_prefix}
+
+    def encode_texts(texts: Sequence[str], role: Role) -> np.ndarray:
+        def progress(done: int, count: int) -> None:
+            if done == count or done // 2048 != (done - 1) // 2048:
+                log.debug("teacher: %d of %d %s texts", done, count, role)
+
+        return encode(model, [prefixes[role] + t for t in texts], role=role, progress=progress)
+
+    return encode_texts
