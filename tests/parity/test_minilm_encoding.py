@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.samples import MINILM
 from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
-from sentence_transformers import SentenceTransformer
 
 TEXTS = [
     "",

@@ -8,6 +8,7 @@ import torch
 from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
 
 _TEXTS_PER_TOKENIZER_CALL = 4096
+_CPU_TOKENS, _GPU_TOKENS = 4096, 16384
 
 
 @torch.inference_mode()
@@ -17,7 +18,7 @@ def encode(
     *,
     role: Role,
     instruction: str = "",
-    tokens_per_batch: int = 16384,
+    tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     allow_empty: bool = False,
 ) -> np.ndarray:
@@ -26,7 +27,9 @@ def encode(
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
     Args:
-        tokens_per_batch: padded tokens of a micro-batch; one longer text makes its own.
+        tokens_per_batch: padded tokens of a micro-batch; one longer text makes its own. None:
+            16384 on a GPU, 4096 on a CPU, where 16384 outgrow the caches (all-MiniLM-L6-v2 in
+            bfloat16 on two cores: 109 against 89 texts a second).
         progress: called with the number of distinct texts encoded so far, and of all.
         allow_empty: embed texts without tokens of their own by their special tokens.
 
@@ -39,11 +42,12 @@ def encode(
     vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
     tokens = _tokenize(model, distinct, role, instruction, allow_empty)
     device = next(model.parameters()).device
+    budget = tokens_per_batch or (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS)
     was_training = model.training
     model.eval()
     try:
         done = 0
-        for chosen in _micro_batches([cost(one) for one in tokens], tokens_per_batch):
+        for chosen in _micro_batches([cost(one) for one in tokens], budget):
             batch = model.tokenizer.collate([tokens[i] for i in chosen])
             embeddings = model(to_device(batch, device)).embeddings
             vectors[chosen] = embeddings.float().cpu().numpy()
