@@ -4,6 +4,9 @@ import pytest
 import torch
 from made_up_records import made_up_records
 from plain_reference import reference_loss
+from run_distributed import run_distributed
+from toy_model import ToyModel
+
 from rayembed.config.run import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
@@ -12,8 +15,6 @@ from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.loop import train_steps
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepSettings
-from run_distributed import run_distributed
-from toy_model import ToyModel
 
 pytestmark = pytest.mark.distributed
 

@@ -5,13 +5,14 @@ import torch
 import torch.distributed as dist
 from made_up_records import made_up_records
 from plain_reference import reference_loss
+from run_distributed import run_distributed
+from toy_model import ToyModel
+
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.step_batch import make_step_batch
 from rayembed.training import step as step_module
 from rayembed.training.step import Passable, StepSettings, run_step
-from run_distributed import run_distributed
-from toy_model import ToyModel
 
 pytestmark = pytest.mark.distributed
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from made_up_records import made_up_records
+from run_distributed import run_distributed
+from tiny_models import save_decoder
+
 from rayembed.config.model import NVEmbedConfig
 from rayembed.config.run import Placement
 from rayembed.config.settings import parse
@@ -27,8 +30,6 @@ from rayembed.training.checkpoint import (
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.loop import train_steps
 from rayembed.training.step import StepSettings
-from run_distributed import run_distributed
-from tiny_models import save_decoder
 
 pytestmark = pytest.mark.distributed
 

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
 from rayembed.data.records import Record
 from rayembed.models.contract import EmbeddingModel
-from torch import Tensor
 
 
 def reference_loss(

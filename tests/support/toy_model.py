@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, Role, Tokens
 from torch import Tensor, nn
+
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, Role, Tokens
 
 
 class ToyTokenizer:

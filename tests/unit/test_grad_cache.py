@@ -6,13 +6,14 @@ import pytest
 import torch
 from made_up_records import made_up_records
 from plain_reference import reference_loss
+from toy_model import ToyModel
+
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.step_batch import make_step_batch
 from rayembed.distributed import grad_cache
 from rayembed.training.micro_batches import cut_by_length, padded_tokens
 from rayembed.training.step import Passable, StepSettings, run_step
-from toy_model import ToyModel
 
 
 def stage(*, in_batch: bool = True, pairs: int = 24) -> StageConfig:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
 from rayembed.losses.infonce import info_nce, info_nce_of_own
 

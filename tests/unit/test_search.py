@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from rayembed.errors import DataError
 from rayembed.search import exact
 from rayembed.search.exact import NO_RESULT, top_k

@@ -81,7 +81,9 @@ def stream_steps(
     count = plan.num_steps - start_step
     if count <= 0:
         return
-    dataset = ray.data.range(count, override_num_blocks=count)
+    # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
+    steps = list(range(start_step, plan.num_steps))
+    dataset = ray.data.from_items(steps, override_num_blocks=count)
     _keep_order(dataset)
     dataset.context.execution_options.resource_limits = (
         dataset.context.execution_options.resource_limits.copy(
@@ -90,7 +92,7 @@ def stream_steps(
     )
     made = dataset.map_batches(
         _make_step,
-        fn_args=(ray.put((plan, tokenizer)), worker, num_workers, start_step),
+        fn_args=(ray.put((plan, tokenizer)), worker, num_workers),
         batch_size=1,
         num_cpus=0,
         compute=TaskPoolStrategy(size=2),
@@ -114,11 +116,10 @@ def _run_task(batch: dict[str, Any], task: Task) -> dict[str, list[bytes]]:
 
 
 def _make_step(
-    batch: dict[str, Any], shared: Any, worker: int, num_workers: int, start_step: int
+    batch: dict[str, Any], shared: Any, worker: int, num_workers: int
 ) -> dict[str, list[bytes]]:
     plan, tokenizer = ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
-    steps = [start_step + int(number) for number in batch["id"]]
-    made = [one_step(plan, tokenizer, step, worker, num_workers) for step in steps]
+    made = [one_step(plan, tokenizer, int(step), worker, num_workers) for step in batch["item"]]
     return {"batch": [pickle.dumps(step) for step in made]}
 
 
