@@ -249,7 +249,6 @@ def test_a_model_with_this_adapter_passes_mtebs_own_check():
     ("settings", "message"),
     [
         ({"num_documents": 500}, r"num_documents 500 exceeds the 120 held-out"),
-        ({"num_queries": 101}, r"num_queries 101 exceeds evaluation.num_documents 100"),
         ({"instructions": {"WikiTopicClusterin": "x"}}, r"did you mean 'WikiTopicClustering'"),
     ],
 )

@@ -46,6 +46,13 @@ def test_the_mean_is_of_complete_rows_only():
     assert TABLE.mean("BM25") is None
 
 
+def test_a_score_that_is_no_number_counts_as_missing():
+    table = ScoreTable({"a": {"x": float("nan")}, "b": {"x": 0.2}}, base="b")
+    assert table.best("x") == 0.2
+    assert table.mean("a") is table.difference("a", "x") is None
+    assert f"| a | {MISSING} |" in markdown_table(table)
+
+
 def test_csv_keeps_full_precision_and_leaves_missing_scores_empty():
     rows = list(csv.DictReader(io.StringIO(csv_table(TABLE))))
     assert rows[1]["WikiSentenceRetrieval"] == "0.7104"
@@ -75,6 +82,7 @@ def test_smoothing_is_a_centred_mean_and_keeps_straight_lines():
 
 def test_pictures_are_written(tmp_path):
     score_bars(TABLE, tmp_path / "deep" / "scores.png")
+    score_bars(ScoreTable({"a": {"x": float("nan")}, "b": {"x": -0.1}}), tmp_path / "odd.png")
     records = [
         {"step": step, "loss": 2.0 / step, "learning_rate": 1e-5 * step, "stage": stage}
         for stage in ("retrieval", "blend")

@@ -128,7 +128,7 @@ def suite_tasks(run: Run) -> list[Any]:
     """Fresh mteb tasks of the run's suite; none for the suite `none`.
 
     Raises:
-        ConfigError: an unknown task name, no source, more documents than held-out titles.
+        ConfigError: an unknown task name, no source, more documents than held-out articles.
         DataError: the held-out articles are too few for a task.
     """
     settings = run.evaluation
@@ -139,11 +139,6 @@ def suite_tasks(run: Run) -> list[Any]:
             raise ConfigError(
                 f"evaluation.instructions: no task {task!r}; {nearest(task, TASK_NAMES)}"
             )
-    if settings.num_queries > settings.num_documents:
-        raise ConfigError(
-            f"evaluation.num_queries {settings.num_queries} exceeds evaluation.num_documents "
-            f"{settings.num_documents}; a query is made of a document"
-        )
     return wikipedia_tasks(
         held_out_articles(run),
         num_documents=settings.num_documents,

@@ -19,21 +19,23 @@ def score_bars(table: ScoreTable, path: str | Path) -> None:
     tasks, labels = table.tasks, list(table.rows)
     figure, axes = _figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
     width = 0.86 / max(1, len(labels))
-    scores = [score for row in table.rows.values() for score in row.values()]
+    lowest = 0.0
     for number, label in enumerate(labels):
         places, heights = [], []
         for i, task in enumerate(tasks):
-            shown = [other for other in labels if task in table.rows[other]]
-            if label in shown:
+            shown = [other for other in labels if table.score(other, task) is not None]
+            score = table.score(label, task)
+            if score is not None:
                 places.append(i + (shown.index(label) - (len(shown) - 1) / 2) * width)
-                heights.append(table.rows[label][task])
+                heights.append(score)
+        lowest = min([lowest, *heights])
         colour = _COLOURS[number % len(_COLOURS)]
         bars = axes.bar(places, heights, width * 0.92, label=label, color=colour, zorder=2)
         axes.bar_label(bars, [_short(h) for h in heights], fontsize=7, color=_INK, padding=1.5)
     axes.margins(x=0.015)
     axes.set_xticks(range(len(tasks)), ["\n".join(filter(None, heading(t))) for t in tasks])
     axes.tick_params(axis="x", length=0, labelsize=8.5)
-    axes.set_ylim(min(0.0, *(1.15 * score for score in scores)), 1.05)
+    axes.set_ylim(min(0.0, 1.15 * lowest), 1.05)
     axes.set_ylabel("main score")
     axes.set_title("Held-out scores", loc="left", fontsize=11, fontweight="bold", pad=26)
     axes.legend(

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,14 +47,19 @@ class ScoreTable:
         """Names of all tasks, in the order in which rows first name them."""
         return tuple(dict.fromkeys(task for scores in self.rows.values() for task in scores))
 
+    def score(self, label: str, task: str) -> float | None:
+        """The score; None where there is none or it is not a number (a collapsed model)."""
+        score = self.rows.get(label, {}).get(task)
+        return None if score is None or math.isnan(score) else score
+
     def best(self, task: str) -> float | None:
         """The highest score of a task as it is printed, with three decimals; None without one."""
-        scores = [round(row[task], 3) for row in self.rows.values() if task in row]
-        return max(scores, default=None)
+        scores = [self.score(label, task) for label in self.rows]
+        return max((round(score, 3) for score in scores if score is not None), default=None)
 
     def mean(self, label: str) -> float | None:
         """Mean over all tasks of a row; None where a task is missing."""
-        scores = [self.rows[label].get(task) for task in self.tasks]
+        scores = [self.score(label, task) for task in self.tasks]
         known = [score for score in scores if score is not None]
         return sum(known) / len(known) if known and len(known) == len(scores) else None
 
@@ -61,7 +67,7 @@ class ScoreTable:
         """Score less the base's score; None for the base itself and where either is missing."""
         if self.base is None or label == self.base:
             return None
-        score, base = self.rows[label].get(task), self.rows.get(self.base, {}).get(task)
+        score, base = self.score(label, task), self.score(self.base, task)
         return None if score is None or base is None else score - base
 
 
@@ -92,9 +98,9 @@ def rich_table(table: ScoreTable, *, title: str = "Held-out scores") -> Table:
     means = {label: table.mean(label) for label in table.rows}
     best_mean = max((round(mean, 3) for mean in means.values() if mean is not None), default=None)
     base_mean = means.get(table.base) if table.base is not None else None
-    for label, scores in table.rows.items():
+    for label in table.rows:
         cells = [
-            _cell(scores.get(task), table.best(task), table.difference(label, task))
+            _cell(table.score(label, task), table.best(task), table.difference(label, task))
             for task in table.tasks
         ]
         mean = means[label]
@@ -119,10 +125,10 @@ def markdown_table(table: ScoreTable) -> str:
     """The table in Markdown, the best score of a task in bold, differences in brackets."""
     heads = [" ".join(part for part in heading(task) if part) for task in table.tasks]
     lines = [_line(["Model", *heads]), _line(["---", *["---:"] * len(heads)])]
-    for label, scores in table.rows.items():
+    for label in table.rows:
         cells = [label]
         for task in table.tasks:
-            score, difference = scores.get(task), table.difference(label, task)
+            score, difference = table.score(label, task), table.difference(label, task)
             if score is None:
                 cells.append(MISSING)
                 continue
