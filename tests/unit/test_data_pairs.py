@@ -1,0 +1,188 @@
+"""The user's own pairs: every row is read or rejected with its reason."""
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayembed.config.data import DatasetConfig, PairsSource
+from rayembed.data import pairs
+from rayembed.data.pairs import BadRow, check_columns, convert_row, list_pieces, read_rows
+from rayembed.data.records import Record
+from rayembed.data.source_tasks import ConvertPairs, HeldOut, PieceUnit, select, with_source_path
+from rayembed.data.step_batch import text_hash
+from rayembed.errors import ArtifactError, ConfigError, DataError
+
+ROWS = [
+    {"query": f"q {i}", "positive": f"p {i}" if i % 2 else [f"p {i}", f"p {i} b"]}
+    for i in range(50)
+]
+
+
+def dataset(path: Path | str, **source: Any) -> DatasetConfig:
+    return DatasetConfig(
+        name="own", source=PairsSource(path=str(path), **source), query_instruction="Find"
+    )
+
+
+def rows_of(path: Path) -> list[Any]:
+    return [row for piece in list_pieces(str(path)) for row in read_rows(piece)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 100, 10_000])
+def test_jsonl_pieces_cover_every_line_once(size: int, tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n\n" for row in ROWS) + json.dumps({"query": "é"}))
+    monkeypatch.setattr(pairs, "_BYTES_PER_PIECE", size)
+    assert rows_of(path) == [*ROWS, {"query": "é"}]
+    assert len(list_pieces(str(path))) == max(1, -(-path.stat().st_size // size))
+
+
+def test_csv_parquet_gzip_and_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    with (folder / "b.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["query", "positive"])
+        writer.writeheader()
+        writer.writerow({"query": "two\nlines, here", "positive": '["a", "b"]'})
+    table = pa.table({"query": ["x", "y"], "positive": [["1"], ["2", "3"]]})
+    pq.write_table(table, folder / "sub" / "c.parquet", row_group_size=1)
+    with gzip.open(folder / "a.jsonl.gz", "wt") as file:
+        file.write('{"query": "zipped", "positive": "z"}\n')
+    (folder / "_SUCCESS").write_text("")
+    (folder / ".hidden.txt").write_text("")
+    rows = rows_of(folder)
+    assert [row["query"] for row in rows] == ["zipped", "two\nlines, here", "x", "y"]
+    made = [convert_row(row, dataset(folder)) for row in rows]
+    assert [m.positives for m in made] == [("z",), ("a", "b"), ("1",), ("2", "3")]
+    (folder / "notes.txt").write_text("?")
+    with pytest.raises(DataError, match=r"notes.txt.*ending is not one of \.jsonl"):
+        list_pieces(str(folder))
+
+
+def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file, folder or prefix"):
+        list_pieces(str(tmp_path / "none.jsonl"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="the folder holds no files"):
+        list_pieces(str(tmp_path / "empty"))
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match="is no Parquet file"):
+        list_pieces(str(tmp_path / "x.parquet"))
+    (tmp_path / "x.csv").write_bytes(b"query,positive\n\xff\xfe,b\n")
+    with pytest.raises(ArtifactError, match="cannot read the pairs"):
+        rows_of(tmp_path / "x.csv")
+
+
+def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "positives": ["p"]}\n')
+    (piece,) = list_pieces(str(path))
+    with pytest.raises(
+        ConfigError, match=r"source.positive = 'positive'.*did you mean 'positives'"
+    ):
+        check_columns(piece, PairsSource(path="", query="question"))
+    check_columns(piece, PairsSource(path="", query="question", positive="positives"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"positive": "p"}, "no query"),
+        ({"query": " \n", "positive": "p"}, "no query"),
+        ({"query": "\u200b\ufeff", "positive": "p"}, "no query"),
+        ({"query": 3, "positive": "p"}, "no query"),
+        ({"query": "q"}, "no positive"),
+        ({"query": "q", "positive": []}, "no positive"),
+        ({"query": "q", "positive": ["", None]}, "no positive"),
+        ({"query": "q", "positive": "q"}, "positive equals query"),
+        ({"query": "q", "positive": 4}, "column 'positive' is neither a text nor a list of texts"),
+        (
+            {"query": "q", "positive": "p", "neg": {"a": 1}},
+            "column 'neg' is neither a text nor a list of texts",
+        ),
+        ({"query": "q", "positive": "p", "task": 1}, "column 'task' is not a text"),
+    ],
+)
+def test_reasons(row: dict[str, Any], reason: str) -> None:
+    assert convert_row(row, dataset("x", negatives="neg", instruction="task")) == reason
+
+
+def test_a_row_becomes_a_record() -> None:
+    config = dataset("x", negatives="neg", label="class", instruction="task")
+    row = {
+        "query": "q",
+        "positive": ["p", "q", "p2", "p"],
+        "neg": ["n", "p", "q", "", "n", "m"],
+        "class": 3,
+        "task": "Own task",
+    }
+    made = convert_row(row, config)
+    assert isinstance(made, Record)
+    assert made.positives == ("p", "p2")
+    assert [n.text for n in made.negatives] == ["n", "m"]
+    assert made.negatives[0].rule == "given"
+    assert made.label == "3"
+    assert made.query_instruction == "Own task"
+    assert convert_row(row | {"task": None}, config).query_instruction == "Find"
+    assert convert_row(dict(row), config).id == made.id
+    assert convert_row(row | {"query": "r"}, config).id != made.id
+
+
+def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [
+        json.dumps({"query": "q1", "positive": "p1"}),
+        "{not json",
+        "[1, 2]",
+        json.dumps({"query": "", "positive": "p"}),
+        json.dumps({"query": "held", "positive": "p2"}),
+        json.dumps({"query": "q1", "positive": "p1"}),
+    ]
+    path.write_bytes("\n".join(lines).encode() + b'\n{"query": "\xff", "positive": "p"}\n')
+    held = HeldOut(texts=frozenset([text_hash("held")]))
+    result = ConvertPairs(str(tmp_path / "out"), dataset(path), held)(
+        PieceUnit(list_pieces(str(path))[0])
+    )
+    assert result["rejected"] == {
+        "not JSON": 1,
+        "not a JSON object": 1,
+        "no query": 1,
+        "has a text of a held-out title": 1,
+        "not UTF-8": 1,
+    }
+    assert (result["rows_in"], result["rows_out"]) == (7, 2)
+    assert {e["reason"] for e in result["examples"]} == set(result["rejected"])
+    assert any("{not json" in e["row"] for e in result["examples"])
+    assert BadRow("a", "b") == BadRow("a", "b")
+
+
+def test_select_drops_duplicates_and_draws_whatever_the_order() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(-(2**63), 2**63 - 1, 1000)
+    twice = np.concatenate([ids, ids[:50]])
+    keep, rejected = select(twice, None, 0)
+    assert rejected == {"duplicate": 50}
+    assert sorted(twice[keep]) == sorted(ids)
+    drawn, rejected = select(twice, 300, 0)
+    assert rejected == {"duplicate": 50, "not drawn (num_samples)": 700}
+    order = rng.permutation(1050)
+    again, _ = select(twice[order], 300, 0)
+    assert sorted(twice[order][again]) == sorted(twice[drawn])
+    other, _ = select(twice, 300, 1)
+    assert sorted(twice[other]) != sorted(twice[drawn])
+    assert 100 < (twice[drawn] > 0).sum() < 200, "drawn evenly over ids"
+    assert select(ids, 2000, 0)[1] == {}
+
+
+def test_relative_paths_start_at_the_root() -> None:
+    assert with_source_path(dataset("a/b.jsonl"), "s3://k/x/").source.path == "s3://k/x/a/b.jsonl"
+    assert with_source_path(dataset("/a/b"), "/root").source.path == "/a/b"
+    assert with_source_path(dataset("s3://a/b"), "/root").source.path == "s3://a/b"
+    assert with_source_path(dataset("a"), "").source.path == "a"

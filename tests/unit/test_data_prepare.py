@@ -1,0 +1,246 @@
+"""Preparation in one process: manifests, reuse, a kill on the way, errors before training."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.data.parts import read_records
+from rayembed.data.plan import BatchPlan
+from rayembed.data.prepare import Teaching, prepare
+from rayembed.errors import ConfigError, DataError
+
+TOPICS = ("Arts", "Geography", "Mathematics")
+embedded: list[int] = []
+
+
+def vector(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(8)
+
+
+def load(config: Any):
+    def encode(texts, role):
+        embedded.append(len(texts))
+        made = [
+            vector(sum(map(ord, t))) * 0.2 + vector(int(re.findall(r"\d+", t)[0])) for t in texts
+        ]
+        return np.array([m / np.linalg.norm(m) for m in made], dtype=np.float32)
+
+    return encode
+
+
+TEACHING = Teaching(load=load, fingerprint=lambda reference: f"weights of {reference}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    articles = [
+        {
+            "title": f"Thing {i:02d}",
+            "extract": f"Thing {i:02d} is the first subject of number {i}. It has {i} parts here.",
+            "description": f"Thing that is called {i}",
+            "topic": TOPICS[i % 3],
+        }
+        for i in range(60)
+    ]
+    (folder / "articles.json").write_text(json.dumps(articles))
+    rows = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(30)]
+    rows += rows[:3]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def make_run(root: Path, **changes: Any) -> Run:
+    mining = {"teacher": "small", "num_negatives": 3}
+    wikipedia = {"kind": "wikipedia", "path": "articles.json"}
+    values: dict[str, Any] = {
+        "name": "test",
+        "model": {"kind": "biencoder", "backbone": {"path": "none"}, "pooling": {"kind": "mean"}},
+        "data": {
+            "root": str(root),
+            "held_out": {"num_titles": 10},
+            "datasets": [
+                {"name": "text", "source": wikipedia | {"pairs": "description"}, "mining": mining},
+                {
+                    "name": "topic",
+                    "source": wikipedia | {"pairs": "topic"},
+                    "in_batch_negatives": False,
+                },
+                {"name": "own", "source": {"kind": "pairs", "path": "pairs.jsonl"}},
+            ],
+        },
+        "stages": [
+            {
+                "name": "first",
+                "datasets": {"text": 1, "own": 1},
+                "batch": {"global_pairs": 8, "num_negatives": 0, "in_batch_negatives": True},
+                "optimizer": {"learning_rate": 1e-3},
+                "steps": 6,
+            },
+            {
+                "name": "second",
+                "datasets": {"text": 1, "topic": 1},
+                "batch": {"global_pairs": 8, "num_negatives": 3, "in_batch_negatives": False},
+                "optimizer": {"learning_rate": 1e-3},
+                "steps": 5,
+            },
+        ],
+        "evaluation": {"suite": "none"},
+    }
+    for path, value in changes.items():
+        here: Any = values
+        *above, last = path.split("__")
+        for part in above:
+            here = here[int(part) if part.isdigit() else part]
+        here[last] = value
+    return parse(Run, values)
+
+
+def manifests(storage: Path) -> dict[str, dict[str, Any]]:
+    found = storage.glob("data/*/*/manifest.json")
+    return {
+        p.parent.name.rsplit("-", 1)[0] + ":" + p.parent.parent.name: json.loads(p.read_text())
+        for p in found
+    }
+
+
+def test_plans_of_all_stages_and_no_row_lost(root: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "out"
+    plans = prepare(make_run(root), str(storage), teaching=TEACHING)
+    assert list(plans) == ["first", "second"]
+    first, second = (BatchPlan.open(folder) for folder in plans.values())
+    assert (first.num_steps, first.num_negatives, second.num_steps) == (6, 0, 5)
+    rows = [r for step in range(5) for r in second.read(step)]
+    assert {len(r.negatives) for r in rows} <= {1, 2, 3}
+    mined = [n for r in rows if r.dataset == "text" for n in r.negatives]
+    assert {(n.rule, n.teacher) for n in mined} == {("top_k_perc_pos", "weights of small")}
+    seen = manifests(storage)
+    assert sorted(seen) == ["own:records", "text:mined", "text:records", "topic:records"]
+    for manifest in seen.values():
+        assert manifest["rows_in"] == manifest["rows_out"] + sum(manifest["rejected"].values())
+    assert seen["own:records"]["rejected"] == {"duplicate": 3}
+    assert seen["own:records"]["rows_out"] == 30
+    assert seen["text:records"]["rejected"] == {"held-out title": 10}
+    audit = (Path(plans["second"]) / "audit.md").read_text()
+    assert "## topic" in audit
+    assert "top_k_perc_pos" in audit
+    assert "10 × held-out title" in audit
+
+
+def test_what_is_there_is_not_done_again(root: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "out"
+    done: list[Any] = []
+
+    def counts(task, units, heavy):
+        for unit in units:
+            done.append(unit)
+            yield task(unit)
+
+    run = make_run(root)
+    plans = prepare(run, str(storage), counts, TEACHING)
+    assert done
+    before = {p: p.stat().st_mtime_ns for p in storage.rglob("*") if p.is_file()}
+    done.clear()
+    assert prepare(run, str(storage), counts, TEACHING) == plans
+    assert not done
+    assert {p: p.stat().st_mtime_ns for p in storage.rglob("*") if p.is_file()} == before
+    # Another margin mines again with the vectors that are there; nothing else is done.
+    embedded.clear()
+    mining = {"teacher": "small", "num_negatives": 3, "max_relative_score": 0.5}
+    other = make_run(root, data__datasets__0__mining=mining)
+    assert prepare(other, str(storage), counts, TEACHING) != plans
+    assert not embedded
+    # Other content of a file is other data, under the same path.
+    (root / "pairs.jsonl").write_text((root / "pairs.jsonl").read_text().replace("query 7", "Q7"))
+    changed = prepare(run, str(storage), counts, TEACHING)
+    assert changed["first"] != plans["first"]
+    assert changed["second"] == plans["second"]
+
+
+def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Path) -> None:
+    run = make_run(root)
+    whole = prepare(run, str(tmp_path / "whole"), teaching=TEACHING)
+    storage = tmp_path / "killed"
+    total = 0
+    for allowed in range(1, 40):
+        left = allowed
+
+        def dies(task, units, heavy):
+            nonlocal left, total
+            for unit in units:
+                if left == 0:
+                    raise KeyboardInterrupt
+                left -= 1
+                total += 1
+                yield task(unit)
+
+        try:
+            plans = prepare(run, str(storage), dies, TEACHING)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert allowed > 2
+    for stage, folder in plans.items():
+        ours, theirs = BatchPlan.open(folder), BatchPlan.open(whole[stage])
+        assert ours.fingerprint == theirs.fingerprint
+    assert not list(storage.rglob("*.partial"))
+
+
+def test_no_text_of_a_held_out_title_in_any_plan(root: Path, tmp_path: Path) -> None:
+    plans = prepare(make_run(root), str(tmp_path / "out"), teaching=TEACHING)
+    kept = {
+        r.id
+        for p in tmp_path.glob("out/data/records/text-*/parts/*.parquet")
+        for r in read_records(str(p))
+    }
+    held = {i for i in range(60) if f"text/Thing {i:02d}" not in kept}
+    assert len(held) == 10
+    texts = [
+        text
+        for folder in plans.values()
+        for step in range(BatchPlan.open(folder).num_steps)
+        for r in BatchPlan.open(folder).read(step)
+        for text in (r.query, *r.positives, *(n.text for n in r.negatives))
+    ]
+    marks = [f"number {i}." for i in held] + [f"called {i}$" for i in held]
+    assert not [t for t in texts if any(mark in f"{t}$" for mark in marks)]
+    marks = [f"number {i}." for i in range(60)]
+    assert sum(any(mark in t for mark in marks) for t in texts) > 50, "the marks are in the texts"
+
+
+def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: Path) -> None:
+    storage = str(tmp_path / "out")
+    with (root / "pairs.jsonl").open("a") as file:
+        file.write('\n{"query": "no positive here"}\n' * 2)
+    with pytest.raises(
+        DataError, match=r"'own': 2 of 35 rows .*\(2 × no positive\).*\n.*no positive here"
+    ):
+        prepare(make_run(root), storage, teaching=TEACHING)
+    lenient = {"kind": "pairs", "path": "pairs.jsonl", "max_rejected_share": 0.1}
+    prepare(make_run(root, data__datasets__2__source=lenient), storage, teaching=TEACHING)
+    (root / "pairs.jsonl").write_text("\n")
+    with pytest.raises(DataError, match=r"'own' is empty: .* has 0 rows"):
+        prepare(make_run(root), storage, teaching=TEACHING)
+    with pytest.raises(ConfigError, match=r"num_negatives 5 .*'text' mines 3"):
+        prepare(make_run(root, stages__1__batch__num_negatives=5), storage, teaching=TEACHING)
+
+
+def test_more_than_a_batch_must_be_there(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="80 rows in all, fewer than one global batch of 400"):
+        prepare(
+            make_run(root, stages__0__batch__global_pairs=400),
+            str(tmp_path / "out"),
+            teaching=TEACHING,
+        )
+    few = make_run(root, data__datasets__2__num_samples=3)
+    with pytest.raises(
+        DataError, match="'own' has 3 rows, but each batch of 8 pairs takes up to 4"
+    ):
+        prepare(few, str(tmp_path / "out"), teaching=TEACHING)

@@ -1,0 +1,256 @@
+"""Wikipedia summaries: masked titles, sentences, the held-out split, records."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.data.parts import read_records
+from rayembed.data.records import Record
+from rayembed.data.source_tasks import (
+    HELD_OUT_TEXT,
+    HELD_OUT_TITLE,
+    ArticleRange,
+    ConvertArticles,
+    HeldOut,
+    hold_out,
+)
+from rayembed.data.wikipedia import (
+    NO_TOPIC,
+    Article,
+    held_out_titles,
+    mask_title,
+    read_articles,
+    split_sentences,
+)
+from rayembed.data.wikipedia_records import convert, description_pair, examples_of, sentence_pair
+from rayembed.errors import DataError
+
+TOPICS = ("Arts", "Geography", "Mathematics", NO_TOPIC)
+
+
+def made_up_articles(count: int = 80) -> list[Article]:
+    return [
+        Article(
+            f"Thing {i:02d}",
+            f"Thing {i:02d} is the first subject of number {i}. It has {i} parts of some size. "
+            f"Nobody knows where number {i} was found.",
+            "Kind of thing" if i % 10 == 0 else f"Thing that is called {i}",
+            TOPICS[i % 4],
+        )
+        for i in range(count)
+    ]
+
+
+def dataset(pairs: str, **source: str) -> DatasetConfig:
+    return DatasetConfig(
+        name=f"wiki-{pairs}",
+        source=WikipediaSource(path="articles.json", pairs=pairs, **source),
+        query_instruction="Find it",
+        in_batch_negatives=pairs != "topic",
+    )
+
+
+@pytest.mark.parametrize(
+    ("title", "text", "expected"),
+    [
+        (
+            "Cat",
+            "The cat is a CAT; cats and concatenation.",
+            "The it is a it; it and concatenation.",
+        ),
+        (
+            "Friedrich Nietzsche",
+            "Friedrich Wilhelm Nietzsche was German. Nietzsche's work is his.",
+            "it Wilhelm it was German. it's work is his.",
+        ),
+        ("Fela Kuti", "Fela Aníkúlápó Kútì was Nigerian.", "it Aníkúlápó it was Nigerian."),
+        (
+            "Dune (novel)",
+            "Dune is a 1965 novel. A dune is sand.",
+            "it is a 1965 novel. A it is sand.",
+        ),
+        ("Austin, Texas", "Austin is in the state of Texas.", "it is in the state of it."),
+        ("Turkish language", "Turkish is a language.", "it is a language."),
+        (
+            "History of the world",
+            "The history of the  World is long; history is not.",
+            "The it is long; history is not.",
+        ),
+        ("World War II", "World War II was a war after World War I.", "it was a war after it I."),
+        ("C++", "C++ is not C.", "it is not C."),
+        ("The Who", "The Who is a band. The band plays.", "it is a band. The band plays."),
+    ],
+)
+def test_mask_title(title: str, text: str, expected: str) -> None:
+    assert mask_title(text, title) == expected
+
+
+def test_split_sentences() -> None:
+    text = (
+        'J. S. Bach wrote it c. 1720. He died! Did he? "Yes." The U.S. Congress met St. John.\n'
+        "A new line without end\n\nWorld War I. Then peace of 3.5 years.[1] It is No. 5 etc."
+    )
+    assert split_sentences(text) == [
+        "J. S. Bach wrote it c. 1720.",
+        "He died!",
+        "Did he?",
+        '"Yes."',
+        "The U.S. Congress met St. John.",
+        "A new line without end",
+        "World War I.",
+        "Then peace of 3.5 years.[1]",
+        "It is No. 5 etc.",
+    ]
+    assert split_sentences("  \n ") == []
+
+
+def test_read_articles_tells_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    articles = made_up_articles(3)
+    path.write_text(json.dumps({a.title: vars(a) for a in articles}))
+    assert read_articles(path) == articles
+    path.write_text(json.dumps([vars(articles[0]), {"title": "x"}]))
+    with pytest.raises(DataError, match=r"entry 1 of .*is no article"):
+        read_articles(path)
+    path.write_text("[1, ")
+    with pytest.raises(DataError, match="cannot read the Wikipedia summaries"):
+        read_articles(path)
+    path.write_text("{}")
+    with pytest.raises(DataError, match="holds no articles"):
+        read_articles(path)
+
+
+def test_held_out_titles_depend_on_seed_and_title_only() -> None:
+    articles = made_up_articles()
+    titles = held_out_titles(articles, 20, 0)
+    assert len(titles) == 20
+    assert held_out_titles(articles[::-1], 20, 0) == titles
+    assert held_out_titles(articles, 20, 1) != titles
+    assert held_out_titles(articles, 10, 0) < titles
+    # More articles push out few titles: each of the 10 new ones at most one.
+    grown = held_out_titles(
+        [*articles, *(replace(a, title=f"New {a.title}") for a in articles[:10])], 20, 0
+    )
+    assert len(titles - grown) <= 10
+
+
+def test_description_and_sentence_pairs() -> None:
+    article = Article(
+        "Cat",
+        "The cat is a small animal here. It hunts mice in every old barn.",
+        "Small animal",
+        "x",
+    )
+    assert description_pair(article) == (
+        "Small animal",
+        "The it is a small animal here. It hunts mice in every old barn.",
+    )
+    sentences = ["The it is a small animal here.", "It hunts mice in every old barn."]
+    query, rest = sentence_pair(article, 0)
+    assert sorted([query, rest]) == sorted(sentences)
+    both = {sentence_pair(replace(article, title=f"Cat{'s' * n}"), 0)[0] for n in range(20)}
+    assert len(both) > 1, "which sentence is the query depends on the title's hash"
+    assert description_pair(replace(article, description=" ")) == "no description"
+    assert description_pair(replace(article, description="Cat")) == "description is too short"
+    assert description_pair(replace(article, extract="A cat.")) == "text is too short"
+    assert sentence_pair(replace(article, extract="Only one sentence is there."), 0) == (
+        "fewer than two sentences"
+    )
+    assert sentence_pair(replace(article, extract="One. Two. Three."), 0).startswith("no sentence")
+    repeated = "The same words are said twice. " * 2 + "Another one follows after it."
+    query, rest = sentence_pair(replace(article, extract=repeated), 0)
+    assert query not in rest
+
+
+def test_topic_records_take_other_examples_of_the_class() -> None:
+    articles = made_up_articles()
+    config = dataset("topic")
+    examples = examples_of(articles, config.source, frozenset())
+    assert sorted(examples.by_class) == ["Arts", "Geography", "Mathematics"]
+    topic_of = {mask_title(a.extract, a.title): a.topic for a in articles}
+    positives = set()
+    for article in articles:
+        made = convert(article, config, 0, 4, examples)
+        if article.topic == NO_TOPIC:
+            assert made == "no topic"
+            continue
+        assert isinstance(made, Record)
+        assert made.label == article.topic
+        assert not made.in_batch
+        assert topic_of[made.positives[0]] == article.topic
+        assert made.positives[0] != made.query
+        assert len(made.negatives) == 4
+        assert len({n.text for n in made.negatives}) == 4
+        assert {topic_of[n.text] for n in made.negatives} == set(examples.by_class) - {
+            article.topic
+        }
+        assert {n.rule for n in made.negatives} == {"other_class"}
+        positives.add(made.positives[0])
+        assert made == convert(article, config, 0, 4, examples)
+    assert len(positives) > 20, "drawn by hash, not always the first"
+    other = convert(articles[0], config.model_copy(update={"name": "second"}), 0, 4, examples)
+    first = convert(articles[0], config, 0, 4, examples)
+    assert other.positives != first.positives or other.negatives != first.negatives
+    alone = examples_of(articles[:1], config.source, frozenset())
+    assert convert(articles[0], config, 0, 4, alone) == "only example of its topic"
+
+
+def test_topic_records_with_names_of_classes() -> None:
+    articles = made_up_articles()
+    config = dataset("topic", label_form="label")
+    made = convert(articles[0], config, 0, 7, examples_of(articles, config.source, frozenset()))
+    assert made.positives == ("Arts",)
+    assert sorted(n.text for n in made.negatives) == ["Geography", "Mathematics"]
+
+
+def all_texts(record: Record) -> list[str]:
+    return [record.query, *record.positives, *(n.text for n in record.negatives)]
+
+
+@pytest.mark.parametrize("pairs", ["description", "sentence", "topic"])
+def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
+    articles = made_up_articles()
+    path = tmp_path / "articles.json"
+    path.write_text(json.dumps([vars(a) for a in articles]))
+    held_out = hold_out([articles], 20, 0)
+    # Every third word of "number {i}" and "called {i}" names the article a text comes from.
+    marks = {f"number {int(title[-2:])}." for title in held_out.titles}
+    marks |= {f"number {int(title[-2:])} " for title in held_out.titles}
+    held_descriptions = {a.description for a in articles if a.title in held_out.titles}
+
+    def rows(held: HeldOut) -> tuple[list[Record], dict]:
+        task = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, 4, held)
+        result = task(ArticleRange(0, len(articles)))
+        assert result["rows_in"] == 80 == result["rows_out"] + sum(result["rejected"].values())
+        return read_records(str(tmp_path / "out" / result["parts"][0][0])), result["rejected"]
+
+    def touched(records: list[Record]) -> int:
+        return sum(
+            any(m in f"{text} " for m in marks) or text in held_descriptions
+            for record in records
+            for text in all_texts(record)
+        )
+
+    kept, rejected = rows(held_out)
+    assert touched(kept) == 0
+    assert rejected[HELD_OUT_TITLE] == 20
+    assert not {r.id.split("/")[1] for r in kept} & held_out.titles
+    if pairs == "description":  # "Kind of thing" is the description of a held-out article too
+        assert rejected[HELD_OUT_TEXT] > 0
+    # Control: without the split, held-out texts stand in the rows.
+    assert touched(rows(HeldOut())[0]) > 0
+    if pairs == "topic":  # control: leaving out the rows alone lets examples in
+        only_rows = ConvertArticles(
+            str(tmp_path / "out"), str(path), dataset(pairs), 0, 4, held_out
+        )
+        source = only_rows.dataset.source
+        leaky = examples_of(articles, source, frozenset())
+        made = [
+            convert(a, only_rows.dataset, 0, 4, leaky)
+            for a in articles
+            if a.title not in held_out.titles
+        ]
+        assert touched([m for m in made if isinstance(m, Record)]) > 0
