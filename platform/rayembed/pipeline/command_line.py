@@ -1,6 +1,7 @@
 """From the arguments of a training job to its run. Imports neither Ray nor torch by itself."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
 from enum import Enum
@@ -38,6 +39,7 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
             case Action.DRY_RUN:
                 print_dry_run(run, out=sys.stdout, tables=sys.stderr)
             case Action.TRAIN:
+                _log_to_stderr()
                 from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
 
                 train(run)
@@ -45,6 +47,14 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _log_to_stderr() -> None:
+    """Show the run's own progress; of the libraries only warnings."""
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
+    )
+    logging.getLogger("rayembed").setLevel(logging.INFO)
 
 
 def resolve(

@@ -32,7 +32,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         console.print(rich_table(outcome.table))
     version = outcome.version
     console.print(f"Model      {outcome.model_folder}")
-    console.print(f"           load: SentenceTransformer({outcome.model_folder!r})")
+    console.print(f"           {_how_to_load(outcome)}")
     console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     console.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
     if not mlflow_complete:
@@ -41,3 +41,9 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         console.print(f"MLflow     {outcome.tracking_uri}")
     else:
         console.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
+
+
+def _how_to_load(outcome: Outcome) -> str:
+    """One line of Python; sentence-transformers asks leave for modules that are not its own."""
+    leave = ", trust_remote_code=True" if outcome.run.model.kind == "nvembed" else ""
+    return f"SentenceTransformer({outcome.model_folder!r}{leave})"

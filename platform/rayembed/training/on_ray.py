@@ -35,7 +35,9 @@ CONTROLLER_FAILURES = 3
 def connect() -> None:
     """Join the cluster of the job, or start one within this process where there is none."""
     if not ray.is_initialized():
-        ray.init(logging_level="WARNING", log_to_driver=True)
+        ray.init(logging_level="WARNING")
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.train").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

@@ -1,0 +1,225 @@
+"""Pairs per second of training: rayembed against sentence-transformers, in one run.
+
+All sides fine-tune all-MiniLM-L6-v2 (all weights, bf16, in-batch negatives, max length 128) on the
+same Wikipedia pairs (one sentence → the rest of its article), with all cores:
+
+- `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bf16 autocast;
+- `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan;
+- `full`: the same stage as a job runs it: Ray Data streams the plan, Ray Train, DeepSpeed.
+
+Each side runs in a process of its own, in turn, `--rounds` times; start-up and the first steps are
+not counted. Run: python benchmarks/train_speed.py --batch 64 256
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+WARMUP = 2
+SIDES = ("peer", "bare", "full")
+MAX_LENGTH = 128
+MICRO_BATCH_TOKENS = 4096
+
+
+def pairs(count):
+    from rayembed.assets.resolver import resolve
+    from rayembed.assets.samples import WIKIPEDIA_EN
+    from rayembed.data.wikipedia import read_articles
+    from rayembed.data.wikipedia_records import sentence_pair
+
+    found = [sentence_pair(article, 0) for article in read_articles(resolve(WIKIPEDIA_EN))]
+    kept = [pair for pair in found if not isinstance(pair, str)]
+    random.Random(0).shuffle(kept)
+    return [kept[i % len(kept)] for i in range(count)]
+
+
+def make_run(folder, batch, steps):
+    from rayembed.assets.samples import MINILM
+    from rayembed.config.run import Run
+    from rayembed.config.settings import parse
+
+    return parse(
+        Run,
+        {
+            "name": "speed",
+            "model": {
+                "kind": "biencoder",
+                "backbone": {"path": MINILM, "dtype": "bfloat16"},
+                "query_max_length": MAX_LENGTH,
+                "document_max_length": MAX_LENGTH,
+            },
+            "data": {
+                "root": str(folder),
+                "datasets": [{"name": "pairs", "source": {"kind": "pairs", "path": "pairs.jsonl"}}],
+            },
+            "stages": [
+                {
+                    "name": "only",
+                    "datasets": {"pairs": 1},
+                    "batch": {
+                        "global_pairs": batch,
+                        "num_negatives": 0,
+                        "in_batch_negatives": True,
+                    },
+                    "loss": {"temperature": 0.05},
+                    "optimizer": {"learning_rate": 2e-5},
+                    "steps": steps,
+                }
+            ],
+            "placement": {
+                "storage_path": str(folder / "out"),
+                "zero_stage": 2,
+                "threads_per_worker": os.cpu_count(),
+                "grad_cache": batch > 64,
+                "micro_batch_tokens": MICRO_BATCH_TOKENS,
+            },
+        },
+    )
+
+
+def rate(seconds, batch):
+    return batch * len(seconds[WARMUP:]) / sum(seconds[WARMUP:])
+
+
+def peer(batch, steps):
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.training_args import SentenceTransformerTrainingArguments
+    from transformers import TrainerCallback
+
+    from rayembed.assets.resolver import resolve
+    from rayembed.assets.samples import MINILM
+
+    model = SentenceTransformer(str(resolve(MINILM)), device="cpu")
+    model.max_seq_length = MAX_LENGTH
+    chosen = pairs(batch * steps)
+    data = Dataset.from_dict({"anchor": [q for q, _ in chosen], "positive": [d for _, d in chosen]})
+    seconds = []
+
+    class Clock(TrainerCallback):
+        def on_train_begin(self, *_args, **_kwargs):
+            self.last = time.perf_counter()
+
+        def on_step_end(self, *_args, **_kwargs):
+            now = time.perf_counter()
+            seconds.append(now - self.last)
+            self.last = now
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = SentenceTransformerTrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=batch,
+            max_steps=steps,
+            learning_rate=2e-5,
+            bf16=True,
+            use_cpu=True,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        SentenceTransformerTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            loss=MultipleNegativesRankingLoss(model, scale=20.0),
+            callbacks=[Clock()],
+        ).train()
+    return rate(seconds, batch)
+
+
+def bare(batch, steps):
+    import torch
+
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.assets.samples import MINILM
+    from rayembed.data.records import Record
+    from rayembed.data.step_batch import make_step_batch
+    from rayembed.models.build import build_model
+    from rayembed.training.step import Passable, StepSettings, run_step
+
+    run = make_run(Path("/nowhere"), batch, steps)
+    model = build_model(run.model, resolve_model(MINILM), seed=0).train()
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=2e-5, fused=True)
+    passable = Passable(model)
+    settings = StepSettings(MICRO_BATCH_TOKENS, run.placement.grad_cache, torch.device("cpu"))
+    chosen, seconds = pairs(batch * steps), []
+    last = time.perf_counter()
+    for step in range(steps):
+        rows = chosen[step * batch : (step + 1) * batch]
+        records = [Record(str(i), q, (d,), "pairs") for i, (q, d) in enumerate(rows)]
+        made = make_step_batch(step, records, 0, model.tokenizer)
+        run_step(model, passable, lambda loss, _: loss.backward(), made, run.stages[0], settings)
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - last)
+        last = time.perf_counter()
+    return rate(seconds, batch)
+
+
+def full(batch, steps):
+    import logging
+
+    from rayembed.data.on_ray import prepare_data
+    from rayembed.registry.metrics_log import MetricsLog
+    from rayembed.training.on_ray import connect, train_stage_on_ray
+    from rayembed.training.worker import StageJob
+
+    logging.disable(logging.INFO)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        lines = [json.dumps({"query": q, "positive": d}) for q, d in pairs(batch * steps)]
+        (folder / "pairs.jsonl").write_text("\n".join(lines))
+        run = make_run(folder, batch, steps)
+        connect()
+        plan = prepare_data(run, str(folder / "data"))["only"]
+        job = StageJob(run, 0, plan, None, str(folder / "weights.safetensors"))
+        train_stage_on_ray(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
+        records = MetricsLog(folder / "metrics.jsonl").records()
+    return rate([record["seconds"] for record in records], batch)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help="run one side only and print its rate")
+    args = parser.parse_args()
+    if args.side:
+        print("RATE", globals()[args.side](args.batch[0], args.steps))
+        return
+    print("| batch | side | pairs/s (median) | least | most | over peer |")
+    print("|---|---|---|---|---|---|")
+    for batch in args.batch:
+        rates = {side: [] for side in SIDES}
+        for _ in range(args.rounds):
+            for side in SIDES:
+                command = [sys.executable, __file__, "--side", side, "--batch", str(batch)]
+                command += ["--steps", str(args.steps)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                found = [line for line in done.stdout.splitlines() if line.startswith("RATE ")]
+                if not found:
+                    sys.exit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+                rates[side].append(float(found[-1].split()[1]))
+        base = statistics.median(rates["peer"])
+        for side, seen in rates.items():
+            middle = statistics.median(seen)
+            print(
+                f"| {batch} | {side} | {middle:.1f} | {min(seen):.1f} | {max(seen):.1f} "
+                f"| {middle / base:.2f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
