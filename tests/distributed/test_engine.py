@@ -91,12 +91,12 @@ def reference(clipping=0.5, steps=STEPS):
                 peak = 0.01 if model.backbone_parameter(name) else 0.02
                 rate = peak * learning_rate_factor(step, STAGE)
                 if p.ndim >= 2:
-                    p *= 1 - rate * 0.1
+                    p.mul_(1 - rate * 0.1)
                 first, second = moments[name]
                 first.mul_(0.9).add_(p.grad * scale, alpha=0.1)
                 second.mul_(0.999).add_((p.grad * scale) ** 2, alpha=0.001)
                 unbiased = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
-                p -= rate * (first / (1 - 0.9 ** (step + 1))) / unbiased
+                p.sub_(rate * (first / (1 - 0.9 ** (step + 1))) / unbiased)
     return dict(model.named_parameters()), norms
 
 
@@ -112,7 +112,7 @@ def test_trained_weights_are_those_of_the_reference(world):
     for (zero, kind), (weights, seen) in found.items():
         assert weights.keys() == expected.keys()
         if kind == "bf16":
-            # bf16 keeps 8 bits; the mean step of each tensor must be of the right size all the same.
+            # bf16 keeps 8 bits; each tensor must have moved by the right size all the same.
             for name in expected:
                 taken = (weights[name] - start[name]).abs().mean()
                 wanted = (expected[name] - start[name]).abs().mean()

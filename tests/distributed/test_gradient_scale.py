@@ -1,4 +1,4 @@
-"""Workers do not change the gradient: its scale is 1.000 against one process, auxiliary included."""
+"""Workers do not change the gradient: its scale against one process is 1.000."""
 
 import pytest
 import torch

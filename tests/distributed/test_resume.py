@@ -69,7 +69,7 @@ def config(dtype="float32"):
 def run(
     rank, world, backbone, zero, folder, *, resume_at=None, dtype="float32", dropout_replayed=True
 ):
-    """Trainable weights after all steps; checkpoints go to `folder`, or training begins from one."""
+    """Trainable weights after all steps, from the start or from a checkpoint in `folder`."""
     model = build_model(config(dtype), backbone, seed=3)
     seed_worker(5, 0)
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
@@ -115,12 +115,13 @@ def cases(rank, world, backbone, folder):
             found[zero, dtype, "resumed"], _ = run(
                 rank, world, backbone, zero, here, resume_at=2, dtype=dtype
             )
+    saved = folder / "0float32" / "step2"
+    other_stage = expected_position("s", "run", "plan", 1)
     with pytest.raises(ArtifactError, match="zero_stage 0, this run has 1"):
-        position = expected_position("s", "run", "plan", 1)
-        load_checkpoint(folder / "0float32" / "step2", None, position)
+        load_checkpoint(saved, None, other_stage)
+    other_run = expected_position("s", "other", "plan", 0)
     with pytest.raises(ArtifactError, match="run_fingerprint 'run', this run has 'other'"):
-        position = expected_position("s", "other", "plan", 0)
-        load_checkpoint(folder / "0float32" / "step2", None, position)
+        load_checkpoint(saved, None, other_run)
     found["control"], _ = run(
         rank, world, backbone, 2, folder / "2float32", resume_at=2, dropout_replayed=False
     )

@@ -1,4 +1,4 @@
-"""Stages on a real Ray cluster: a killed worker changes nothing, neither does a second submission."""
+"""Stages on a real Ray cluster: neither a killed worker nor a second submission changes them."""
 
 import json
 import os

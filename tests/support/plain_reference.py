@@ -17,7 +17,7 @@ def reference_loss(
     num_negatives: int,
     in_batch: bool,
 ) -> Tensor:
-    """Mean over the records of -log softmax of the positive among its candidates, plus auxiliary."""
+    """Mean over records of -log softmax of the positive among its candidates, plus auxiliary."""
     keys = {}
     for r in records:
         keys[r.query, "query"] = None

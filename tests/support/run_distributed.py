@@ -31,7 +31,7 @@ def run_distributed(
         try:
             while not context.join(timeout=seconds):
                 pass
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever it was is told by the children
             errors = [p.read_text() for p in sorted(Path(folder).glob("error*"))]
             raise AssertionError("\n".join(errors) or "a process ended without an error") from None
         return [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]

@@ -48,8 +48,8 @@ def gradients(model: ToyModel, *, budget: int, cache: bool, in_batch: bool = Tru
 
 
 def assert_same(left: dict, right: dict, tolerance: float = 2e-6) -> None:
-    for name in left:
-        torch.testing.assert_close(left[name], right[name], atol=tolerance, rtol=1e-5, msg=name)
+    for name, gradient in left.items():
+        torch.testing.assert_close(gradient, right[name], atol=tolerance, rtol=1e-5, msg=name)
 
 
 MODELS = {
