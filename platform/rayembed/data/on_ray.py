@@ -4,7 +4,7 @@ What is done stands in `prepare`, `units` and `stream`; here is only who does it
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -60,8 +60,7 @@ def execute_with_ray_data(task: Task, units: Sequence[Any], heavy: bool) -> Iter
         )
     else:
         made = dataset.map_batches(_run_task, fn_args=(task,), batch_size=1)
-    for row in _rows(made):
-        yield pickle.loads(row["result"])
+    yield from _results(made)
 
 
 def stream_steps(
@@ -97,8 +96,7 @@ def stream_steps(
             num_cpus=0,
             compute=TaskPoolStrategy(size=_TASKS),
         )
-        for row in _rows(made):
-            yield pickle.loads(row["batch"])
+        yield from _results(made)
 
 
 class _TaskActor:
@@ -112,15 +110,28 @@ class _TaskActor:
 
 
 def _run_task(batch: dict[str, Any], task: Task) -> dict[str, list[bytes]]:
-    return {"result": [pickle.dumps(task(pickle.loads(unit))) for unit in batch["unit"]]}
+    return {"result": [_result_or_error(task, pickle.loads(unit)) for unit in batch["unit"]]}
 
 
 def _make_step(
     batch: dict[str, Any], shared: Any, worker: int, num_workers: int
 ) -> dict[str, list[bytes]]:
     plan, tokenizer = ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
-    made = [one_step(plan, tokenizer, int(step), worker, num_workers) for step in batch["item"]]
-    return {"batch": [pickle.dumps(step) for step in made]}
+
+    def make(step: Any) -> StepBatch:
+        return one_step(plan, tokenizer, int(step), worker, num_workers)
+
+    return {"result": [_result_or_error(make, step) for step in batch["item"]]}
+
+
+def _result_or_error(make: Callable[[Any], Any], argument: Any) -> bytes:
+    """What is made, pickled, or an error of ours as a value: raised, Ray Data would keep only its
+    text.
+    """
+    try:
+        return pickle.dumps(make(argument))
+    except RayembedError as error:
+        return pickle.dumps(error)
 
 
 def _keep_order(dataset: Any) -> Any:
@@ -131,15 +142,10 @@ def _keep_order(dataset: Any) -> Any:
     return dataset.context.execution_options
 
 
-def _rows(dataset: Any) -> Iterator[dict[str, Any]]:
-    """The rows in order; an error of ours in a worker is raised as itself."""
-    try:
-        yield from dataset.iter_rows()
-    except ray.exceptions.RayError as error:
-        raise _ours(error) or error from None
-
-
-def _ours(error: BaseException | None) -> RayembedError | None:
-    while error is not None and not isinstance(error, RayembedError):
-        error = getattr(error, "cause", None) or error.__cause__
-    return error
+def _results(dataset: Any) -> Iterator[Any]:
+    """The results in order; an error of ours in a worker is raised as itself."""
+    for row in dataset.iter_rows():
+        result = pickle.loads(row["result"])
+        if isinstance(result, RayembedError):
+            raise result
+        yield result

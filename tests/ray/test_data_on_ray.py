@@ -1,0 +1,128 @@
+"""Ray Data makes the same plans and the same step batches as one process."""
+
+import dataclasses
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from made_up_records import made_up_records
+from toy_model import ToyTokenizer
+
+from rayembed.data.on_ray import execute_with_ray_data, stream_steps
+from rayembed.data.parts import write_part
+from rayembed.data.plan import BatchPlan, PlanConfig, write_plan
+from rayembed.data.step_batch import StepBatch
+from rayembed.data.stream import read_steps
+from rayembed.errors import DataError
+
+pytestmark = pytest.mark.ray
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    value: int
+
+    @property
+    def key(self) -> str:
+        return str(self.value)
+
+
+class Squares:
+    """Keeps what it has seen, as a task keeps a model in its process."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, unit: Number) -> dict[str, Any]:
+        if unit.value < 0:
+            raise DataError(f"{unit.value} has no root")
+        self.seen.append(unit.value)
+        return {"rows_in": 1, "square": unit.value**2, "calls": len(self.seen)}
+
+
+@pytest.fixture(scope="module")
+def plans(cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[BatchPlan, BatchPlan]:
+    folder = tmp_path_factory.mktemp("plan")
+    rows = [
+        dataclasses.replace(record, dataset="a")
+        for record in made_up_records(100)
+        if record.positives[0] != record.query
+    ]
+    parts = {
+        "a": [write_part(str(folder / "p"), rows[i : i + 30]) for i in range(0, len(rows), 30)]
+    }
+    config = PlanConfig({"a": 1.0}, 8, 2, 20, 0, True)
+    here = write_plan(str(folder / "here"), parts, config)
+    there = write_plan(str(folder / "there"), parts, config, execute=execute_with_ray_data)
+    return here, there
+
+
+def assert_same(ours: StepBatch, theirs: StepBatch) -> None:
+    for field in dataclasses.fields(StepBatch):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.name == "tokens":
+            assert len(a) == len(b)
+            for one, other in zip(a, b, strict=True):
+                np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+        elif isinstance(a, np.ndarray):
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert a == b
+
+
+def test_the_same_plan_is_written(plans: tuple[BatchPlan, BatchPlan]) -> None:
+    here, there = plans
+    assert here.fingerprint == there.fingerprint
+    assert [here.read(s) for s in range(20)] == [there.read(s) for s in range(20)]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, plans) -> None:
+    plan = plans[0]
+
+    @ray.remote(num_cpus=2)
+    class TrainWorker:  # two of them hold all four CPUs, as training workers do
+        def batches(self, worker: int) -> list[StepBatch]:
+            stream = stream_steps(
+                plan.folder, ToyTokenizer(), worker=worker, num_workers=num_workers, start_step=7
+            )
+            return list(stream)
+
+    workers = [TrainWorker.remote() for _ in range(2)]
+    streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=120)
+    for worker, found in enumerate(streams):
+        wanted = read_steps(
+            plan, ToyTokenizer(), worker=worker, num_workers=num_workers, start_step=7
+        )
+        assert [batch.step for batch in found] == list(range(7, 20))
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert_same(ours, theirs)
+    for worker in workers:
+        ray.kill(worker)
+
+
+def test_windows_follow_each_other(plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayembed.data.on_ray._STEPS_PER_EXECUTION", 6)
+    steps = [batch.step for batch in stream_steps(plans[0].folder, ToyTokenizer(), start_step=3)]
+    assert steps == list(range(3, 20))
+    assert list(stream_steps(plans[0].folder, ToyTokenizer(), start_step=20)) == []
+
+
+def test_results_keep_their_order_and_actors_their_process(cluster) -> None:
+    units = [Number(i) for i in range(12)]
+    light = list(execute_with_ray_data(Squares(), units, False))
+    assert [result["square"] for result in light] == [i * i for i in range(12)]
+    heavy = list(execute_with_ray_data(Squares(), units, True))
+    assert [result["square"] for result in heavy] == [i * i for i in range(12)]
+    assert max(result["calls"] for result in heavy) == 12, "one machine, one process with a model"
+
+
+def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:
+    with pytest.raises(DataError, match="-1 has no root"):
+        list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], False))
+    with pytest.raises(DataError, match="3 workers cannot share batches of 8"):
+        list(stream_steps(plans[0].folder, ToyTokenizer(), worker=0, num_workers=3))
