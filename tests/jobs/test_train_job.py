@@ -1,0 +1,205 @@
+"""The training job from its command line to the registry, on a tiny model; and with bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import mteb
+import numpy as np
+import pytest
+from made_up_articles import HELD_OUT, write_articles
+from sentence_transformers import SentenceTransformer
+from tiny_models import save_decoder
+
+import rayembed
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.models.build import load_model
+from rayembed.models.encoding import encode
+from rayembed.registry.metrics_log import MetricsLog
+
+pytestmark = [pytest.mark.job, pytest.mark.ray]
+
+ROOT = Path(rayembed.__file__).parents[2]
+TASK = "Given a sentence, retrieve the rest of its article"
+
+
+def make_run(folder: Path) -> Run:
+    source = {"kind": "wikipedia", "path": str(folder / "articles.json"), "pairs": "sentence"}
+    topics = {**source, "pairs": "topic"}
+    optimizer = {"learning_rate": 1e-2}
+    return parse(
+        Run,
+        {
+            "name": "tiny",
+            "model": {
+                "kind": "nvembed",
+                "backbone": {"path": str(folder / "backbone"), "dtype": "float32"},
+                "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
+                "lora": {"rank": 2, "alpha": 4, "dropout": 0.1},
+                "query_max_length": 100,
+                "document_max_length": 100,
+            },
+            "data": {
+                "datasets": [
+                    {"name": "sentences", "source": source, "query_instruction": TASK},
+                    {"name": "topics", "source": topics, "task": "classification"},
+                ],
+                "held_out": {"num_titles": HELD_OUT},
+            },
+            "stages": [
+                {
+                    "name": "retrieval",
+                    "datasets": {"sentences": 1},
+                    "batch": {"global_pairs": 8, "num_negatives": 0, "in_batch_negatives": True},
+                    "optimizer": optimizer,
+                    "steps": 4,
+                },
+                {
+                    "name": "blend",
+                    "datasets": {"topics": 1},
+                    "batch": {"global_pairs": 4, "num_negatives": 2, "in_batch_negatives": False},
+                    "optimizer": optimizer,
+                    "steps": 2,
+                },
+            ],
+            "evaluation": {
+                "suite": "wikipedia",
+                "num_documents": 60,
+                "num_queries": 20,
+                "max_length": 64,
+                "baselines": ["bm25"],
+                "instructions": {"WikiSentenceRetrieval": TASK},
+            },
+            "placement": {
+                "storage_path": str(folder / "outputs"),
+                "zero_stage": 2,
+                "micro_batch_tokens": 512,
+            },
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    save_decoder(folder / "backbone")
+    write_articles(folder / "articles.json")
+    (folder / "run.yaml").write_text(make_run(folder).to_yaml())
+    return folder
+
+
+def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+    return subprocess.run(
+        [sys.executable, "jobs/train_nvembed.py", "--recipe", f"{folder}/run.yaml", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    done = submit(folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "outputs" / "runs" / "tiny", done.stdout
+
+
+def test_ends_with_a_table_and_what_to_run_next(trained):
+    run_folder, printed = trained
+    for text in ("untrained", "stage 1: retrieval", "stage 2: blend", "BM25"):
+        assert text in printed
+    assert f"SentenceTransformer('{run_folder}/models/blend'" in printed
+    assert "tiny version 1 (models:/tiny@candidate)" in printed
+    assert "mlflow ui --backend-store-uri sqlite:///" in printed
+    for name in ("loss.png", "scores.png", "scores.md", "scores.csv", "run.yaml"):
+        assert (run_folder / name).stat().st_size > 0, name
+
+
+def test_exported_model_is_the_same_for_ours_sentence_transformers_and_mlflow(trained):
+    model_folder = trained[0] / "models" / "blend"
+    texts = ["The sentence number 3 speaks of own7", "Paris"]
+    ours = encode(load_model(model_folder), texts, role="document")
+    theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
+    np.testing.assert_allclose(theirs.encode(texts), ours, atol=1e-5)
+    mlflow.set_tracking_uri(f"sqlite:///{trained[0].parents[1]}/mlflow.db")
+    served = mlflow.pyfunc.load_model("models:/tiny@candidate")
+    answer = served.predict({"input": texts})
+    vectors = np.array([item["embedding"] for item in answer["data"]])
+    np.testing.assert_allclose(vectors, ours, atol=1e-5)
+    untrained = encode(load_model(trained[0] / "models" / "untrained"), texts, role="document")
+    assert np.abs(ours - untrained).max() > 1e-3
+
+
+def test_scores_are_mtebs_result_files_and_one_mlflow_run_has_every_step_once(trained):
+    results = list((trained[0] / "evaluation").rglob("WikiSentenceRetrieval.json"))
+    assert len(results) == 4  # untrained, two stages, BM25
+    assert all(mteb.TaskResult.from_disk(path).get_score() >= 0 for path in results)
+    client = mlflow.MlflowClient(f"sqlite:///{trained[0].parents[1]}/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "rayembed"]
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    history = client.get_metric_history(run.info.run_id, "loss")
+    assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
+    logged = [r["global_step"] for r in MetricsLog(trained[0] / "metrics.jsonl").records()]
+    assert logged == [1, 2, 3, 4, 5, 6]
+
+
+def test_submitted_again_it_trains_nothing_and_another_identity_is_refused(trained, folder):
+    before = (trained[0] / "metrics.jsonl").read_text()
+    weights = (trained[0] / "blend" / "weights.safetensors").stat().st_mtime_ns
+    again = submit(folder)
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert "tiny version 1 (models:/tiny@candidate)" in again.stdout
+    assert (trained[0] / "metrics.jsonl").read_text() == before
+    assert (trained[0] / "blend" / "weights.safetensors").stat().st_mtime_ns == weights
+    other = submit(folder, "--set", "seed=1")
+    assert other.returncode == 1
+    assert "another run of that name with fingerprint" in other.stderr
+    assert (trained[0] / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "model.poolin.kind=mean"], "no setting 'model.poolin'; did you mean 'pooling'?"),
+        (["--set", "model.backbone.path=/nowhere/model"], "/nowhere/model"),
+        (["--set", "placement.storage_path=/proc/nothing"], "/proc/nothing"),
+        (["--set", "placement.tracking_uri=http://127.0.0.1:9"], "http://127.0.0.1:9"),
+        (["--set", "placement.workers=64", "--set", "stages.retrieval.batch.global_pairs=64",
+          "--set", "stages.blend.batch.global_pairs=64"], "placement.workers=64"),
+        (["--set", "stages.retrieval.batch.global_pairs=512"], "512"),
+    ],
+    ids=["misspelt", "asset", "storage", "mlflow", "workers", "rows"],
+)  # fmt: skip
+def test_bad_input_fails_before_a_worker_starts(folder, arguments, message):
+    done = submit(folder, "--name", "bad", *arguments)
+    assert done.returncode in (1, 2), done.stderr[-2000:]
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert not list((folder / "outputs" / "runs" / "bad").glob("*/train"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "pairs.jsonl"),
+        ([{"query": "a", "positive": ""}] * 3, "no positive"),
+        ([{"query": "a", "text": "b"}] * 3, "positive"),
+    ],
+    ids=["empty", "no positive", "no such column"],
+)
+def test_bad_pairs_fail_before_a_worker_starts(folder, lines, message):
+    (folder / "pairs.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    source = f"{{kind: pairs, path: {folder}/pairs.jsonl}}"
+    done = submit(folder, "--name", "pairs", "--set", f"data.datasets.sentences.source={source}")
+    assert done.returncode in (1, 2), done.stderr[-2000:]
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
