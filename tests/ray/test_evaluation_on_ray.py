@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import ray
 from made_up_articles import run_over, write_articles
 from tiny_models import byte_level_tokenizer, save_decoder
 
@@ -12,13 +11,6 @@ from rayembed.evaluation.evaluate import evaluate_reference
 from rayembed.evaluation.on_ray import evaluate_on_ray
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def test_a_task_gives_the_scores_of_this_process(cluster, tmp_path):

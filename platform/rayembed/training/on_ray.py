@@ -33,9 +33,12 @@ CONTROLLER_FAILURES = 3
 
 
 def connect() -> None:
-    """Join the cluster of the job, or start one within this process where there is none."""
+    """Join the cluster that `RAY_ADDRESS` names, as it does within a job, or start one.
+
+    Without it Ray would look for any cluster of this machine, and wait for one that has gone.
+    """
     if not ray.is_initialized():
-        ray.init(logging_level="WARNING")
+        ray.init(address=os.environ.get("RAY_ADDRESS") or "local", logging_level="WARNING")
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     context = ray.data.DataContext.get_current()
@@ -144,6 +147,11 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     }
     if not placement.use_gpu:
         values["DS_ACCELERATOR"] = "cpu"
+        # Steps allocate and free gigabytes: jemalloc, which Ray's wheels for Linux bring, made
+        # them 10 to 15 % faster than glibc here (docs/LOG.md).
+        jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
+        if jemalloc.exists() and "LD_PRELOAD" not in os.environ:
+            values |= {"LD_PRELOAD": str(jemalloc), "MALLOC_CONF": "dirty_decay_ms:-1"}
     return values
 
 
