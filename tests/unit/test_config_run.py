@@ -67,6 +67,7 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
         other = changed(run, leaf)
         assert other != run, leaf.dotted
         free = leaf.path[0] in ("placement", "evaluation") or leaf.path == ("name",)
+        free &= leaf.path not in (("evaluation", "suite"), ("evaluation", "source"))
         if free or leaf.path[-1] in NOT_IDENTITY - {"name"}:
             placed += 1
             assert other.fingerprint == run.fingerprint, leaf.dotted
@@ -252,7 +253,7 @@ def test_settings_are_frozen_and_finite():
 def test_identity_is_plain_json_without_the_placement():
     identity = get_recipe("nvembed-v2").identity()
     assert json.loads(json.dumps(identity)) == identity
-    assert sorted(identity) == ["data", "model", "seed", "stages"]
+    assert sorted(identity) == ["data", "kept_for_evaluation", "model", "seed", "stages"]
     assert "root" not in identity["data"]
 
 

@@ -167,10 +167,12 @@ class Run(Settings):
     def identity(self) -> dict[str, Any]:
         """What is fingerprinted: all that the trained weights depend on.
 
-        Left out are the name, the placement, where the data lies, and what is scored: a further
-        baseline must not make another run of it.
+        Left out are the name, the placement, where the data lies (its content is compared by the
+        batch plan), and what is scored: a further baseline must not make another run of it. Only
+        which articles the evaluation keeps from the training data stays in.
         """
         values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
+        values["kept_for_evaluation"] = [self.evaluation.suite, self.evaluation.source]
         del values["data"]["root"]
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]

@@ -16,6 +16,7 @@ import yaml
 
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
+from rayembed.registry.provenance import submission_variables
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +102,8 @@ def run_job(
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = read_runtime_env(checkout / runtime_env, checkout)
+    told = submission_variables(checkout / "platform" / "rayembed")
+    environment["env_vars"] = {**told, **environment.get("env_vars", {})}
     command = submit_command(entrypoint, address=address, runtime_env=runtime_env)
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
     try:

@@ -1,6 +1,7 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from rayembed.assets.storage import check_writable, is_remote, join, upload_fold
 from rayembed.config.data import WikipediaSource
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
+from rayembed.errors import PlacementError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
@@ -21,9 +23,9 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.model_card import instruction_template, write_model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.register import RegisteredVersion, register
-from rayembed.registry.run_folder import claim_run_folder
+from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
 from rayembed.training.on_ray import check_placement, connect, export_on_ray, train_stage_on_ray
 from rayembed.training.worker import StageJob
 
@@ -62,23 +64,25 @@ def train(run: Run) -> Outcome:
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
-    folders = _claim(run)
-    tracker = Tracker.open_for_run(
-        run,
-        resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path),
-        folders.local,
-        tags={},
-    )
+    run = _with_absolute_storage(run)
+    folders = _folders(run)
+    if check_run_folder(folders.local, run):
+        logger.info("run %s goes on in %s", run.name, folders.local)
+    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
+    check_reachable(tracking_uri)
+    connect()
+    check_placement(run.placement)
+    _fetch_assets(run)
+    plans = prepare_data(run, join(run.placement.storage_path, "data"))
+    # Only now the name is taken: a mistake in the settings must not use it up.
+    claim_run_folder(folders.local, run)
+    tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
     metrics = MetricsLog(folders.local / METRICS_FILE)
     status: Status = "FAILED"
     try:
         found = collect_provenance()
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
-        connect()
-        check_placement(run.placement)
-        _fetch_assets(run)
-        plans = prepare_data(run, join(run.placement.storage_path, "data"))
         tracker.start_forwarding(metrics)
         scores = _train_and_score(run, plans, folders, tracker)
         outcome = _register(run, folders, tracker, scores, found)
@@ -89,16 +93,32 @@ def train(run: Run) -> Outcome:
     return outcome
 
 
-def _claim(run: Run) -> _Folders:
-    """The run's folders, its own and writable."""
+def _with_absolute_storage(run: Run) -> Run:
+    """The run with a storage path that means the same in every process.
+
+    Raises:
+        PlacementError: a relative path in a submitted job, which works in a copy of the checkout
+            that is removed.
+    """
+    path = run.placement.storage_path
+    if is_remote(path) or Path(path).expanduser().is_absolute():
+        return run
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise PlacementError(
+            f"placement.storage_path={path!r} is relative, and a submitted job runs in a copy of "
+            "the checkout that is removed with its results; give a folder that all nodes see, "
+            "such as --set placement.storage_path=/shared/outputs, or s3://…"
+        )
+    placement = run.placement.model_copy(update={"storage_path": str(Path(path).absolute())})
+    return run.model_copy(update={"placement": placement})
+
+
+def _folders(run: Run) -> _Folders:
+    """The run's folders, after the storage was found writable."""
     storage = run.placement.storage_path
-    if not is_remote(storage):
-        storage = str(Path(storage).expanduser().absolute())
     check_writable(storage)
     place = join(storage, "runs", run.name)
     local = cache_folder() / "runs" / run.name if is_remote(storage) else Path(place)
-    if claim_run_folder(local, run):
-        logger.info("run %s goes on in %s", run.name, local)
     return _Folders(storage=place, local=local)
 
 

@@ -33,6 +33,9 @@ _CONSTRAINTS = "cluster/constraints.txt"
 _COMMAND_SECONDS = 20
 
 
+_COMMIT, _CHANGES = "RAYEMBED_COMMIT", "RAYEMBED_UNCOMMITTED_CHANGES"
+
+
 def collect_provenance(directory: str | Path = ".") -> dict[str, Any]:
     """Plain values: `code`, `packages`, `constraints`, `python`, `system`, `hardware`, `time`.
 
@@ -72,11 +75,26 @@ def code_version(folder: Path) -> dict[str, Any]:
     }
     ours = _output("git", "-C", str(folder), "ls-files", "--error-unmatch", "__init__.py")
     if ours is None:
-        return found
+        return {**found, **_submitted_code()}
     found["commit"] = _output("git", "-C", str(folder), "rev-parse", "HEAD")
     changes = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     found["uncommitted_changes"] = None if changes is None else bool(changes)
     return found
+
+
+def submission_variables(code_folder: Path) -> dict[str, str]:
+    """Environment variables that tell a submitted job, which runs a copy, what it is a copy of."""
+    code = code_version(code_folder)
+    if code["commit"] is None:
+        return {}
+    return {_COMMIT: code["commit"], _CHANGES: "1" if code["uncommitted_changes"] else "0"}
+
+
+def _submitted_code() -> dict[str, Any]:
+    commit = os.environ.get(_COMMIT)
+    if commit is None:
+        return {}
+    return {"commit": commit, "uncommitted_changes": os.environ.get(_CHANGES) == "1"}
 
 
 def package_versions() -> dict[str, str]:

@@ -25,10 +25,31 @@ def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str)
     other = f"with fingerprint {found}" if found else "that rayembed did not make"
     raise ArtifactError(
         f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is another "
-        f"run of that name {other}. Model, data, stages, evaluation or seed differ; `--dry-run` "
+        f"run of that name {other}. Model, data, stages or seed differ; `--dry-run` "
         "prints this run. Give it another name (--set name=…), or put the settings back, or "
         "remove the other run."
     )
+
+
+def check_run_folder(folder: str | Path, run: Run) -> bool:
+    """Whether the run would go on in the folder (True) or begin there (False); writes nothing.
+
+    Raises:
+        ArtifactError: the folder belongs to another run, or its `run.yaml` cannot be read.
+    """
+    path = Path(folder) / RUN_FILE
+    if not path.exists():
+        return False
+    try:
+        found = read_run(path)
+    except ConfigError as error:
+        raise ArtifactError(
+            f"the folder {str(folder)!r} of the run {run.name!r} holds a {RUN_FILE} that "
+            f"cannot be read: {error}\nGive this run another name (--set name=…) or move the "
+            "folder away."
+        ) from None
+    refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(str(path)))
+    return True
 
 
 def claim_run_folder(folder: str | Path, run: Run) -> bool:
@@ -41,20 +62,9 @@ def claim_run_folder(folder: str | Path, run: Run) -> bool:
         ArtifactError: the folder belongs to another run, or its `run.yaml` cannot be read or
             written. Nothing was changed then.
     """
-    path = Path(folder) / RUN_FILE
-    resumed = path.exists()
-    if resumed:
-        try:
-            found = read_run(path)
-        except ConfigError as error:
-            raise ArtifactError(
-                f"the folder {str(folder)!r} of the run {run.name!r} holds a {RUN_FILE} that "
-                f"cannot be read: {error}\nGive this run another name (--set name=…) or move the "
-                "folder away."
-            ) from None
-        refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(str(path)))
+    resumed = check_run_folder(folder, run)
     try:
-        write_atomic(path, run.to_yaml())
+        write_atomic(Path(folder) / RUN_FILE, run.to_yaml())
     except OSError as error:
         raise ArtifactError(
             f"the folder {str(folder)!r} of the run {run.name!r} cannot be written: {error}; "

@@ -15,7 +15,7 @@ import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayembed.assets.storage import exists, is_remote, open_storage
+from rayembed.assets.storage import is_remote, open_storage
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
 from rayembed.data.step_batch import StepBatch
@@ -23,7 +23,7 @@ from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.loop import StepRecord
-from rayembed.training.worker import StageJob, Surroundings, load_weights, train_stage
+from rayembed.training.worker import StageJob, Surroundings, is_done, load_weights, train_stage
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def train_stage_on_ray(job: StageJob, folder: str, metrics_log: Path, offset: in
         RayembedError: what a worker raised, if it is one of ours.
         WorkerError: workers failed more often than `placement.max_failures`.
     """
-    if exists(job.weights):
+    if is_done(job):
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
@@ -170,7 +170,9 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
 
 
 def _export(run: Run, weights: str | None, folder: str) -> None:
-    load_weights(run, weights).save(Path(folder))
+    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
+    instructions = {**prompts, **run.evaluation.instructions}
+    load_weights(run, weights).save(Path(folder), instructions=instructions)
 
 
 def _worker(config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the places to report to.
 """
 
+import json
 import logging
 import shutil
 import tempfile
@@ -14,12 +15,13 @@ import safetensors.torch
 import torch
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.assets.storage import exists, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan import BatchPlan
 from rayembed.data.step_batch import StepBatch
 from rayembed.distributed.collectives import rank, world_size
+from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel, Tokenizer
 from rayembed.models.trainable import load_trainable_state
@@ -118,7 +120,35 @@ def train_stage(job: StageJob, surroundings: Surroundings) -> None:
         )
     state = engine.trainable_state()
     if rank() == 0:
-        write_atomic(job.weights, safetensors.torch.save(state))
+        made_of = {"run": run.fingerprint, "plan": plan.fingerprint}
+        write_atomic(job.weights, safetensors.torch.save(state, metadata=made_of))
+
+
+def is_done(job: StageJob) -> bool:
+    """Whether the stage's weights are in storage, made by this run from this plan.
+
+    Raises:
+        ArtifactError: the weights there are of another run or of other data.
+    """
+    if not exists(job.weights):
+        return False
+    found = _metadata(read_bytes(job.weights))
+    plan = BatchPlan.open(job.plan_folder).fingerprint
+    wanted = {"run": job.run.fingerprint, "plan": plan}
+    if found != wanted:
+        raise ArtifactError(
+            f"{job.weights!r} was trained by run {found.get('run')!r} on the batch plan "
+            f"{found.get('plan')!r}, this is {wanted['run']!r} on {wanted['plan']!r}: settings or "
+            "data have changed since. Give this run another --name, or remove the stage's folder."
+        )
+    return True
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """What was written beside the tensors of a safetensors file."""
+    length = int.from_bytes(data[:8], "little")
+    found: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return found
 
 
 def load_start(job: StageJob) -> EmbeddingModel:
