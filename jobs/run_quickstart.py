@@ -15,7 +15,7 @@ def main(arguments: list[str]) -> int:
     """The exit code of the training job."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     checkout = Path(__file__).resolve().parent.parent
-    entrypoint = ["python", "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart"]
+    entrypoint = [sys.executable, "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart"]
     # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
     entrypoint += ["--set", f"placement.storage_path={checkout / 'outputs'}", *arguments]
 

@@ -77,7 +77,7 @@ def run(
     start = 0
     if resume_at is not None:
         if not dropout_replayed:
-            checkpoint_module.random_state.restore = lambda state: None
+            checkpoint_module.restore = lambda state: None  # GradCache keeps its own
         start = load_checkpoint(folder / f"step{resume_at}", engine, position)
         assert start == resume_at
     share = PAIRS // world

@@ -108,17 +108,18 @@ def train(run: Run, plan: str, name: str):
     return safetensors.torch.load_file(job.weights), MetricsLog(folder / "metrics.jsonl").records()
 
 
-def kill_a_worker_after(log: Path, step: int) -> threading.Thread:
-    """Send SIGKILL to one training worker as soon as the log has the step."""
+def kill_a_worker_after(log: Path, step: int, killed: list[float]) -> threading.Thread:
+    """Send SIGKILL to one training worker of this Ray as soon as the log has the step."""
 
     def watch():
         while len(MetricsLog(log).records()) < step:
             time.sleep(0.02)
         workers = [
             p
-            for p in psutil.process_iter(["cmdline"])
-            if "RayTrainWorker" in " ".join(p.info["cmdline"] or [])
+            for p in psutil.Process().children(recursive=True)
+            if "RayTrainWorker" in " ".join(p.cmdline())
         ]
+        killed.append(time.time())
         os.kill(workers[-1].pid, signal.SIGKILL)
 
     thread = threading.Thread(target=watch)
@@ -132,14 +133,19 @@ def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, fol
     whole, steps = train(run, plan, "whole")
     assert [r["step"] for r in steps] == list(range(1, STEPS + 1))
 
-    killer = kill_a_worker_after(folder / "out" / "killed" / "metrics.jsonl", 5)
+    times: list[float] = []
+    killer = kill_a_worker_after(folder / "out" / "killed" / "metrics.jsonl", 5, times)
     killed, steps = train(run, plan, "killed")
     killer.join()
+    (killed_at,) = times
+    # Steps up to the checkpoint were not done again, those after it were.
+    kept = sum(r["time"] < killed_at for r in steps)
+    assert kept in (4, 6), kept
     assert [r["step"] for r in steps] == list(range(1, STEPS + 1)), "each step once"
     for name in whole:
         assert torch.equal(whole[name], killed[name]), name
 
-    # A stage that is done is not run again; the same run with other workers learns the same.
+    # A stage that is done is not run again.
     before = (folder / "out" / "whole" / "metrics.jsonl").read_text()
     train(run, plan, "whole")
     assert (folder / "out" / "whole" / "metrics.jsonl").read_text() == before

@@ -41,7 +41,7 @@ def reference_loss(
         candidates += [n.text for n in r.negatives[:num_negatives] if n.text not in r.positives]
         if in_batch and r.in_batch:
             for j, other in enumerate(records):
-                if j == i or not other.in_batch:
+                if j == i or not other.in_batch or other.query == r.query:
                     continue
                 same_class = r.label is not None and (r.dataset, r.label) == (
                     other.dataset,

@@ -52,7 +52,11 @@ class EvaluationConfig(Settings):
 
 
 class Placement(Settings):
-    """Where and how a run is executed. Nothing here may change the trained weights."""
+    """Where and how a run is executed. Nothing here may change the trained weights.
+
+    With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
+    draws of the same training; a resumed run draws the same ones.
+    """
 
     storage_path: str = "outputs"
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""

@@ -44,9 +44,9 @@ def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker
     """(b, N) bool: the candidates of this worker's queries among all documents of the batch.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
-    negatives, the documents of all other rows that do, except: texts known to be a positive of
-    the query, the query's own text, positives of a row of the same class, and, for a query that
-    has a class, the negatives of other rows (their class is not known).
+    negatives, the documents of all other rows that do, except: those of a row with the same query,
+    texts known to be a positive of the query, the query's own text, positives of a row of the same
+    class, and, for a query that has a class, the negatives of other rows (their class is not known).
 
     Args:
         first_row: place of this worker's first row among all G rows.
@@ -58,6 +58,7 @@ def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker
     owner = torch.arange(num_all, device=rows.query.device)
     own = local.unsqueeze(1) == owner.unsqueeze(0)
     foreign = rows.in_batch.unsqueeze(1) & everyone.in_batch.unsqueeze(0) & ~own
+    foreign &= rows.query.unsqueeze(1) != everyone.query.unsqueeze(0)
 
     no_class = (rows.label == NONE).unsqueeze(1)
     other_class = no_class | (rows.label.unsqueeze(1) != everyone.label.unsqueeze(0))

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import check_writable, is_remote, join, upload_folder
 from rayembed.config.data import WikipediaSource
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import PlacementError
+from rayembed.errors import ArtifactError, PlacementError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
@@ -66,6 +68,19 @@ def train(run: Run) -> Outcome:
     """
     run = _with_absolute_storage(run)
     folders = _folders(run)
+    folders.local.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folders.local}.lock")
+    try:
+        with lock.acquire(timeout=0):
+            return _train(run, folders)
+    except Timeout:
+        raise ArtifactError(
+            f"another job trains the run {run.name!r} in {str(folders.local)!r} right now; wait "
+            "for it, stop it (`ray job stop`), or give this run another --name"
+        ) from None
+
+
+def _train(run: Run, folders: _Folders) -> Outcome:
     if check_run_folder(folders.local, run):
         logger.info("run %s goes on in %s", run.name, folders.local)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file, save_file
 
-from rayembed.distributed import random_state
 from rayembed.distributed.collectives import rank, world_size
+from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError
 
 POSITION = "position.json"
@@ -51,7 +51,7 @@ class Shards(Protocol):
 def save_checkpoint(folder: Path, engine: Shards, position: Position) -> None:
     """Write this worker's part of a checkpoint; all workers must call it."""
     engine.save(folder, asdict(position))
-    save_file(random_state.capture(), folder / f"random-{rank():05d}.safetensors")
+    save_file(capture(), folder / f"random-{rank():05d}.safetensors")
     if rank() == 0:
         (folder / POSITION).write_text(json.dumps(asdict(position), indent=2), encoding="utf-8")
 
@@ -88,7 +88,7 @@ def load_checkpoint(folder: Path, engine: Shards, expected: Position) -> int:
     path = folder / f"random-{rank():05d}.safetensors"
     if not path.exists():
         raise ArtifactError(f"{str(folder)!r} lacks {path.name}: it is incomplete; remove it")
-    random_state.restore(load_file(path))
+    restore(load_file(path))
     return found.step
 
 

@@ -23,7 +23,7 @@ from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.loop import StepRecord
-from rayembed.training.worker import StageJob, Surroundings, is_done, load_weights, train_stage
+from rayembed.training.worker import StageJob, Surroundings, export, is_done, train_stage
 
 logger = logging.getLogger(__name__)
 
@@ -160,19 +160,12 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
 
     The task keeps the driver small: it needs memory for the whole model.
     """
-    if (Path(folder) / "rayembed.json").exists():
-        return
-    task = ray.remote(num_cpus=1, scheduling_strategy=_here())(_export)
+    # A head may hand out no CPU at all; the task is pinned to it and must not wait for one.
+    task = ray.remote(num_cpus=0, scheduling_strategy=_here())(export)
     try:
         ray.get(task.remote(run, weights, folder))
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
-
-
-def _export(run: Run, weights: str | None, folder: str) -> None:
-    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
-    instructions = {**prompts, **run.evaluation.instructions}
-    load_weights(run, weights).save(Path(folder), instructions=instructions)
 
 
 def _worker(config: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the places to report to.
 """
 
+import hashlib
 import json
 import logging
 import shutil
@@ -120,8 +121,8 @@ def train_stage(job: StageJob, surroundings: Surroundings) -> None:
         )
     state = engine.trainable_state()
     if rank() == 0:
-        made_of = {"run": run.fingerprint, "plan": plan.fingerprint}
-        write_atomic(job.weights, safetensors.torch.save(state, metadata=made_of))
+        data = safetensors.torch.save(state, metadata=_made_of(job, plan))
+        write_atomic(job.weights, data)
 
 
 def is_done(job: StageJob) -> bool:
@@ -133,15 +134,40 @@ def is_done(job: StageJob) -> bool:
     if not exists(job.weights):
         return False
     found = _metadata(read_bytes(job.weights))
-    plan = BatchPlan.open(job.plan_folder).fingerprint
-    wanted = {"run": job.run.fingerprint, "plan": plan}
+    wanted = _made_of(job, BatchPlan.open(job.plan_folder))
     if found != wanted:
         raise ArtifactError(
-            f"{job.weights!r} was trained by run {found.get('run')!r} on the batch plan "
-            f"{found.get('plan')!r}, this is {wanted['run']!r} on {wanted['plan']!r}: settings or "
-            "data have changed since. Give this run another --name, or remove the stage's folder."
+            f"{job.weights!r} was made of {found}, this run would make it of {wanted}: settings, "
+            "data or the stage before have changed since. Give this run another --name, or remove "
+            "the stage's folder."
         )
     return True
+
+
+def _made_of(job: StageJob, plan: BatchPlan) -> dict[str, str]:
+    """What a stage's weights depend on: the run, its data, the weights that it began with."""
+    start = "" if job.start_weights is None else _digest(job.start_weights)
+    return {"run": job.run.fingerprint, "plan": plan.fingerprint, "start": start}
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()[:12]
+
+
+def export(run: Run, weights: str | None, folder: str) -> None:
+    """Write the model with the weights (None: untrained) to a folder, unless it is there already.
+
+    Beside the folder stands what it was made of; an export of other weights is replaced.
+    """
+    made_of = f"{run.fingerprint} {_digest(weights) if weights else 'untrained'}\n"
+    note, target = Path(f"{folder}.made-of"), Path(folder)
+    if (target / "rayembed.json").exists() and note.exists() and note.read_text() == made_of:
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
+    model = load_weights(run, weights)
+    model.save(target, instructions={**prompts, **run.evaluation.instructions})
+    note.write_text(made_of)
 
 
 def _metadata(data: bytes) -> dict[str, str]:
