@@ -158,7 +158,7 @@ def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_pa
 def test_other_weights_data_or_instructions_share_no_results(run, tmp_path):
     evaluate(oracle(), run, name="m", revision="abc", results_folder=tmp_path)
     others = [
-        ("abd", run),
+        ("xyz", run),
         ("abc", changed(run, num_documents=90, num_queries=90)),
         ("abc", changed(run, max_length=20)),
         ("abc", changed(run, instructions={"WikiTopicClustering": "group"})),

@@ -72,7 +72,7 @@ def test_mask_that_a_family_does_not_have_is_refused(tmp_path):
     assert sees_later_tokens(load_backbone(folder, settings(), mask="own"))
 
 
-def test_dropout_has_its_familys_name_or_is_refused(tmp_path):
+def test_dropout_has_the_name_of_its_family_or_is_refused(tmp_path):
     encoder = save_encoder(tmp_path / "bert")
     model = load_backbone(encoder, settings(attention_dropout=0.3, hidden_dropout=0.2), mask="own")
     assert model.config.attention_probs_dropout_prob == 0.3

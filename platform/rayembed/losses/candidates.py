@@ -46,7 +46,7 @@ def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
     negatives, the documents of all other rows that do, except: those of a row with the same query,
     texts known to be a positive of the query, the query's own text, positives of a row of the same
-    class, and, for a query that has a class, the negatives of other rows (their class is not known).
+    class, and, for a query with a class, the negatives of other rows, whose class is not known.
 
     Args:
         first_row: place of this worker's first row among all G rows.
