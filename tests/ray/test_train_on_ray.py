@@ -138,9 +138,9 @@ def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, fol
     killed, steps = train(run, plan, "killed")
     killer.join()
     (killed_at,) = times
-    # Steps up to the checkpoint were not done again, those after it were.
+    # Steps up to the last checkpoint that Train had taken were not done again, the others were.
     kept = sum(r["time"] < killed_at for r in steps)
-    assert kept in (4, 6), kept
+    assert kept in (2, 4, 6), kept
     assert [r["step"] for r in steps] == list(range(1, STEPS + 1)), "each step once"
     for name in whole:
         assert torch.equal(whole[name], killed[name]), name
