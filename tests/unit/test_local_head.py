@@ -230,6 +230,6 @@ def test_the_job_script_is_short_and_passes_arguments_on(monkeypatch):
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
     assert done.stdout.split() == [
-        "python", "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart",
+        sys.executable, "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart",
         "--set", f"placement.storage_path={ROOT}/outputs", "--set", "seed=1",
     ]  # fmt: skip
