@@ -75,6 +75,14 @@ def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match="is no Parquet file"):
         list_pieces(str(tmp_path / "x.parquet"))
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    schema = pa.schema([("query", pa.string()), ("positive", pa.string())])
+    pq.ParquetWriter(folder / "a.parquet", schema).close()
+    with pytest.raises(DataError, match=r"tables' are empty: no Parquet file there has any rows"):
+        list_pieces(str(folder))
+    pq.write_table(pa.table({"query": ["q"], "positive": ["p"]}), folder / "b.parquet")
+    assert [p.path for p in list_pieces(str(folder))] == [str(folder / "b.parquet")]
     (tmp_path / "x.csv").write_bytes(b"query,positive\n\xff\xfe,b\n")
     with pytest.raises(ArtifactError, match="cannot read the pairs"):
         rows_of(tmp_path / "x.csv")
@@ -108,10 +116,16 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
             "column 'neg' is neither a text nor a list of texts",
         ),
         ({"query": "q", "positive": "p", "task": 1}, "column 'task' is not a text"),
+        ({"query": "abc\ud83d", "positive": "p"}, "not valid Unicode"),
+        ({"query": "q", "positive": ["p", "abc\ud83d"]}, "not valid Unicode"),
+        ({"query": "q", "positive": "p", "neg": ["\ude00 n"]}, "not valid Unicode"),
+        ({"query": "q", "positive": "p", "task": "t\ud83d"}, "not valid Unicode"),
+        ({"query": "q", "positive": "p", "class": "c\ud83d"}, "not valid Unicode"),
     ],
 )
 def test_reasons(row: dict[str, Any], reason: str) -> None:
-    assert convert_row(row, dataset("x", negatives="neg", instruction="task")) == reason
+    config = dataset("x", negatives="neg", instruction="task", label="class")
+    assert convert_row(row, config) == reason
 
 
 def test_a_row_becomes_a_record() -> None:
@@ -144,6 +158,8 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
         json.dumps({"query": "", "positive": "p"}),
         json.dumps({"query": "held", "positive": "p2"}),
         json.dumps({"query": "q1", "positive": "p1"}),
+        r'{"query": "half a pair \ud83d", "positive": "p"}',
+        r'{"query": "a whole pair \ud83d\ude00", "positive": "p"}',
     ]
     path.write_bytes("\n".join(lines).encode() + b'\n{"query": "\xff", "positive": "p"}\n')
     held = HeldOut(texts=frozenset([text_hash("held")]))
@@ -156,8 +172,10 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
         "no query": 1,
         "has a text of a held-out title": 1,
         "not UTF-8": 1,
+        "not valid Unicode": 1,
     }
-    assert (result["rows_in"], result["rows_out"]) == (7, 2)
+    assert (result["rows_in"], result["rows_out"]) == (9, 3)
+    json.dumps(result, ensure_ascii=False).encode()  # as manifests keep it
     assert {e["reason"] for e in result["examples"]} == set(result["rejected"])
     assert any("{not json" in e["row"] for e in result["examples"])
     assert BadRow("a", "b") == BadRow("a", "b")

@@ -201,7 +201,7 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
     bare = {"a": parts_of(tmp_path / "bare", records("a", 40, negatives=0))}
     with pytest.raises(DataError, match=r"'a': 40 of 40 rows have no hard negatives"):
         write_plan(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
-    assert not list(tmp_path.glob("plan*"))
+    assert not [p for p in tmp_path.glob("plan*") if p.name != "plan.lock"]
     assert write_plan(target, bare, config(weights={"a": 1})).num_steps == 10
 
 
@@ -258,6 +258,39 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     (folder / "manifest.json").write_text(json.dumps({"version": 0}))
     with pytest.raises(ArtifactError, match="layout 0"):
         BatchPlan.open(str(folder))
+
+
+def test_of_two_runs_that_want_one_plan_the_second_waits_and_opens_it(
+    parts, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "plans" / "plan")
+    inside, go = threading.Event(), threading.Event()
+    done: list[str] = []
+    made: dict[str, BatchPlan] = {}
+
+    def waits(task, units, heavy=False):
+        for unit in units:
+            done.append(threading.current_thread().name)
+            inside.set()
+            assert go.wait(60)
+            yield task(unit)
+
+    def make() -> None:
+        plan = write_plan(folder, parts, config(), execute=waits)
+        made[threading.current_thread().name] = plan
+
+    runs = [threading.Thread(target=make, name=name) for name in ("first", "second")]
+    runs[0].start()
+    assert inside.wait(60)
+    runs[1].start()
+    runs[1].join(0.5)
+    assert runs[1].is_alive(), "it waits for the first"
+    go.set()
+    for run in runs:
+        run.join(60)
+    assert set(done) == {"first"}
+    assert made["first"] == made["second"] == BatchPlan.open(folder)
+    assert len(made["second"].read(9)) == 12
 
 
 def test_short_lists_and_classes_survive(tmp_path: Path) -> None:

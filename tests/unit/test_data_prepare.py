@@ -13,6 +13,7 @@ from rayembed.config.settings import parse
 from rayembed.data.parts import read_records
 from rayembed.data.plan import BatchPlan
 from rayembed.data.prepare import Teaching, prepare
+from rayembed.data.wikipedia import Article, held_out_titles
 from rayembed.errors import ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")
@@ -213,6 +214,31 @@ def test_no_text_of_a_held_out_title_in_any_plan(root: Path, tmp_path: Path) -> 
     assert not [t for t in texts if any(mark in f"{t}$" for mark in marks)]
     marks = [f"number {i}." for i in range(60)]
     assert sum(any(mark in t for mark in marks) for t in texts) > 50, "the marks are in the texts"
+
+
+def test_a_wikipedia_file_that_no_stage_uses_is_held_out_too(root: Path, tmp_path: Path) -> None:
+    """The evaluation takes the first Wikipedia file that is configured, here an unused one."""
+    unused = [
+        Article(f"Other {i}", f"Other {i} is another subject. It has {i} parts.", f"Sort {i}", "")
+        for i in range(30)
+    ]
+    (root / "other.json").write_text(json.dumps([vars(article) for article in unused]))
+    datasets = [
+        {"name": "unused", "source": {"kind": "wikipedia", "path": "other.json", "pairs": "topic"}},
+        *make_run(root).model_dump(mode="json")["data"]["datasets"],
+    ]
+    titles = held_out_titles(unused, 10, 0)
+    held = next(a.description for a in unused if a.title in titles)
+    free = next(a.description for a in unused if a.title not in titles)
+    with (root / "pairs.jsonl").open("a") as file:
+        file.write("\n" + json.dumps({"query": held, "positive": "held"}))
+        file.write("\n" + json.dumps({"query": free, "positive": "free"}))
+    rejected = []
+    for number, changes in enumerate(({}, {"data__datasets": datasets})):
+        storage = tmp_path / str(number)
+        prepare(make_run(root, seed=0, **changes), str(storage), teaching=TEACHING)
+        rejected.append(manifests(storage)["own:records"]["rejected"])
+    assert rejected == [{"duplicate": 3}, {"duplicate": 3, "has a text of a held-out title": 1}]
 
 
 def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: Path) -> None:

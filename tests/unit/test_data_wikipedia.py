@@ -20,6 +20,7 @@ from rayembed.data.source_tasks import (
 from rayembed.data.wikipedia import (
     NO_TOPIC,
     Article,
+    held_out_texts,
     held_out_titles,
     mask_title,
     read_articles,
@@ -208,6 +209,20 @@ def test_topic_records_with_names_of_classes() -> None:
 
 def all_texts(record: Record) -> list[str]:
     return [record.query, *record.positives, *(n.text for n in record.negatives)]
+
+
+def test_held_out_texts_are_all_that_is_shown() -> None:
+    cat = Article("Cat", "A cat purrs. It sleeps a lot. A cat hunts.", "Small animal", "History")
+    history = Article("History", "The past.", "Field", "History")
+    kept = Article("Dog", "A dog barks.", "Larger animal", "Nature")
+    assert held_out_texts(iter([cat, history, kept]), frozenset(["Cat", "History"])) == {
+        *("Cat", "Small animal", "Field", "The past."),  # not "History", the name of a class
+        *("A cat purrs. It sleeps a lot. A cat hunts.", "A it purrs. It sleeps a lot. A it hunts."),
+        *("A cat purrs.", "It sleeps a lot.", "A cat hunts.", "A it purrs.", "A it hunts."),
+        *("It sleeps a lot. A cat hunts.", "It sleeps a lot. A it hunts."),  # without the first
+        *("A cat purrs. A cat hunts.", "A it purrs. A it hunts."),
+        *("A cat purrs. It sleeps a lot.", "A it purrs. It sleeps a lot."),  # also the first half
+    }
 
 
 @pytest.mark.parametrize("pairs", ["description", "sentence", "topic"])

@@ -64,7 +64,8 @@ def list_pieces(path: str) -> list[Piece]:
     Hidden files and those that start with `_` are left out, as Spark and Ray do.
 
     Raises:
-        DataError: nothing there, a file of an unknown kind, or a broken Parquet file.
+        DataError: nothing there, Parquet files without any rows, a file of an unknown kind, or a
+            broken Parquet file.
     """
     filesystem, inside = open_storage(path)
     root = filesystem.get_file_info(inside)
@@ -83,6 +84,8 @@ def list_pieces(path: str) -> list[Piece]:
     for file in sorted(files, key=lambda file: str(file.path)):
         whole = f"{prefix}{file.path}" + (f"?{query}" if query else "")
         pieces += _pieces_of(filesystem, file, whole)
+    if not pieces:
+        raise DataError(f"the pairs at {path!r} are empty: no Parquet file there has any rows")
     return pieces
 
 
@@ -156,6 +159,9 @@ def convert_row(row: Mapping[str, Any], dataset: DatasetConfig) -> Record | str:
     instruction = row.get(source.instruction) if source.instruction else None
     if instruction is not None and not isinstance(instruction, str):
         return f"column {source.instruction!r} is not a text"
+    named = None if label is None or label == "" else str(label)
+    if not all(map(_is_unicode, (query, *positives, *negatives, instruction or "", named or ""))):
+        return "not valid Unicode"
     identity = json.dumps([query, positives, negatives, instruction], ensure_ascii=False)
     return Record(
         id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(identity.encode())}",
@@ -167,8 +173,17 @@ def convert_row(row: Mapping[str, Any], dataset: DatasetConfig) -> Record | str:
         query_instruction=instruction or dataset.query_instruction,
         document_instruction=dataset.document_instruction,
         in_batch=dataset.in_batch_negatives,
-        label=None if label is None or label == "" else str(label),
+        label=named,
     )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text can be written; JSON lets half of a surrogate pair through."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -261,6 +276,8 @@ def _pieces_of(
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"pairs {path!r} is no Parquet file: {error}") from None
         groups = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        if not groups:  # a writer that was closed before its first row
+            return []
         starts = _starts(groups)
         stops = [*starts[1:], len(groups)]
         return [Piece(path, kind, a, b, version) for a, b in zip(starts, stops, strict=True)]

@@ -1,7 +1,8 @@
 """The batch plan: what stands in each global batch, decided before training and kept in files.
 
 The plan knows no workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step, so the
-batches are the same for every W, and training goes on at any step with any W.
+batches are the same for every W, and the plan can be read from any step with any W. (Training
+goes on only with the number of workers that wrote its checkpoint.)
 G rows of a global batch.
 """
 
@@ -12,12 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from rayembed.assets.storage import exists, is_remote, join, open_storage, read_bytes, write_atomic
 from rayembed.config.run import fingerprint
@@ -175,7 +178,9 @@ def write_plan(
 ) -> BatchPlan:
     """The finished plan in `folder`; one that is there with the same inputs is taken as it is.
 
-    Locally the folder appears when it is complete; in object storage its manifest is written last.
+    Locally the folder appears when it is complete, and a lock beside it lets one run at a time
+    make it: others that want the same plan wait and open what is there then. In object storage the
+    manifest is written last and nothing is locked: let one run finish a plan before others start.
 
     Args:
         parts: of each data set that `config.weights` names.
@@ -183,7 +188,7 @@ def write_plan(
 
     Raises:
         DataError: a data set is empty, has too few rows for a batch, or has rows that could learn
-            from nothing; before any file is written.
+            from nothing; before any file but the lock is written.
     """
     datasets = sorted(config.weights)
     wanted = fingerprint(
@@ -194,11 +199,36 @@ def write_plan(
             "inputs": dict(inputs or {}),
         }
     )
-    if exists(join(folder, MANIFEST)):
-        found = BatchPlan.open(folder)
-        if found.manifest["made_of"] == wanted:
+    if (found := _finished(folder, wanted)) is not None:
+        return found
+    if is_remote(folder):
+        return _write(folder, parts, config, inputs, execute, wanted)
+    lock = Path(f"{open_storage(folder)[1].rstrip('/')}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if (found := _finished(folder, wanted)) is not None:
             return found
+        return _write(folder, parts, config, inputs, execute, wanted)
+
+
+def _finished(folder: str, wanted: str) -> BatchPlan | None:
+    if not exists(join(folder, MANIFEST)):
+        return None
+    found = BatchPlan.open(folder)
+    if found.manifest["made_of"] != wanted:
         raise ArtifactError(f"{folder!r} holds a plan of other data or settings; remove it")
+    return found
+
+
+def _write(
+    folder: str,
+    parts: Mapping[str, Sequence[Part]],
+    config: PlanConfig,
+    inputs: Mapping[str, str] | None,
+    execute: Execute,
+    wanted: str,
+) -> BatchPlan:
+    datasets = sorted(config.weights)
     began = time.monotonic()
     work = folder if is_remote(folder) else f"{folder.rstrip('/')}.{wanted}.partial"
     steps_per_file = max(1, ROWS_PER_FILE // config.global_pairs)

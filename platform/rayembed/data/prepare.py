@@ -103,7 +103,7 @@ def prepare(
         for dataset in run.data.datasets
         if dataset.name in used
     }
-    held_out = _held_out(run, list(datasets.values()))
+    held_out = _held_out(run)
     prepared = {}
     for name, dataset in datasets.items():
         records = _records(run, dataset, held_out, storage, execute)
@@ -144,8 +144,12 @@ def _check(run: Run) -> None:
                 )
 
 
-def _held_out(run: Run, datasets: Sequence[DatasetConfig]) -> HeldOut:
-    """What the evaluation keeps to itself, of all Wikipedia files of the run."""
+def _held_out(run: Run) -> HeldOut:
+    """What the evaluation keeps to itself, of all Wikipedia files of the run.
+
+    Also of those that no stage uses: the evaluation takes the first one that is configured.
+    """
+    datasets = [with_source_path(dataset, run.data.root) for dataset in run.data.datasets]
     paths = {d.source.path: None for d in datasets if isinstance(d.source, WikipediaSource)}
     if run.evaluation.suite == "wikipedia" and run.evaluation.source is not None:
         root, path = run.data.root, run.evaluation.source

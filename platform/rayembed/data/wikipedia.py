@@ -96,19 +96,40 @@ def seeded_hash(seed: int, purpose: str, text: str) -> int:
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
-    """Every text that an evaluation of the held-out titles may show, as it is and title-masked.
+    """The texts that an evaluation of the held-out titles may show, as they are and title-masked.
+
+    Those of each held-out article: title, text, description, every sentence, the text's other
+    sentences, and its two halves. A title that also names a topic ("History") is not among them:
+    the name of a class stands in training rows of every article of it. Texts are compared whole,
+    so neither a part of one nor one that an evaluation cuts to its first words is recognised.
 
     A training row of any source that has one of them, in any place, is rejected: also a
     description such as "Family of birds" that a training article shares with a held-out one.
     """
-    texts: set[str] = set()
+    articles = list(articles)
+    topics = {article.topic for article in articles}
+    texts = {article.title for article in articles} & titles - topics
     for article in articles:
         if article.title not in titles:
             continue
-        shown = [article.extract, article.description, *split_sentences(article.extract)]
-        texts.update(shown)
-        texts.update(mask_title(text, article.title) for text in shown)
+        sentences = split_sentences(article.extract)
+        masked = [mask_title(text, article.title) for text in sentences]
+        whole = [article.extract, article.description, *_rests(sentences), *_halves(sentences)]
+        texts.update(whole, sentences, masked, _rests(masked), _halves(masked))
+        texts.update(mask_title(text, article.title) for text in whole)
     return frozenset(text for text in (t.strip() for t in texts) if text)
+
+
+def _rests(sentences: list[str]) -> list[str]:
+    """For each sentence the others: without the one at its place, and without all equal to it."""
+    by_place = (sentences[:i] + sentences[i + 1 :] for i in range(len(sentences)))
+    by_text = ([other for other in sentences if other != text] for text in sentences)
+    return [" ".join(rest) for rest in (*by_place, *by_text)]
+
+
+def _halves(sentences: Sequence[str]) -> list[str]:
+    middle = (len(sentences) + 1) // 2
+    return [" ".join(sentences[:middle]), " ".join(sentences[middle:])]
 
 
 def mask_title(text: str, title: str) -> str:
