@@ -104,7 +104,10 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
     [
         ({"positive": "p"}, "no query"),
         ({"query": " \n", "positive": "p"}, "no query"),
-        ({"query": "\u200b\ufeff", "positive": "p"}, "no query"),
+        ({"query": "\u200b\ufeff", "positive": "p"}, "query has no visible character"),
+        ({"query": " \u0301\ufffd", "positive": "p"}, "query has no visible character"),
+        ({"query": "q", "positive": "\u0301"}, "positive has no visible character"),
+        ({"query": "q", "positive": ["", "\x00"]}, "positive has no visible character"),
         ({"query": 3, "positive": "p"}, "no query"),
         ({"query": "q"}, "no positive"),
         ({"query": "q", "positive": []}, "no positive"),
@@ -132,8 +135,8 @@ def test_a_row_becomes_a_record() -> None:
     config = dataset("x", negatives="neg", label="class", instruction="task")
     row = {
         "query": "q",
-        "positive": ["p", "q", "p2", "p"],
-        "neg": ["n", "p", "q", "", "n", "m"],
+        "positive": ["p", "q", "\u200b", "p2", "p"],
+        "neg": ["n", "p", "q", "", "n", "\u0301", "\ufffd ", "m"],
         "class": 3,
         "task": "Own task",
     }

@@ -166,6 +166,17 @@ def test_description_and_sentence_pairs() -> None:
     assert query not in rest
 
 
+def test_texts_without_a_visible_character_are_no_records() -> None:
+    marks = " ".join(["\u0301\u200b"] * 6)
+    article = Article("Cat", "The cat is a small animal here.", "Small animal", "x")
+    config = dataset("description")
+    assert isinstance(convert(article, config, 0, 0), Record)
+    without = replace(article, description=marks)
+    assert convert(without, config, 0, 0) == "query has no visible character"
+    without = replace(article, extract=marks)
+    assert convert(without, config, 0, 0) == "positive has no visible character"
+
+
 def test_topic_records_take_other_examples_of_the_class() -> None:
     articles = made_up_articles()
     config = dataset("topic")

@@ -138,8 +138,8 @@ def check_columns(piece: Piece, source: PairsSource) -> None:
 def convert_row(row: Mapping[str, Any], dataset: DatasetConfig) -> Record | str:
     """The record of a row, or the reason why it gives none.
 
-    Positives that equal the query, and negatives that equal the query or a positive, are left out
-    of the record. Rows with the same texts get the same id.
+    Texts without a visible character, positives that equal the query, and negatives that equal the
+    query or a positive are left out of the record. Rows with the same texts get the same id.
     """
     source = dataset.source
     assert isinstance(source, PairsSource)
@@ -153,8 +153,10 @@ def convert_row(row: Mapping[str, Any], dataset: DatasetConfig) -> Record | str:
     given = _texts(row.get(source.negatives)) if source.negatives else []
     if given is None:
         return f"column {source.negatives!r} is neither a text nor a list of texts"
-    positives = [text for text in dict.fromkeys(positives) if text != query]
-    negatives = [t for t in dict.fromkeys(given) if t != query and t not in positives]
+    positives = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
+    negatives = [
+        t for t in dict.fromkeys(given) if t != query and t not in positives and has_content(t)
+    ]
     label = row.get(source.label) if source.label else None
     instruction = row.get(source.instruction) if source.instruction else None
     if instruction is not None and not isinstance(instruction, str):
@@ -187,7 +189,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _texts(value: Any) -> list[str] | None:
-    """The texts that are more than space in a cell; None where it is of another type.
+    """The texts in a cell; None where it is of another type.
 
     A cell of CSV that is a JSON list stands for its elements.
     """
@@ -195,7 +197,7 @@ def _texts(value: Any) -> list[str] | None:
         return []
     if isinstance(value, str):
         if not value.startswith("["):
-            return [value] if has_content(value) else []
+            return [value]
         try:
             parsed = json.loads(value)
         except ValueError:
@@ -203,7 +205,7 @@ def _texts(value: Any) -> list[str] | None:
         value = parsed if isinstance(parsed, list) and _all_texts(parsed) else [value]
     if not isinstance(value, list) or not _all_texts(value):
         return None
-    return [text for text in value if text is not None and has_content(text)]
+    return [text for text in value if text is not None]
 
 
 def _all_texts(values: list[Any]) -> bool:

@@ -50,7 +50,7 @@ from rayembed.models.fingerprints import weights_fingerprint
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Of converting and mining; raised whenever they make other rows of the same inputs."""
 
 _EXAMPLES_SHOWN = 5

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.data import DatasetConfig, WikipediaSource
-from rayembed.data.records import Negative, Record
+from rayembed.data.records import Negative, Record, has_content, reject_reason
 from rayembed.data.step_batch import text_hash
 from rayembed.data.wikipedia import (
     NO_TOPIC,
@@ -176,12 +176,15 @@ def _record(
     positive: str,
     negatives: Sequence[Negative] = (),
     label: str | None = None,
-) -> Record:
+) -> Record | str:
+    reason = reject_reason({"query": query, "positives": [positive]})
+    if reason is not None:
+        return reason
     return Record(
         id=f"{dataset.name}/{article.title}",
         query=query,
         positives=(positive,),
-        negatives=tuple(negatives),
+        negatives=tuple(n for n in negatives if has_content(n.text)),
         dataset=dataset.name,
         task=dataset.task,
         query_instruction=dataset.query_instruction,
