@@ -68,6 +68,21 @@ class EosPooling(Settings):
     kind: Literal["eos"] = "eos"
 
 
+class MaxPooling(Settings):
+    """Largest value of each dimension over all tokens that are not padding."""
+
+    kind: Literal["max"] = "max"
+
+
+class WeightedMeanPooling(Settings):
+    """Mean of the tokens' hidden states, the first weighing 1, the second 2, and so on.
+
+    For decoders that keep their causal mask (SGPT, arXiv 2202.08904, section 3.1.2).
+    """
+
+    kind: Literal["weighted_mean"] = "weighted_mean"
+
+
 class LatentAttentionPooling(Settings):
     """Cross-attention of the tokens to a trained array of latents, an MLP, then the mean."""
 
@@ -134,12 +149,31 @@ class NVEmbedConfig(Settings):
         return self
 
 
+BiEncoderPooling = Annotated[
+    MeanPooling | ClsPooling | EosPooling | MaxPooling | WeightedMeanPooling,
+    Field(discriminator="kind"),
+]
+
+
+class ProjectionConfig(Settings):
+    """A linear layer on the pooled vector, which changes its width (`Dense` elsewhere)."""
+
+    width: PositiveInt
+    """Of the vector that it gives."""
+    bias: bool = True
+    activation: Literal["identity", "tanh", "relu", "gelu"] = "identity"
+    """What stands behind the linear map."""
+
+
 class BiEncoderConfig(Settings):
-    """Any encoder of transformers with mean or CLS pooling."""
+    """Any encoder of transformers, or a decoder under its own causal mask, with simple pooling."""
 
     kind: Literal["biencoder"] = "biencoder"
     backbone: BackboneConfig
-    pooling: Annotated[MeanPooling | ClsPooling, Field(discriminator="kind")] = MeanPooling()
+    pooling: BiEncoderPooling = MeanPooling()
+    """`eos` is the last token, which fits decoders whose tokenizer ends a text with EOS."""
+    projections: tuple[ProjectionConfig, ...] = ()
+    """Layers on the pooled vector, in their order; in training they start from random weights."""
     lora: LoraConfig | None = None
     """None trains the whole backbone."""
     query_prefix: str = ""
@@ -162,8 +196,11 @@ __all__ = [
     "EosPooling",
     "LatentAttentionPooling",
     "LoraConfig",
+    "MaxPooling",
     "MeanPooling",
     "ModelConfig",
     "NVEmbedConfig",
+    "ProjectionConfig",
     "SelfAttentionPooling",
+    "WeightedMeanPooling",
 ]

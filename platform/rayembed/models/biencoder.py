@@ -1,4 +1,4 @@
-"""A plain bi-encoder: any encoder of transformers with mean or CLS pooling."""
+"""A plain bi-encoder: any encoder (or decoder) of transformers with simple pooling."""
 
 from rayembed.config.model import BiEncoderConfig
 from rayembed.models.pooled_transformer import PooledTransformer

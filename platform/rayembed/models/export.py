@@ -22,7 +22,7 @@ from rayembed.models.contract import settings_of
 from rayembed.models.json_file import read_json, write_json
 from rayembed.models.lora import merged_state
 from rayembed.models.pooled_transformer import PooledTransformer
-from rayembed.models.pooling import build_pooling
+from rayembed.models.pooling import build_head
 
 SETTINGS_FILE = "rayembed.json"
 POOLING_FILE = "pooling.safetensors"
@@ -72,7 +72,14 @@ def write_files(
         safetensors.torch.save_file(pooling, folder / POOLING_FILE)
     model.tokenizer.pretrained.save_pretrained(str(folder))
     settings = settings_of(model.config.model_copy(update={"lora": None}))
-    write_json(folder / SETTINGS_FILE, {"format_version": FORMAT_VERSION, "model": settings})
+    write_json(
+        folder / SETTINGS_FILE,
+        {
+            "format_version": FORMAT_VERSION,
+            "model": settings,
+            "dimensions": list(model.dimensions),
+        },
+    )
     _write_sentence_files(model, folder, instructions or {})
     for path in folder.rglob("*"):
         if path.is_file():
@@ -144,13 +151,7 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
     Raises:
         ArtifactError: not a settings file, or of a later format.
     """
-    values = read_json(folder / SETTINGS_FILE)
-    version = values.get("format_version")
-    if version != FORMAT_VERSION:
-        raise ArtifactError(
-            f"{str(folder / SETTINGS_FILE)!r} has format_version {version!r}; this version of "
-            f"rayembed reads {FORMAT_VERSION}"
-        )
+    values = _read_settings_file(folder / SETTINGS_FILE)
     adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
     try:
         config: NVEmbedConfig | BiEncoderConfig = adapter.validate_python(values.get("model"))
@@ -160,6 +161,34 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
         return config
     backbone = config.backbone.model_copy(update={"dtype": dtype})
     return config.model_copy(update={"backbone": backbone})
+
+
+def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
+    """Widths of the vectors of a saved model, the full one first, without loading the model.
+
+    Args:
+        settings_file: the `rayembed.json` of the model's folder.
+
+    Raises:
+        ArtifactError: not a settings file, or of another format.
+    """
+    found = _read_settings_file(settings_file).get("dimensions")
+    if not isinstance(found, list) or not found or not all(isinstance(d, int) for d in found):
+        raise ArtifactError(
+            f"{str(settings_file)!r} names no dimensions, found {found!r}; export the model again"
+        )
+    return tuple(found)
+
+
+def _read_settings_file(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{str(path)!r} has format_version {version!r}; this version of "
+            f"rayembed reads {FORMAT_VERSION}"
+        )
+    return values
 
 
 def load_saved(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer:
@@ -173,7 +202,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
     config = read_settings(folder, dtype=dtype)
     mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
     backbone = load_backbone(folder, config.backbone, mask=mask)
-    pooling = build_pooling(config.pooling, backbone.config.hidden_size)
+    pooling = build_head(config, backbone.config.hidden_size)
     if pooling.state_dict():
         _load_pooling(pooling, folder / POOLING_FILE)
     pooling.to(DTYPES[config.backbone.dtype])

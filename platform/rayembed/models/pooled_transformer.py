@@ -27,7 +27,9 @@ class PooledTransformer(EmbeddingModel):
         self.backbone = backbone
         self.pooling = pooling
         self.tokenizer: NVEmbedTokenizer | BiEncoderTokenizer = tokenizer
-        self.dimensions = (int(backbone.config.hidden_size),)
+        projections = config.projections if isinstance(config, BiEncoderConfig) else ()
+        width = projections[-1].width if projections else backbone.config.hidden_size
+        self.dimensions = (int(width),)
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
         """Unit vectors (B, D) of a collated micro-batch; takes no context."""

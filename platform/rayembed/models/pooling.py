@@ -1,23 +1,38 @@
 """From hidden states of tokens to one vector a text; vectors are float32, not yet normalised."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.config.model import (
+    BiEncoderConfig,
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,
+    MaxPooling,
     MeanPooling,
+    NVEmbedConfig,
+    ProjectionConfig,
     SelfAttentionPooling,
+    WeightedMeanPooling,
 )
 from rayembed.models.latent_attention import OUTPUT_STD, build_latent_attention, check_heads
 from rayembed.models.masked_mean import masked_mean
 
 PoolingConfig = (
-    MeanPooling | ClsPooling | EosPooling | LatentAttentionPooling | SelfAttentionPooling
+    MeanPooling
+    | ClsPooling
+    | EosPooling
+    | MaxPooling
+    | WeightedMeanPooling
+    | LatentAttentionPooling
+    | SelfAttentionPooling
 )
+
+_ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
 class Mean(nn.Module):
@@ -60,6 +75,75 @@ class Eos(nn.Module):
         return hidden[torch.arange(len(hidden), device=hidden.device), last].float()
 
 
+class Max(nn.Module):
+    """Largest state of the tokens in the pool, dimension by dimension."""
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch hidden"]:
+        """Maximum over tokens, float32."""
+        return hidden.float().masked_fill(~pool_mask[..., None], float("-inf")).amax(dim=1)
+
+
+class WeightedMean(nn.Module):
+    """Mean of the states of the tokens in the pool, weighted by position (padding goes right)."""
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch hidden"]:
+        """Weighted mean over tokens, float32; the weights are 1, 2, 3, ..."""
+        positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
+        weights = (pool_mask * positions).float()
+        weights = weights / weights.sum(dim=1, keepdim=True)
+        return torch.einsum("bth,bt->bh", hidden.float(), weights)
+
+
+class Projection(nn.Module):
+    """A linear layer and an activation on pooled vectors."""
+
+    def __init__(self, in_width: int, config: ProjectionConfig) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_width, config.width, bias=config.bias)
+        self.activation = _ACTIVATIONS[config.activation]()
+
+    def forward(self, vectors: Float[Tensor, "batch width"]) -> Float[Tensor, "batch out"]:
+        """Vectors of the layer's width and dtype."""
+        projected: Tensor = self.activation(self.linear(vectors.to(self.linear.weight.dtype)))
+        return projected
+
+
+class Projected(nn.Module):
+    """A pooling layer with projections behind it."""
+
+    def __init__(
+        self, pooling: nn.Module, in_width: int, configs: Sequence[ProjectionConfig]
+    ) -> None:
+        super().__init__()
+        self.pooling = pooling
+        widths = [in_width, *(config.width for config in configs)]
+        self.projections = nn.ModuleList(
+            Projection(width, config) for width, config in zip(widths, configs, strict=False)
+        )
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch out"]:
+        """The last projection's vectors, float32."""
+        vectors: Tensor = self.pooling(hidden, attention_mask, pool_mask)
+        for projection in self.projections:
+            vectors = projection(vectors)
+        return vectors.float()
+
+
 class SelfAttention(nn.Module):
     """One pre-norm block of self-attention and GELU MLP over the tokens, then their mean.
 
@@ -99,6 +183,20 @@ class SelfAttention(nn.Module):
         return masked_mean(hidden, pool_mask)
 
 
+def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.Module:
+    """The pooling layer of a model with its projections: as `build_pooling`, (B, D) float32.
+
+    D is the width of the last projection, without projections the hidden size.
+
+    Raises:
+        ConfigError: heads that do not fit the hidden size.
+    """
+    pooling = build_pooling(config.pooling, hidden_size)
+    if isinstance(config, BiEncoderConfig) and config.projections:
+        return Projected(pooling, hidden_size, config.projections)
+    return pooling
+
+
 def build_pooling(config: PoolingConfig, hidden_size: int) -> nn.Module:
     """The pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
 
@@ -112,6 +210,10 @@ def build_pooling(config: PoolingConfig, hidden_size: int) -> nn.Module:
             return Cls()
         case EosPooling():
             return Eos()
+        case MaxPooling():
+            return Max()
+        case WeightedMeanPooling():
+            return WeightedMean()
         case LatentAttentionPooling():
             return build_latent_attention(config, hidden_size)
         case SelfAttentionPooling():

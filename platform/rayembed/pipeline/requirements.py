@@ -127,7 +127,7 @@ def model_size(model: NVEmbedConfig | BiEncoderConfig) -> ModelSize | None:
     import torch
     import transformers
 
-    from rayembed.models.pooling import build_pooling
+    from rayembed.models.pooling import build_head
 
     family = dict(settings)
     kind = str(family.pop("model_type", ""))
@@ -141,7 +141,7 @@ def model_size(model: NVEmbedConfig | BiEncoderConfig) -> ModelSize | None:
             f"builds no model of the family {kind!r}: {error}"
         ) from None
     with torch.device("meta"):
-        pooling = build_pooling(model.pooling, int(config.hidden_size))
+        pooling = build_head(model, int(config.hidden_size))
     pooled = sum(p.numel() for p in pooling.parameters())
     frozen = sum(p.numel() for name, p in backbone.named_parameters() if name.startswith("pooler."))
     total = sum(p.numel() for p in backbone.parameters())
