@@ -156,6 +156,28 @@ class BatchPlan:
             raise ArtifactError(f"the batch plan {path!r} does not hold step {step} where it must")
         return [Record.from_row(row) for row in table.select(SCHEMA.names).to_pylist()]
 
+    def query_instructions(self) -> set[tuple[str, str]]:
+        """The distinct pairs of a data set's name and a query instruction of its rows.
+
+        Reads two columns of all files.
+
+        Raises:
+            ArtifactError: a file of the plan is missing or broken.
+        """
+        found: set[tuple[str, str]] = set()
+        names = ["dataset", "query_instruction"]
+        for first in range(0, self.num_steps, self._steps_per_file):
+            path = join(self.folder, file_name(first))
+            filesystem, inside = open_storage(path)
+            try:
+                with filesystem.open_input_file(inside) as file:
+                    table = pq.ParquetFile(file).read(columns=names)
+            except (OSError, pa.ArrowException) as error:
+                raise ArtifactError(f"cannot read the batch plan {path!r}: {error}") from error
+            distinct = table.group_by(names).aggregate([])
+            found |= set(zip(*(distinct[name].to_pylist() for name in names), strict=True))
+        return found
+
     @property
     def _steps_per_file(self) -> int:
         return int(self.manifest["steps_per_file"])

@@ -103,11 +103,17 @@ def prepare(
         for dataset in run.data.datasets
         if dataset.name in used
     }
+    # What can be wrong is found before what takes long: all files, then all rows, then mining.
+    pieces = {name: _pieces(dataset) for name, dataset in datasets.items()}
     held_out = _held_out(run)
-    prepared = {}
-    for name, dataset in datasets.items():
-        records = _records(run, dataset, held_out, storage, execute)
-        prepared[name] = _mined(dataset, records, storage, execute, teaching)
+    records = {
+        name: _records(run, dataset, pieces[name], held_out, storage, execute)
+        for name, dataset in datasets.items()
+    }
+    prepared = {
+        name: _mined(dataset, records[name], storage, execute, teaching)
+        for name, dataset in datasets.items()
+    }
     plans = {}
     for stage in run.stages:
         config = PlanConfig(
@@ -159,16 +165,27 @@ def _held_out(run: Run) -> HeldOut:
     return hold_out(sources, run.data.held_out.num_titles, run.seed)
 
 
+def _pieces(dataset: DatasetConfig) -> list[Piece]:
+    """The pieces of a source of pairs, whose columns were found; none of another source."""
+    if not isinstance(dataset.source, PairsSource):
+        return []
+    pieces = list_pieces(dataset.source.path)
+    check_columns(pieces[0], dataset.source)
+    return pieces
+
+
 def _records(
-    run: Run, dataset: DatasetConfig, held_out: HeldOut, storage: str, execute: Execute
+    run: Run,
+    dataset: DatasetConfig,
+    pieces: Sequence[Piece],
+    held_out: HeldOut,
+    storage: str,
+    execute: Execute,
 ) -> Prepared:
     """The records of a source: converted, decontaminated, without duplicates, sampled."""
     began = time.monotonic()
     source = dataset.source
-    pieces: list[Piece] = []
     if isinstance(source, PairsSource):
-        pieces = list_pieces(source.path)
-        check_columns(pieces[0], source)
         content = fingerprint([[p.path.rsplit("/", 1)[-1], p.start, p.version] for p in pieces])
     else:
         content = hashlib.sha256(resolve(source.path).read_bytes()).hexdigest()[:12]

@@ -43,14 +43,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
     import safetensors
     import transformers
 
-    try:
-        settings = transformers.AutoConfig.from_pretrained(str(folder))
-    except (OSError, ValueError, KeyError) as error:
-        raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
-    set_dropout(settings, config)
-    settings.use_cache = False
-    if mask == "bidirectional":
-        remove_causal_mask(settings)
+    settings = _settings(folder, config, mask)
     try:
         with torch.random.fork_rng(devices=[]):
             model, report = transformers.AutoModel.from_pretrained(
@@ -68,6 +61,61 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
             f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
         )
     return finish_backbone(model, mask=mask)
+
+
+def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
+    """The model of a folder on the meta device: layers and shapes, no weights.
+
+    Raises:
+        ArtifactError: no such model.
+        ConfigError: a dropout that the family does not have.
+    """
+    import transformers
+
+    settings = _settings(folder, config, mask)
+    with torch.device("meta"):
+        return transformers.AutoModel.from_config(settings, attn_implementation="sdpa")
+
+
+def num_positions(model: Any) -> int | None:
+    """Tokens for which a model has learnt positions; None: positions are computed, or unlimited."""
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in ("position_embeddings", "wpe") and isinstance(
+            module, torch.nn.Embedding
+        ):
+            # RoBERTa, XLM-R and MPNet count positions from the padding's id on.
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - unused
+    return None
+
+
+def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
+    settings = check_backbone(folder)
+    set_dropout(settings, config)
+    settings.use_cache = False
+    if mask == "bidirectional":
+        remove_causal_mask(settings)
+    return settings
+
+
+def check_backbone(folder: Path) -> Any:
+    """The transformers configuration of a folder whose architecture transformers knows.
+
+    Raises:
+        ArtifactError: no configuration, an unknown architecture, or an encoder with a decoder.
+    """
+    import transformers
+
+    try:
+        settings = transformers.AutoConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
+    if getattr(settings, "is_encoder_decoder", False):
+        raise ArtifactError(
+            f"the model in {str(folder)!r} (family {settings.model_type!r}) has an encoder and a "
+            "decoder; supported are encoders and decoders alone"
+        )
+    return settings
 
 
 def finish_backbone(model: Any, *, mask: Mask) -> Any:

@@ -5,15 +5,27 @@ from typing import Any
 
 import torch
 
-from rayembed.config.model import BiEncoderConfig, Dtype, ModelConfig, NVEmbedConfig
-from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES, load_backbone
+from rayembed.config.model import (
+    BackboneConfig,
+    BiEncoderConfig,
+    Dtype,
+    ModelConfig,
+    NVEmbedConfig,
+)
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.backbones import (
+    DTYPES,
+    check_backbone,
+    empty_backbone,
+    load_backbone,
+    num_positions,
+)
 from rayembed.models.biencoder import BiEncoder
 from rayembed.models.json_file import read_json
 from rayembed.models.lora import add_lora
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.pooled_transformer import PooledTransformer
-from rayembed.models.pooling import build_pooling
+from rayembed.models.pooling import build_head
 from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer, SpecialIds
 
 
@@ -33,11 +45,37 @@ def build_model(config: ModelConfig, backbone_folder: Path, *, seed: int) -> Poo
         torch.default_generator.manual_seed(seed)
         mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
         backbone = load_backbone(backbone_folder, config.backbone, mask=mask)
-        pooling = build_pooling(config.pooling, backbone.config.hidden_size)
+        pooling = build_head(config, backbone.config.hidden_size)
         pooling.to(DTYPES[config.backbone.dtype])
         if config.lora is not None:
             add_lora(backbone, config.lora)
     return assemble(config, backbone, pooling, tokenizer).train()
+
+
+def check_buildable(
+    config: ModelConfig, backbone_folder: Path
+) -> NVEmbedTokenizer | BiEncoderTokenizer:
+    """The model's tokenizer, after `build_model` was found possible without reading weights.
+
+    Raises:
+        ArtifactError: no usable model or tokenizer in `backbone_folder`.
+        ConfigError: settings that do not fit the backbone.
+    """
+    tokenizer = make_tokenizer(config, backbone_folder)
+    mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
+    backbone = empty_backbone(backbone_folder, config.backbone, mask=mask)
+    positions = num_positions(backbone)
+    for role, length in tokenizer.max_lengths.items():
+        if positions is not None and length > positions:
+            raise ConfigError(
+                f"model.{role}_max_length is {length}, but the backbone has learnt {positions} "
+                f"positions; set it to {positions} at most"
+            )
+    with torch.device("meta"):
+        build_head(config, backbone.config.hidden_size)
+        if config.lora is not None:
+            add_lora(backbone, config.lora)
+    return tokenizer
 
 
 def assemble(
@@ -98,18 +136,52 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
     from rayembed.models.sentence_folder import read_encoder_folder
 
     folder = Path(folder)
+    _check_is_model(folder)
     if (folder / SETTINGS_FILE).is_file():
         return load_saved(folder, dtype=dtype)
-    if not any((folder / name).is_file() for name in ("modules.json", "config.json")):
-        raise ArtifactError(
-            f"no model in {str(folder)!r}: neither {SETTINGS_FILE}, modules.json nor config.json"
-        )
     if _is_published_nvembed(folder):
         return load_nvidia_checkpoint(folder, dtype=dtype or "bfloat16").eval()
     config, transformer = read_encoder_folder(folder, dtype=dtype)
     backbone = load_backbone(transformer, config.backbone, mask="own")
-    pooling = build_pooling(config.pooling, backbone.config.hidden_size)
+    pooling = build_head(config, backbone.config.hidden_size)
     return assemble(config, backbone, pooling, make_tokenizer(config, transformer)).eval()
+
+
+def check_loadable(folder: Path) -> None:
+    """Return when `load_model` takes the folder, as far as its files tell without the weights.
+
+    Architecture, pooling and tokenizer are known, and there are weights.
+
+    Raises:
+        ArtifactError: as `load_model`.
+    """
+    from rayembed.models.export import SETTINGS_FILE, read_settings
+    from rayembed.models.sentence_folder import read_encoder_folder
+
+    _check_is_model(folder)
+    config: ModelConfig
+    if (folder / SETTINGS_FILE).is_file():
+        config, transformer = read_settings(folder), folder
+        check_backbone(folder)
+    elif _is_published_nvembed(folder):
+        config, transformer = NVEmbedConfig(backbone=BackboneConfig(path=str(folder))), folder
+    else:
+        config, transformer = read_encoder_folder(folder)
+        check_backbone(transformer)
+    make_tokenizer(config, transformer)
+    if not any(path.suffix in (".safetensors", ".bin") for path in transformer.iterdir()):
+        raise ArtifactError(
+            f"no weights in {str(transformer)!r}; expected *.safetensors or pytorch_model.bin"
+        )
+
+
+def _check_is_model(folder: Path) -> None:
+    from rayembed.models.export import SETTINGS_FILE
+
+    if not any((folder / n).is_file() for n in (SETTINGS_FILE, "modules.json", "config.json")):
+        raise ArtifactError(
+            f"no model in {str(folder)!r}: neither {SETTINGS_FILE}, modules.json nor config.json"
+        )
 
 
 def _is_published_nvembed(folder: Path) -> bool:

@@ -72,7 +72,7 @@ class _TextTokenizer:
                 f"the {role} {_shown(text)} has no tokens of its own, only special ones; leave "
                 "the row out"
             )
-        room = self.max_lengths[role] - len(self._prefix) - len(self._suffix)
+        room = self.room(role)
         if head and num_head >= room and len(ids) > num_head:
             raise DataError(
                 f"the instruction or prefix {_shown(head)} takes {num_head} tokens, which leaves "
@@ -84,6 +84,19 @@ class _TextTokenizer:
         if head and not self._pool_head:
             pool[: len(self._prefix) + num_head] = False
         return {"input_ids": np.concatenate([self._prefix, own, self._suffix]), "pool_mask": pool}
+
+    def room(self, role: Role) -> int:
+        """Tokens that head and text of this role may have together, special ones not counted."""
+        return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
+
+    def num_head_tokens(self, head: str) -> int:
+        """Tokens that a literal head takes of the room; the most of some texts behind it."""
+        if not head:
+            return 0
+        # A word takes the head's trailing space into its token, a digit often does not.
+        joined = [head + text for text in ("a", "7", "é")]
+        encodings = self.pretrained.backend_tokenizer.encode_batch(joined, add_special_tokens=False)
+        return max(_num_head_tokens(encoding.offsets, len(head)) for encoding in encodings)
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
@@ -129,8 +142,8 @@ class NVEmbedTokenizer(_TextTokenizer):
         )
         self._template = config.instruction_template
 
-    def head(self, instruction: str) -> str:
-        """The literal text before a text with this instruction; empty without one."""
+    def head(self, instruction: str, role: Role = "query") -> str:
+        """The literal text before a text with this instruction, in either role; empty for none."""
         return self._template.replace("{instruction}", instruction) if instruction else ""
 
     def __call__(

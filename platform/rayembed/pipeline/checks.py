@@ -1,0 +1,119 @@
+"""What a run asks of its assets, checked in the driver before data is prepared.
+
+A mistake that only a worker could find would be told after hours of preparation.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.data import PairsSource, WikipediaSource
+from rayembed.config.model import BiEncoderConfig
+from rayembed.config.run import Run
+from rayembed.data.plan import BatchPlan
+from rayembed.data.source_tasks import with_source_path
+from rayembed.errors import ArtifactError, AssetError, ConfigError
+from rayembed.evaluation.evaluate import BM25, suite_tasks
+from rayembed.models.build import check_buildable, check_loadable
+from rayembed.models.contract import Role
+from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer
+
+Heads = NVEmbedTokenizer | BiEncoderTokenizer
+"""Tokenizers that put an instruction before a text."""
+
+_SHOWN_CHARACTERS = 80
+
+
+def check_inputs(run: Run) -> Heads:
+    """The run's tokenizer, after every asset was fetched and found to be of use to the run.
+
+    Models are opened without their weights.
+
+    Raises:
+        AssetError, ArtifactError: an asset is missing, corrupt or not supported.
+        ConfigError: settings that do not fit an asset.
+        DataError: the evaluation's texts are too few.
+    """
+    tokenizer = check_buildable(run.model, resolve_model(run.model.backbone.path))
+    check_instructions(run, tokenizer)
+    for dataset in run.data.datasets:
+        if isinstance(dataset.source, WikipediaSource):
+            resolve(with_source_path(dataset, run.data.root).source.path)
+        if dataset.mining is not None:
+            setting = f"data.datasets.{dataset.name}.mining.teacher"
+            _check_encoder(setting, dataset.mining.teacher)
+    if run.evaluation.suite != "none":
+        for place, baseline in enumerate(run.evaluation.baselines):
+            if baseline != BM25:
+                _check_encoder(f"evaluation.baselines.{place}", baseline)
+        suite_tasks(run)
+    return tokenizer
+
+
+def check_instructions(run: Run, tokenizer: Heads) -> None:
+    """Return when every instruction of the run's settings leaves room for a text.
+
+    Raises:
+        ConfigError: one does not; the message names it, its tokens, the room and what to set.
+    """
+    for setting, instruction, role in _instructions(run):
+        _check_room(run, tokenizer, setting, instruction, role)
+
+
+def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Heads) -> None:
+    """Return when every instruction that rows bring along leaves room for their query.
+
+    Args:
+        plans: stage name → folder of its batch plan.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    columns = {
+        dataset.name: dataset.source.instruction
+        for dataset in run.data.datasets
+        if isinstance(dataset.source, PairsSource) and dataset.source.instruction is not None
+    }
+    for stage in run.stages:
+        if not columns.keys() & stage.datasets.keys():
+            continue
+        for name, instruction in sorted(BatchPlan.open(plans[stage.name]).query_instructions()):
+            if name in columns:
+                setting = f"column {columns[name]!r} of the data set {name!r}"
+                _check_room(run, tokenizer, setting, instruction, "query")
+
+
+def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
+    """Where each instruction is set, the instruction, and the role of its texts."""
+    if isinstance(run.model, BiEncoderConfig):
+        yield "model.query_prefix", "", "query"
+        yield "model.document_prefix", "", "document"
+    for dataset in run.data.datasets:
+        setting = f"data.datasets.{dataset.name}"
+        if dataset.query_instruction:
+            yield f"{setting}.query_instruction", dataset.query_instruction, "query"
+        if dataset.document_instruction:
+            yield f"{setting}.document_instruction", dataset.document_instruction, "document"
+    for task, instruction in run.evaluation.instructions.items():
+        yield f"evaluation.instructions.{task}", instruction, "query"
+
+
+def _check_room(run: Run, tokenizer: Heads, setting: str, instruction: str, role: Role) -> None:
+    head = tokenizer.head(instruction, role)
+    tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
+    if tokens < room:
+        return
+    cut = head if len(head) <= _SHOWN_CHARACTERS else f"{head[:_SHOWN_CHARACTERS]}…"
+    length = tokenizer.max_lengths[role]
+    raise ConfigError(
+        f"{setting}: as the model sees it, {cut!r} takes {tokens} tokens, and model."
+        f"{role}_max_length {length} has room for {room} beside special tokens, so nothing is left "
+        f"for the {role} itself; shorten it, or set model.{role}_max_length to more than "
+        f"{length - room + tokens}"
+    )
+
+
+def _check_encoder(setting: str, reference: str) -> None:
+    try:
+        check_loadable(resolve_model(reference))
+    except (AssetError, ArtifactError) as error:
+        raise type(error)(f"{setting} cannot be used: {error}") from None

@@ -1,0 +1,186 @@
+"""What is checked in the driver: assets that are opened without weights, room for instructions."""
+
+import json
+
+import pytest
+from made_up_articles import run_over, write_articles
+from tiny_models import save_decoder, save_encoder
+
+from rayembed.config.override import override
+from rayembed.data.prepare import prepare
+from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
+from rayembed.models.build import check_buildable, check_loadable, load_model
+from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
+
+LONG = "retrieve the rest of the text " * 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assets")
+    save_encoder(folder / "encoder")
+    save_decoder(folder / "decoder")
+    write_articles(folder / "articles.json")
+    return folder
+
+
+@pytest.fixture
+def run(folder):
+    lengths = ["model.query_max_length=40", "model.document_max_length=50"]
+    backbone = f"model.backbone.path={folder}/encoder"
+    return override(run_over(folder / "articles.json"), [backbone, *lengths])
+
+
+def nvembed(run, folder, *assignments):
+    model = f"{{kind: nvembed, backbone: {{path: {folder}/decoder}}, query_max_length: 60}}"
+    sizes = "model.pooling={kind: latent_attention, num_latents: 4, num_heads: 2}"
+    return override(run, [f"model={model}", sizes, *assignments])
+
+
+def test_a_run_that_holds_passes(run, folder):
+    tokenizer = check_inputs(run)
+    assert tokenizer.room("query") == 38
+    check_inputs(nvembed(run, folder, "data.datasets.wiki.query_instruction=find"))
+    relative = override(
+        run, [f"data.root={folder}", "data.datasets.wiki.source.path=articles.json"]
+    )
+    check_inputs(relative)
+
+
+@pytest.mark.parametrize(
+    ("assignments", "error", "message"),
+    [
+        (["model.backbone.path=/nowhere"], AssetError, "/nowhere"),
+        (["model.document_max_length=65"], ConfigError, "document_max_length is 65, .* 64 posit"),
+        (["model.query_max_length=2"], ConfigError, "query_max_length is 2, but special tokens"),
+        (["model.lora={target_modules: [querry]}"], ConfigError, "'querry'.*did you mean 'query'"),
+        (["data.datasets.wiki.source.path=/nowhere"], AssetError, "/nowhere"),
+        (
+            ["data.datasets.wiki.mining={teacher: /nowhere}"],
+            AssetError,
+            r"^data\.datasets\.wiki\.mining\.teacher cannot be used: .*/nowhere",
+        ),
+        (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
+        (["evaluation.instructions={WikiSentence: x}"], ConfigError, "no task 'WikiSentence'"),
+        (["evaluation.source=/nowhere"], AssetError, "/nowhere"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_in_the_driver(run, assignments, error, message):
+    with pytest.raises(error, match=message):
+        check_inputs(override(run, assignments))
+
+
+def broken(folder, target, **files):
+    """A copy of the tiny encoder with other files; None removes one."""
+    import shutil
+
+    shutil.copytree(folder / "encoder", target)
+    for name, content in files.items():
+        path = target / name.replace("__", "/")
+        path.parent.mkdir(exist_ok=True)
+        if content is None:
+            path.unlink()
+        else:
+            path.write_text(json.dumps(content))
+    return target
+
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"modules.json": [{**MODULES[0], "type": "other.Module"}]},
+        {"modules.json": MODULES, "1_Pooling__config.json": {"pooling_mode_max_tokens": True}},
+        {"config.json": {"model_type": "unheard-of", "max_position_embeddings": 8}},
+        {"config.json": {"model_type": "t5", "max_position_embeddings": 8}},
+        {"config.json": None},
+        {"tokenizer.json": None},
+        {"model.safetensors": None},
+        {"rayembed.json": {"format_version": 99}},
+    ],
+    ids=["modules", "pooling", "family", "decoder", "config", "tokenizer", "weights", "format"],
+)
+def test_what_load_model_would_refuse_is_refused_without_weights(folder, tmp_path, run, files):
+    made = broken(folder, tmp_path / "model", **files)
+    with pytest.raises(ArtifactError):
+        load_model(made)
+    with pytest.raises(ArtifactError):
+        check_loadable(made)
+    with pytest.raises(RayembedError, match=r"baselines\.0 cannot be used"):
+        check_inputs(override(run, [f"evaluation.baselines=[{made}]"]))
+
+
+def test_what_load_model_takes_is_taken(folder, tmp_path):
+    check_loadable(folder / "encoder")
+    check_loadable(folder / "decoder")
+    load_model(folder / "encoder").save(tmp_path / "saved")
+    check_loadable(tmp_path / "saved")
+    modules = {"modules.json": MODULES, "1_Pooling__config.json": {"pooling_mode_cls_token": True}}
+    made = broken(folder, tmp_path / "cls", **modules)
+    check_loadable(made)
+    assert load_model(made).config.pooling.kind == "cls"
+
+
+@pytest.mark.parametrize(
+    ("setting", "role"),
+    [
+        ("data.datasets.wiki.query_instruction", "query"),
+        ("data.datasets.wiki.document_instruction", "document"),
+        ("evaluation.instructions.WikiSentenceRetrieval", "query"),
+        ("model.query_prefix", "query"),
+        ("model.document_prefix", "document"),
+    ],
+)
+def test_an_instruction_without_room_names_itself_and_what_to_set(run, setting, role):
+    if setting.startswith("evaluation"):
+        assignment = f"evaluation.instructions={{WikiSentenceRetrieval: {LONG}}}"
+    else:
+        assignment = f"{setting}={LONG}"
+    with pytest.raises(ConfigError, match=f"set model.{role}_max_length to more than") as error:
+        check_inputs(override(run, [assignment]))
+    assert str(error.value).startswith(f"{setting}: ")
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize("kind", ["biencoder", "nvembed"])
+def test_told_exactly_where_tokens_of_a_text_would_be_refused(run, folder, kind):
+    run = run if kind == "biencoder" else nvembed(run, folder)
+    task = "are cats larger than dogs"
+    run = override(run, [f"data.datasets.wiki.query_instruction={task}"])
+    refused = []
+    for length in range(3, 40):
+        tried = override(run, [f"model.query_max_length={length}"])
+        tokenizer = check_buildable(tried.model, folder / ("encoder", "decoder")[kind == "nvembed"])
+        fits = True
+        try:
+            tokenizer(["7 a", "a cat", "é"], "query", [task] * 3)
+        except DataError:
+            fits = False
+        if fits:
+            check_instructions(tried, tokenizer)
+            continue
+        with pytest.raises(ConfigError):
+            check_instructions(tried, tokenizer)
+        refused.append(length)
+    assert 3 < len(refused) < 37
+
+
+def test_instructions_of_rows_are_checked_in_the_plan(run, folder, tmp_path):
+    rows = [{"query": f"q {i}", "positive": f"p {i}", "task": "find"} for i in range(8)]
+    source = f"{{kind: pairs, path: {tmp_path}/rows.jsonl, instruction: task}}"
+    run = override(run, [f"data.datasets.wiki.source={source}", "evaluation.suite=none"])
+    tokenizer = check_inputs(run)
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    check_row_instructions(run, prepare(run, str(tmp_path / "fits")), tokenizer)
+    for row in rows[:5]:  # a step has four of the eight
+        row["task"] = LONG
+    path.write_text("\n".join(map(json.dumps, rows)))
+    plans = prepare(run, str(tmp_path / "long"))
+    with pytest.raises(ConfigError, match=r"column 'task' of the data set 'wiki': .*retrieve the"):
+        check_row_instructions(run, plans, tokenizer)
