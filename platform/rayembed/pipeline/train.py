@@ -9,9 +9,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import check_writable, is_remote, join, upload_folder
-from rayembed.config.data import WikipediaSource
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.errors import ArtifactError, PlacementError
@@ -20,6 +18,7 @@ from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
 from rayembed.models.build import load_model
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.model_card import instruction_template, write_model_card
@@ -87,8 +86,9 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     check_reachable(tracking_uri)
     connect()
     check_placement(run.placement)
-    _fetch_assets(run)
+    tokenizer = check_inputs(run)
     plans = prepare_data(run, join(run.placement.storage_path, "data"))
+    check_row_instructions(run, plans, tokenizer)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
@@ -135,19 +135,6 @@ def _folders(run: Run) -> _Folders:
     place = join(storage, "runs", run.name)
     local = cache_folder() / "runs" / run.name if is_remote(storage) else Path(place)
     return _Folders(storage=place, local=local)
-
-
-def _fetch_assets(run: Run) -> None:
-    """Fetch what the run starts from, so that a missing or corrupt asset is known at once."""
-    resolve_model(run.model.backbone.path)
-    for dataset in run.data.datasets:
-        if isinstance(dataset.source, WikipediaSource):
-            resolve(dataset.source.path)
-        if dataset.mining is not None:
-            resolve_model(dataset.mining.teacher)
-    for baseline in run.evaluation.baselines:
-        if baseline != "bm25" and run.evaluation.suite != "none":
-            resolve_model(baseline)
 
 
 def _train_and_score(
