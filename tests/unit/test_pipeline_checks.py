@@ -53,7 +53,7 @@ def test_a_run_that_holds_passes(run, folder):
         (["model.backbone.path=/nowhere"], AssetError, "/nowhere"),
         (["model.document_max_length=65"], ConfigError, "document_max_length is 65, .* 64 posit"),
         (["model.query_max_length=2"], ConfigError, "query_max_length is 2, but special tokens"),
-        (["model.lora={target_modules: [querry]}"], ConfigError, "'querry'.*did you mean 'query'"),
+        (["model.lora={target_modules: [quer]}"], ConfigError, "'quer'.*did you mean 'query'"),
         (["data.datasets.wiki.source.path=/nowhere"], AssetError, "/nowhere"),
         (
             ["data.datasets.wiki.mining={teacher: /nowhere}"],
