@@ -1,14 +1,28 @@
-"""What all tests share: no telemetry, no network in unit tests, modules for child processes."""
+"""What all tests share: no telemetry, no network in unit tests, one Ray token of their own."""
 
 import os
+import secrets
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from rayembed.pipeline.local_head import prepare_environment
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["TESTS_SUPPORT"] = str(Path(__file__).parent / "support")
+
+# Ray reads once, when it is first imported, whether and with which token it authenticates: all
+# tests of a session share one answer, and the user's own token file is left alone.
+_token_folder = tempfile.TemporaryDirectory(prefix="rayembed-tests-")
+_token = Path(_token_folder.name, "auth_token")
+_token.write_text(secrets.token_hex(32))
+_token.chmod(0o600)
+os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token)
+os.environ["RAY_AUTH_MODE"] = "token"
+prepare_environment()
 
 HEAVY = ("distributed", "ray", "job", "assets")
 

@@ -60,8 +60,7 @@ def train(rank, world, zero, cache, budget, dtype="float32"):
         on_step=lambda record: norms.append(record["grad_norm"]),
         on_checkpoint=lambda step: None,
     )
-    state = engine.trainable_state()
-    return {name: value.float() for name, value in state.items()}, norms
+    return {name: value.float().clone() for name, value in engine.trainable_weights()}, norms
 
 
 def cases(rank, world):

@@ -22,8 +22,9 @@ from rayembed.models.encoding import encode
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training import checkpoint as checkpoint_module
 from rayembed.training.checkpoint import (
+    POSITION,
+    Checkpoint,
     expected_position,
-    load_checkpoint,
     save_checkpoint,
     seed_worker,
 )
@@ -71,14 +72,19 @@ def run(
 ):
     """Trainable weights after all steps, from the start or from a checkpoint in `folder`."""
     model = build_model(config(dtype), backbone, seed=3)
+    position = expected_position("s", "run", "plan")
+    checkpoint = None
+    if resume_at is not None:
+        checkpoint = Checkpoint(folder / f"step{resume_at}", position)
+        load_trainable_state(model, checkpoint.weights())
     seed_worker(5, 0)
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
-    position = expected_position("s", "run", "plan", zero)
     start = 0
-    if resume_at is not None:
+    if checkpoint is not None:
         if not dropout_replayed:
             checkpoint_module.restore = lambda state: None  # GradCache keeps its own
-        start = load_checkpoint(folder / f"step{resume_at}", engine, position)
+        checkpoint.restore(engine)
+        start = checkpoint.position.step
         assert start == resume_at
     share = PAIRS // world
     batches = [
@@ -103,7 +109,7 @@ def run(
         on_step=lambda record: None,
         on_checkpoint=on_checkpoint,
     )
-    return engine.trainable_state(), model
+    return {name: weight.clone() for name, weight in engine.trainable_weights()}, model
 
 
 def cases(rank, world, backbone, folder):
@@ -115,13 +121,6 @@ def cases(rank, world, backbone, folder):
             found[zero, dtype, "resumed"], _ = run(
                 rank, world, backbone, zero, here, resume_at=2, dtype=dtype
             )
-    saved = folder / "0float32" / "step2"
-    other_stage = expected_position("s", "run", "plan", 1)
-    with pytest.raises(ArtifactError, match="zero_stage 0, this run has 1"):
-        load_checkpoint(saved, None, other_stage)
-    other_run = expected_position("s", "other", "plan", 0)
-    with pytest.raises(ArtifactError, match="run_fingerprint 'run', this run has 'other'"):
-        load_checkpoint(saved, None, other_run)
     found["control"], _ = run(
         rank, world, backbone, 2, folder / "2float32", resume_at=2, dropout_replayed=False
     )
@@ -133,8 +132,9 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     backbone = Path(save_decoder(folder / "backbone"))
     found = run_distributed(cases, 2, backbone, folder / "runs")
+    shutil.copytree(folder / "runs" / "2bfloat16" / "step2", folder / "step2")
     shutil.rmtree(folder / "runs")
-    return backbone, found
+    return backbone, found, folder / "step2"
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
@@ -171,7 +171,7 @@ def test_zero_stages_agree_in_fp32(trained):
 
 
 def test_lora_of_zero_3_is_saved_and_reloads_to_the_same_vectors(trained, tmp_path):
-    backbone, found = trained
+    backbone, found, _ = trained
     state = found[0][3, "float32", "whole"]
     assert any("lora_B" in name and value.abs().max() > 0 for name, value in state.items())
     texts = ["are cats larger than dogs", "Paris is the capital of France"]
@@ -183,3 +183,24 @@ def test_lora_of_zero_3_is_saved_and_reloads_to_the_same_vectors(trained, tmp_pa
     model.save(tmp_path / "model")
     reloaded = encode(load_model(tmp_path / "model"), texts, role="query", instruction="find")
     np.testing.assert_allclose(reloaded, expected, atol=1e-5)
+
+
+def test_checkpoints_of_others_and_incomplete_ones_are_refused(trained, tmp_path):
+    saved = trained[2]
+    assert Checkpoint(saved, expected_position("s", "run", "plan")).position.step == 2
+    for place, what in enumerate(("stage", "run_fingerprint", "plan_fingerprint")):
+        asked = ["s", "run", "plan"]
+        seen = f"{what} {asked[place]!r}, this run has 'x'"
+        asked[place] = "x"
+        with pytest.raises(ArtifactError, match=seen):
+            Checkpoint(saved, expected_position(*asked))
+    for name in ("state-00001.safetensors", "random-00001.safetensors", POSITION):
+        broken = Path(shutil.copytree(saved, tmp_path / name))
+        (broken / name).unlink()
+        with pytest.raises(ArtifactError, match=name):
+            Checkpoint(broken, expected_position("s", "run", "plan"))
+    (broken / POSITION).write_text((saved / POSITION).read_text())
+    state = broken / "state-00000.safetensors"
+    state.write_bytes(state.read_bytes()[:-5])
+    with pytest.raises(ArtifactError, match="incomplete"):
+        Checkpoint(broken, expected_position("s", "run", "plan"))

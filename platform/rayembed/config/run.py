@@ -55,7 +55,8 @@ class Placement(Settings):
     """Where and how a run is executed. Nothing here may change the trained weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
-    draws of the same training; a resumed run draws the same ones.
+    draws of the same training; a run resumed with as many workers draws the same ones. A run goes
+    on from its checkpoints with other workers and another ZeRO stage.
     """
 
     storage_path: str = "outputs"
@@ -66,6 +67,9 @@ class Placement(Settings):
     """One GPU for each worker."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
     """What Ray reserves for each worker."""
+    wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
+    """How long to ask the cluster for nodes when the workers do not fit, on one that adds nodes
+    (KubeRay, `ray up`) and may have scaled to none; 0: workers that do not fit are refused."""
     threads_per_worker: PositiveInt | None = None
     """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
     zero_stage: ZeroStage = 0

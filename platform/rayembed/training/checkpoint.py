@@ -1,22 +1,31 @@
-"""What one worker adds to a checkpoint, and what it takes from it: shards, random state, position.
+"""Checkpoints of a stage: whole optimiser states, random state, position.
 
-A checkpoint is a folder that all workers fill: DeepSpeed's shards in `state/`, `random-<rank>`
-for each worker and `position.json`, by which it is recognised.
+A checkpoint is a folder that all workers fill: `state-<rank>.safetensors` with its share of the
+parameters (each one whole: fp32 weight, Adam's moments and step), `random-<rank>.safetensors` and
+`position.json`, by which it is recognised. Nothing in it depends on how many workers there were
+or on the ZeRO stage, so a run goes on with other ones.
 """
 
 import json
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError
 
+logger = logging.getLogger(__name__)
+
 POSITION = "position.json"
+_SEPARATOR = "|"
 
 
 @dataclass(frozen=True)
@@ -29,39 +38,114 @@ class Position:
     run_fingerprint: str
     plan_fingerprint: str
     workers: int
-    zero_stage: int
 
     def at(self, step: int) -> "Position":
         """The same after `step` steps."""
         return replace(self, step=step)
 
 
-class Shards(Protocol):
+class Engine(Protocol):
     """The part of an engine that a checkpoint needs."""
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write this worker's shards."""
+    def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Whole states by name, one after the other on all workers."""
         ...
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """Take weights and optimiser from shards."""
+    def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take this worker's share of whole states."""
         ...
 
 
-def save_checkpoint(folder: Path, engine: Shards, position: Position) -> None:
+def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
     """Write this worker's part of a checkpoint; all workers must call it."""
-    engine.save(folder, asdict(position))
+    mine: dict[str, Tensor] = {}
+    sizes = [0] * world_size()
+    for name, state in engine.optimizer_state():
+        writer = sizes.index(min(sizes))  # the same on all workers
+        sizes[writer] += state["weight"].numel()
+        if writer == rank():
+            # Copies: they may be views of one buffer, which safetensors refuses.
+            for key, value in state.items():
+                mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)
+    save_file(mine, folder / f"state-{rank():05d}.safetensors")
     save_file(capture(), folder / f"random-{rank():05d}.safetensors")
     if rank() == 0:
         (folder / POSITION).write_text(json.dumps(asdict(position), indent=2), encoding="utf-8")
 
 
-def read_position(folder: Path) -> Position:
-    """The position of a checkpoint.
+class Checkpoint:
+    """A checkpoint that is there, of the run that asks for it.
+
+    Args:
+        folder: as `save_checkpoint` of all workers filled it.
+        expected: position of the run that goes on; its step and workers do not matter.
 
     Raises:
-        ArtifactError: the folder holds no checkpoint, or one of another format.
+        ArtifactError: the folder holds no whole checkpoint, or one of another run, plan or stage;
+            the message says which and what to do.
     """
+
+    def __init__(self, folder: Path, expected: Position) -> None:
+        self.position = _read_position(folder)
+        self._folder = folder
+        for name in ("stage", "run_fingerprint", "plan_fingerprint"):
+            saved, asked = getattr(self.position, name), getattr(expected, name)
+            if saved != asked:
+                raise ArtifactError(
+                    f"checkpoint {str(folder)!r} was made with {name} {saved!r}, this run has "
+                    f"{asked!r}; go on with the same, or start under another --name"
+                )
+        self._tensors = _open_tensors(folder, self.position.workers)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Whole fp32 weights by name, each read from disk when asked for."""
+        names = {key.rpartition(_SEPARATOR)[0] for key in self._tensors}
+        return _Read({name: f"{name}{_SEPARATOR}weight" for name in names}, self._tensors)
+
+    def restore(self, engine: Engine) -> None:
+        """Put optimiser and random state back; the engine's model has `weights` already.
+
+        With as many workers as before the random numbers go on where they were. Other ones get
+        numbers of their own, which differ between the steps at which a run may have stopped.
+        """
+        names = {key.rpartition(_SEPARATOR)[0]: None for key in self._tensors}
+        keys = {key.rpartition(_SEPARATOR)[2] for key in self._tensors}
+        engine.restore_optimizer_state(
+            {
+                name: _Read({key: f"{name}{_SEPARATOR}{key}" for key in keys}, self._tensors)
+                for name in names
+            }
+        )
+        if self.position.workers == world_size():
+            restore(load_file(self._folder / _random_file(rank())))
+        else:
+            torch.manual_seed((torch.initial_seed() + self.position.step * 7_368_787) % 2**63)
+            logger.info(
+                "the checkpoint is of %d workers, now there are %d: dropout draws other numbers",
+                *(self.position.workers, world_size()),
+            )
+
+
+class _Read(Mapping[str, Tensor]):
+    """Tensors of files under other names, read when asked for."""
+
+    def __init__(self, keys: dict[str, str], files: Mapping[str, Path]) -> None:
+        self._keys, self._files = keys, files
+
+    def __getitem__(self, name: str) -> Tensor:
+        key = self._keys[name]
+        with safe_open(self._files[key], framework="pt") as file:
+            value: Tensor = file.get_tensor(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+
+def _read_position(folder: Path) -> Position:
     path = folder / POSITION
     try:
         return Position(**json.loads(path.read_text(encoding="utf-8")))
@@ -69,27 +153,26 @@ def read_position(folder: Path) -> Position:
         raise ArtifactError(f"{str(folder)!r} is not a checkpoint: {error}") from None
 
 
-def load_checkpoint(folder: Path, engine: Shards, expected: Position) -> int:
-    """The number of steps done, after engine and random state were put back.
+def _open_tensors(folder: Path, workers: int) -> dict[str, Path]:
+    """File of each tensor of a checkpoint that is whole."""
+    found: dict[str, Path] = {}
+    for worker in range(workers):
+        path = folder / f"state-{worker:05d}.safetensors"
+        try:
+            with safe_open(path, framework="pt") as file:
+                found |= dict.fromkeys(file.keys(), path)
+        except (OSError, SafetensorError) as error:
+            raise ArtifactError(f"{str(path)!r} cannot be read ({error}); {_REMOVE}") from None
+        if not (folder / _random_file(worker)).exists():
+            raise ArtifactError(f"{str(folder)!r} lacks {_random_file(worker)}; {_REMOVE}")
+    return found
 
-    Raises:
-        ArtifactError: the checkpoint is of another run, plan, stage, number of workers or ZeRO
-            stage than expected; the message says which and what to do.
-    """
-    found = read_position(folder)
-    for name in ("stage", "run_fingerprint", "plan_fingerprint", "workers", "zero_stage"):
-        saved, asked = getattr(found, name), getattr(expected, name)
-        if saved != asked:
-            raise ArtifactError(
-                f"checkpoint {str(folder)!r} was made with {name} {saved!r}, this run has "
-                f"{asked!r}; go on with the same, or start under another --name"
-            )
-    engine.load(folder)
-    path = folder / f"random-{rank():05d}.safetensors"
-    if not path.exists():
-        raise ArtifactError(f"{str(folder)!r} lacks {path.name}: it is incomplete; remove it")
-    restore(load_file(path))
-    return found.step
+
+_REMOVE = "the checkpoint is incomplete: remove its folder to go on from the one before"
+
+
+def _random_file(worker: int) -> str:
+    return f"random-{worker:05d}.safetensors"
 
 
 def seed_worker(seed: int, stage_index: int) -> None:
@@ -97,8 +180,6 @@ def seed_worker(seed: int, stage_index: int) -> None:
     torch.manual_seed((seed * 1_000_003 + stage_index) * 4096 + rank())
 
 
-def expected_position(
-    stage: str, run_fingerprint: str, plan_fingerprint: str, zero_stage: int
-) -> Position:
+def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:
     """The position that a checkpoint of this run must have, but for its step."""
-    return Position(stage, 0, run_fingerprint, plan_fingerprint, world_size(), zero_stage)
+    return Position(stage, 0, run_fingerprint, plan_fingerprint, world_size())

@@ -1,20 +1,17 @@
 """DeepSpeed around a model: the only place that imports it."""
 
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayembed.config.run import Placement
 from rayembed.config.stage import StageConfig
-from rayembed.errors import ArtifactError
+from rayembed.distributed.collectives import rank
 from rayembed.models.contract import EmbeddingModel
-from rayembed.training.optimizer import build_optimizer, set_learning_rates
+from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
 from rayembed.training.step import Passable
-
-TAG = "state"
-"""Folder of DeepSpeed's files within a checkpoint."""
 
 
 def deepspeed_settings(
@@ -112,31 +109,125 @@ class DeepSpeedEngine:
                 partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
                 safe_set_local_grad(p, torch.zeros_like(partition))
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write this worker's shards and the small `state`; all workers must call it."""
-        self._engine.save_checkpoint(
-            str(folder), tag=TAG, client_state=state, exclude_frozen_parameters=True
-        )
+    def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name in the model and whole weight in the model's dtype; all workers must go through.
 
-    def load(self, folder: Path) -> dict[str, Any]:
-        """The `state` of a checkpoint, after weights and optimiser were taken from it.
-
-        Raises:
-            ArtifactError: DeepSpeed finds no checkpoint there.
+        One after the other, so that ZeRO-3 never holds more than one of them whole.
         """
-        path, state = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
-        if path is None:
-            raise ArtifactError(f"no DeepSpeed checkpoint {TAG!r} in {str(folder)!r}")
-        found: dict[str, Any] = state
-        return found
-
-    def trainable_state(self) -> dict[str, Tensor]:
-        """Whole trainable weights on the CPU, by name in the model; all workers must call it."""
         import deepspeed
 
-        named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self._zero_stage == 3):
-            return {name: p.detach().cpu().clone() for name, p in named.items()}
+        for name, p in self._trainable():
+            with deepspeed.zero.GatheredParameters([p], enabled=self._zero_stage == 3):
+                yield name, p.detach()
+
+    def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Name and whole fp32 state (`weight`, moments, `step`); all workers must go through.
+
+        It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
+        """
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if not self._zero_stage:
+            masters = self._masters()
+            for name, p in self._trainable():
+                master = masters[p]
+                state = self._adam().state.get(master, {})
+                moments = {key: state.get(key, torch.zeros_like(master)) for key in MOMENTS}
+                step = state.get("step", torch.zeros(()))
+                yield name, {**moments, "weight": master.detach(), "step": step}
+            return
+        self._link_moments()
+        for name, p in self._trainable():
+            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
+            yield name, {**moments, "weight": safe_get_full_fp32_param(p), "step": self._updates()}
+
+    def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take this worker's share of the states that `optimizer_state` gave, by name.
+
+        The model must have been built with the saved weights: in bf16 its own copy of them is not
+        written here.
+        """
+        if not self._zero_stage:
+            masters = self._masters()
+            for name, p in self._trainable():
+                master = masters[p]
+                master.data.copy_(saved[name]["weight"])
+                state = {key: saved[name][key].to(p.device) for key in (*MOMENTS, "step")}
+                self._adam().state[master] = state
+            return
+        self._link_moments()
+        for name, p in self._trainable():
+            for key in ("weight", *MOMENTS):
+                self._restore_partition(p, key, saved[name][key])
+        updates = max(float(saved[name]["step"]) for name, _ in self._trainable())
+        for state in self._adam().state.values():
+            state["step"].fill_(updates)
+
+    def _masters(self) -> dict[nn.Parameter, Tensor]:
+        """What AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
+        if not self._bf16:
+            return {p: p for _, p in self._trainable()}
+        groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
+        return {
+            parameter: copy
+            for own, copies in groups
+            for parameter, copy in zip(own, copies, strict=True)
+        }
+
+    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+
+    def _adam(self) -> torch.optim.Optimizer:
+        """Torch's optimiser, which DeepSpeed gave flat partitions in place of the parameters."""
+        adam: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
+        return adam
+
+    def _updates(self) -> Tensor:
+        """How many updates the partitions have had; Adam counts them all alike."""
+        steps = [state["step"].float().cpu() for state in self._adam().state.values()]
+        return torch.stack(steps).max() if steps else torch.zeros(())
+
+    def _link_moments(self) -> None:
+        """Make DeepSpeed's views of each parameter's moments, and the moments where there are none.
+
+        Stages 1 and 2 have them from their first step on, and link them after the update of the
+        first parameter group, when the other groups do not have any yet.
+        """
+        adam = self._adam()
+        # Stage 3 empties the optimiser's own groups between its steps.
+        in_groups = [partition for group in adam.param_groups for partition in group["params"]]
+        for partition in getattr(self._optimizer, "fp32_partitioned_groups_flat", in_groups):
+            if not adam.state[partition]:
+                made = {key: torch.zeros_like(partition) for key in MOMENTS}
+                step = torch.zeros((), device=partition.device)
+                adam.state[partition] = {**made, "step": step}
+        if hasattr(self._optimizer, "_hp_optimizer_states_linked"):
+            self._optimizer._hp_optimizer_states_linked = False
+            self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _restore_partition(self, p: nn.Parameter, key: str, value: Tensor) -> None:
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )
+
+        value = value.to(p.device)
+        if self._zero_stage < 3:
+            if key == "weight":
+                safe_set_full_fp32_param(p, value)
+            else:
+                safe_set_full_optimizer_state(p, value, key)
+            return
+        # The setter of whole values takes only sizes that the number of workers divides.
+        share: int = p.ds_tensor.numel()  # type: ignore[attr-defined] # set by DeepSpeed
+        mine = value.flatten()[rank() * share : (rank() + 1) * share]
+        mine = nn.functional.pad(mine, (0, share - mine.numel()))
+        if key == "weight":
+            safe_set_local_fp32_param(p, mine)
+        else:
+            safe_set_local_optimizer_state(p, mine, key)
 
 
 def _forget_warmup_step(optimizer: Any) -> None:

@@ -9,6 +9,9 @@ from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import EmbeddingModel
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each weight, by torch's names."""
+
 
 @dataclass(frozen=True)
 class GroupKey:

@@ -16,7 +16,16 @@ import safetensors.torch
 import torch
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import exists, read_bytes, write_atomic
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    upload_folder,
+    write_atomic,
+)
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan import BatchPlan
@@ -27,8 +36,8 @@ from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel, Tokenizer
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.checkpoint import (
+    Checkpoint,
     expected_position,
-    load_checkpoint,
     save_checkpoint,
     seed_worker,
 )
@@ -79,19 +88,22 @@ def train_stage(job: StageJob, surroundings: Surroundings) -> None:
     """
     run, stage, placement = job.run, job.stage, job.run.placement
     device = torch.device("cuda") if placement.use_gpu else torch.device("cpu")
-    model = load_start(job).to(device)
+    plan = BatchPlan.open(job.plan_folder)
+    position = expected_position(stage.name, run.fingerprint, plan.fingerprint)
+    last = surroundings.checkpoint
+    checkpoint = None if last is None else Checkpoint(last, position)
+    model = load_start(job)
+    if checkpoint is not None:
+        load_trainable_state(model, checkpoint.weights())
+    model = model.to(device)
     if placement.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     seed_worker(run.seed, job.stage_index)
-    plan = BatchPlan.open(job.plan_folder)
-    dtype = run.model.backbone.dtype
-    engine = DeepSpeedEngine(model, stage, placement, dtype, world_size())
-    position = expected_position(
-        stage.name, run.fingerprint, plan.fingerprint, placement.zero_stage
-    )
+    engine = DeepSpeedEngine(model, stage, placement, run.model.backbone.dtype, world_size())
     start = 0
-    if surroundings.checkpoint is not None:
-        start = load_checkpoint(surroundings.checkpoint, engine, position)
+    if checkpoint is not None:
+        checkpoint.restore(engine)
+        start = checkpoint.position.step
         logger.info("stage %s goes on after step %d", stage.name, start)
     losses: list[float] = []
 
@@ -119,7 +131,8 @@ def train_stage(job: StageJob, surroundings: Surroundings) -> None:
             on_step=on_step,
             on_checkpoint=on_checkpoint,
         )
-    state = engine.trainable_state()
+    # All workers must go through the weights, one keeps them.
+    state = {name: w.cpu().clone() for name, w in engine.trainable_weights() if rank() == 0}
     if rank() == 0:
         data = safetensors.torch.save(state, metadata=_made_of(job, plan))
         write_atomic(job.weights, data)
@@ -154,20 +167,38 @@ def _digest(path: str) -> str:
     return hashlib.sha256(read_bytes(path)).hexdigest()[:12]
 
 
-def export(run: Run, weights: str | None, folder: str) -> None:
-    """Write the model with the weights (None: untrained) to a folder, unless it is there already.
+MADE_OF_FILE = "made-of.json"
+"""What an exported model was made of; written last, so that a half export has none."""
 
-    Beside the folder stands what it was made of; an export of other weights is replaced.
+
+def export(run: Run, weights: str | None, folder: str) -> None:
+    """Leave the model with the weights (None: untrained) in a folder of storage.
+
+    One that is there whole, of the same run, weights and instructions, stays; another is replaced.
+
+    Raises:
+        RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
     """
-    made_of = f"{run.fingerprint} {_digest(weights) if weights else 'untrained'}\n"
-    note, target = Path(f"{folder}.made-of"), Path(folder)
-    if (target / "rayembed.json").exists() and note.exists() and note.read_text() == made_of:
-        return
-    shutil.rmtree(target, ignore_errors=True)
     prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
+    instructions = {**prompts, **run.evaluation.instructions}
+    values = {"run": run.fingerprint, "weights": "untrained", "instructions": instructions}
+    if weights is not None:
+        values["weights"] = _digest(weights)
+    made_of = json.dumps(values, indent=1, sort_keys=True).encode()
+    note = join(folder, MADE_OF_FILE)
+    if exists(note):
+        if read_bytes(note) == made_of:
+            return
+        remove_file(note)  # before the rest: what is removed or replaced in part is not whole
     model = load_weights(run, weights)
-    model.save(target, instructions={**prompts, **run.evaluation.instructions})
-    note.write_text(made_of)
+    if is_remote(folder):
+        with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+            model.save(Path(scratch) / "model", instructions=instructions)
+            remove_folder(folder)
+            upload_folder(Path(scratch) / "model", folder)
+    else:
+        model.save(Path(folder), instructions=instructions)
+    write_atomic(note, made_of)
 
 
 def _metadata(data: bytes) -> dict[str, str]:
