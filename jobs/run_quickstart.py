@@ -27,9 +27,6 @@ def main(arguments: list[str]) -> int:
     except RayembedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
 
 
 if __name__ == "__main__":

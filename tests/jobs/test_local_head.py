@@ -23,18 +23,14 @@ from pathlib import Path
 from rayembed.pipeline import local_head
 from rayembed.pipeline.on_ray import run_on_local_head
 local_head.find_head = lambda token: None  # another Ray on the machine is none of this test's
-try:
-    sys.exit(run_on_local_head(sys.argv[2:], checkout=Path(sys.argv[1]), num_cpus=1,
-                               echo=lambda text: print(text, end="", flush=True)))
-except KeyboardInterrupt:
-    sys.exit(130)
+sys.exit(run_on_local_head(sys.argv[2:], checkout=Path(sys.argv[1]), num_cpus=1,
+                           echo=lambda text: print(text, end="", flush=True)))
 """
 
 
 @pytest.fixture(scope="module")
 def running_head(tmp_path_factory):
     """A head that runs for all tests of this module."""
-    local_head.prepare_environment()
     log = tmp_path_factory.mktemp("head") / "head.log"
     with local_head.head(log, local_head.ensure_token(), num_cpus=1) as address:
         yield address

@@ -114,10 +114,12 @@ def kill_a_worker_after(log: Path, step: int, killed: list[float]) -> threading.
     def watch():
         while len(MetricsLog(log).records()) < step:
             time.sleep(0.02)
+        # `process_iter` leaves out those that end while it looks.
+        below = {p.pid for p in psutil.Process().children(recursive=True)}
         workers = [
             p
-            for p in psutil.Process().children(recursive=True)
-            if "RayTrainWorker" in " ".join(p.cmdline())
+            for p in psutil.process_iter(["cmdline"])
+            if p.pid in below and "RayTrainWorker" in " ".join(p.info["cmdline"] or [])
         ]
         killed.append(time.time())
         os.kill(workers[-1].pid, signal.SIGKILL)

@@ -332,12 +332,16 @@ def deferred_signals() -> Iterator[None]:
 
 @contextmanager
 def signals_as_exit() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into SystemExit(128 + number), so that `finally` blocks run."""
+    """Turn SIGINT, SIGTERM and SIGHUP into SystemExit(128 + number), so that `finally` blocks run.
+
+    SIGINT too: asyncio has a handler of its own for it, which only cancels the coroutine, and one
+    that takes the cancellation for a closed connection would go on.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    former = {number: signal.signal(number, leave) for number in _SIGNALS}
     try:
         yield
     finally:
