@@ -1,12 +1,17 @@
 """Send to MLflow what a run could not send because the server was away.
 
 Usage: python jobs/send_metrics.py outputs/runs/my-run [--tracking-uri http://host:port]
+The folder may lie in object storage (s3://bucket/outputs/runs/my-run).
 """
 
 import argparse
 import logging
 import sys
+import tempfile
+from pathlib import Path
 
+from rayembed.assets.storage import is_remote
+from rayembed.assets.stored_folder import StoredFolder
 from rayembed.errors import RayembedError
 from rayembed.registry.tracking import send_metrics
 
@@ -19,7 +24,12 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     try:
-        num_steps = send_metrics(options.folder, tracking_uri=options.tracking_uri)
+        with tempfile.TemporaryDirectory(prefix="run-") as scratch:
+            local = scratch if is_remote(options.folder) else options.folder
+            files = StoredFolder(options.folder, Path(local))
+            files.fetch()
+            num_steps = send_metrics(files.local, tracking_uri=options.tracking_uri)
+            files.keep()
     except RayembedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -34,4 +34,4 @@ class TrackingError(RayembedError):
 
 
 class WorkerError(RayembedError):
-    """Training workers failed more often than the run allows."""
+    """Workers that train, or a task that exports or evaluates, failed more often than allowed."""

@@ -1,108 +1,26 @@
 """The training job from its command line to the registry, on a tiny model; and with bad input."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import mlflow
 import mteb
 import numpy as np
 import pytest
-from made_up_articles import HELD_OUT, write_articles
 from sentence_transformers import SentenceTransformer
-from tiny_models import save_decoder
+from tiny_job import submit, write_inputs
 
-import rayembed
-from rayembed.config.run import Run
-from rayembed.config.settings import parse
 from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
 from rayembed.registry.metrics_log import MetricsLog
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
-ROOT = Path(rayembed.__file__).parents[2]
-TASK = "Given a sentence, retrieve the rest of its article"
-
-
-def make_run(folder: Path) -> Run:
-    source = {"kind": "wikipedia", "path": str(folder / "articles.json"), "pairs": "sentence"}
-    topics = {**source, "pairs": "topic"}
-    optimizer = {"learning_rate": 1e-2}
-    return parse(
-        Run,
-        {
-            "name": "tiny",
-            "model": {
-                "kind": "nvembed",
-                "backbone": {"path": str(folder / "backbone"), "dtype": "float32"},
-                "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
-                "lora": {"rank": 2, "alpha": 4, "dropout": 0.1},
-                "query_max_length": 100,
-                "document_max_length": 100,
-            },
-            "data": {
-                "datasets": [
-                    {"name": "sentences", "source": source, "query_instruction": TASK},
-                    {"name": "topics", "source": topics, "task": "classification"},
-                ],
-                "held_out": {"num_titles": HELD_OUT},
-            },
-            "stages": [
-                {
-                    "name": "retrieval",
-                    "datasets": {"sentences": 1},
-                    "batch": {"global_pairs": 8, "num_negatives": 0, "in_batch_negatives": True},
-                    "optimizer": optimizer,
-                    "steps": 4,
-                },
-                {
-                    "name": "blend",
-                    "datasets": {"topics": 1},
-                    "batch": {"global_pairs": 4, "num_negatives": 2, "in_batch_negatives": False},
-                    "optimizer": optimizer,
-                    "steps": 2,
-                },
-            ],
-            "evaluation": {
-                "suite": "wikipedia",
-                "num_documents": 60,
-                "num_queries": 20,
-                "max_length": 64,
-                "baselines": ["bm25"],
-                "instructions": {"WikiSentenceRetrieval": TASK},
-            },
-            "placement": {
-                "storage_path": str(folder / "outputs"),
-                "zero_stage": 2,
-                "micro_batch_tokens": 512,
-            },
-        },
-    )
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
-    save_decoder(folder / "backbone")
-    write_articles(folder / "articles.json")
-    (folder / "run.yaml").write_text(make_run(folder).to_yaml())
+    write_inputs(folder)
     return folder
-
-
-def submit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
-    return subprocess.run(
-        [sys.executable, "jobs/train_nvembed.py", "--recipe", f"{folder}/run.yaml", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
 
 
 @pytest.fixture(scope="module")

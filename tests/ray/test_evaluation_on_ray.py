@@ -1,16 +1,22 @@
 """Evaluation as a Ray task."""
 
 import math
+import os
+import sys
 
 import pytest
+import ray
 from made_up_articles import run_over, write_articles
 from tiny_models import byte_level_tokenizer, save_decoder
 
-from rayembed.errors import AssetError, ConfigError
+from rayembed.errors import AssetError, ConfigError, WorkerError
 from rayembed.evaluation.evaluate import evaluate_reference
 from rayembed.evaluation.on_ray import evaluate_on_ray
+from rayembed.training.on_ray import export_on_ray
 
 pytestmark = pytest.mark.ray
+
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_a_task_gives_the_scores_of_this_process(cluster, tmp_path):
@@ -34,3 +40,17 @@ def test_errors_come_back_as_they_were_raised(cluster, tmp_path):
         evaluate_on_ray("bm25", run, name="bm25", results_folder=tmp_path)
     with pytest.raises(AssetError, match="nothing-there"):
         evaluate_on_ray("/nothing-there", run, name="x", results_folder=tmp_path)
+
+
+def dies(*_):
+    os._exit(1)
+
+
+def test_a_task_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp_path, monkeypatch):
+    run = run_over(tmp_path / "articles.json")
+    monkeypatch.setattr("rayembed.evaluation.on_ray._evaluate", dies)
+    with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
+        evaluate_on_ray("bm25", run, name="x", results_folder=tmp_path)
+    monkeypatch.setattr("rayembed.training.on_ray.export", dies)
+    with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*submit the run"):
+        export_on_ray(run, None, str(tmp_path / "model"))

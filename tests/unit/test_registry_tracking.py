@@ -155,6 +155,20 @@ def test_scores_files_and_provenance_arrive(opened, tmp_path):
         tracker.log_artifact(tmp_path / "nothing")
 
 
+def test_files_that_wait_are_sent_from_where_the_run_folder_is_then(opened, tmp_path, away):
+    away["away"] = False
+    tracker = opened()
+    (tmp_path / "run" / "loss.png").write_bytes(b"plot")
+    away["away"] = True
+    tracker.log_artifact(tmp_path / "run" / "loss.png")
+    away["away"] = False
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    again = opened(folder=tmp_path / "elsewhere")
+    assert again.run_id == tracker.run_id
+    client = MlflowClient(tracker.tracking_uri)
+    assert "loss.png" in {f.path for f in client.list_artifacts(tracker.run_id)}
+
+
 def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_path, away, caplog):
     caplog.set_level(logging.INFO)
     away["away"] = False

@@ -40,6 +40,8 @@ def copy_to_cache(
     entry = cache / "objects" / f"{name}-{key}"
 
     def fill(folder: Path) -> None:
+        if "" not in objects:
+            (folder / name).mkdir()  # pyarrow makes it only for a folder that has folders
         try:
             pyarrow.fs.copy_files(
                 inside,

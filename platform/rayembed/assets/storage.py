@@ -134,6 +134,51 @@ def upload_folder(folder: Path, path: str | Path) -> None:
         raise ArtifactError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
 
 
+def list_files(path: str | Path, *, recursive: bool) -> list[str]:
+    """Paths of the files below a folder, relative to it and sorted; none when it is not there.
+
+    Raises:
+        ArtifactError: the storage cannot be read.
+    """
+    filesystem, inside = open_storage(path)
+    inside = inside.rstrip("/")
+    selector = pyarrow.fs.FileSelector(inside, recursive=recursive, allow_not_found=True)
+    try:
+        infos = filesystem.get_file_info(selector)
+    except OSError as error:
+        raise ArtifactError(f"cannot list {str(path)!r}: {error}") from error
+    files = [info.path for info in infos if info.type == pyarrow.fs.FileType.File]
+    return sorted(posixpath.relpath(file, inside) for file in files)
+
+
+def remove_file(path: str | Path) -> None:
+    """Return when the file is removed.
+
+    Raises:
+        ArtifactError: the storage refuses it.
+    """
+    filesystem, inside = open_storage(path)
+    try:
+        filesystem.delete_file(inside)
+    except OSError as error:
+        raise ArtifactError(f"cannot remove {str(path)!r}: {error}") from error
+
+
+def remove_folder(path: str | Path) -> None:
+    """Return when nothing lies at or below `path` any more.
+
+    Raises:
+        ArtifactError: the storage refuses it.
+    """
+    filesystem, inside = open_storage(path)
+    try:
+        filesystem.delete_dir(inside)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ArtifactError(f"cannot remove {str(path)!r}: {error}") from error
+
+
 def check_writable(path: str | Path) -> None:
     """Return when a file can be written, read and removed below `path`; makes the folder.
 

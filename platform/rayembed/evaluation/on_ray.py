@@ -1,10 +1,14 @@
 """Evaluation as a Ray task, on the resources that it is given."""
 
+import tempfile
 from pathlib import Path
 
 import ray
 
+from rayembed.assets.storage import is_remote
+from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
+from rayembed.errors import WorkerError
 from rayembed.evaluation.evaluate import evaluate_reference
 
 
@@ -20,13 +24,16 @@ def evaluate_on_ray(
 ) -> dict[str, float]:
     """Main score of each task, as `evaluate_reference` gives them, from a task on the cluster.
 
-    Waits for it. `reference` and `results_folder` must lie where every node reads and writes.
+    Waits for it.
 
     Args:
+        reference: `bm25`, or an asset reference that every node resolves.
+        results_folder: where every node reads and writes, in object storage or on shared disks.
         num_threads: of torch; None: `num_cpus`, rounded down, at least 1.
 
     Raises:
         RayembedError: what `evaluate_reference` raises, unwrapped from Ray's error.
+        WorkerError: the task was lost, also when it was tried again.
     """
     task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=2)(_evaluate)
     threads = num_threads or max(1, int(num_cpus))
@@ -36,6 +43,13 @@ def evaluate_on_ray(
         )
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"the evaluation of {name!r} was lost with its process or node: {error}\nIf memory "
+            "ran out, lower evaluation.num_documents or evaluation.max_length, or give the nodes "
+            "more; then submit the run again under the same name. Scores that are in "
+            f"{str(results_folder)!r} are not taken again."
+        ) from error
     return scores
 
 
@@ -45,10 +59,17 @@ def _evaluate(
     import torch
 
     torch.set_num_threads(threads)
-    return evaluate_reference(
-        reference,
-        run,
-        name=name,
-        results_folder=results_folder,
-        device="cuda" if use_gpu else "cpu",
-    )
+    with tempfile.TemporaryDirectory(prefix="scores-") as scratch:
+        local = Path(scratch) if is_remote(results_folder) else Path(results_folder)
+        results = StoredFolder(results_folder, local, recursive=True)
+        results.fetch()
+        try:
+            return evaluate_reference(
+                reference,
+                run,
+                name=name,
+                results_folder=results.local,
+                device="cuda" if use_gpu else "cpu",
+            )
+        finally:
+            results.keep()

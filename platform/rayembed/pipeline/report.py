@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from rayembed.assets.storage import is_remote
 from rayembed.config.run import Run
 from rayembed.evaluation.tables import ScoreTable, rich_table
 from rayembed.registry.register import RegisteredVersion
@@ -20,6 +21,7 @@ class Outcome:
     table: ScoreTable | None
     """None: the run takes no scores."""
     model_folder: str
+    """In storage, as `run_folder`: a path or an address of object storage."""
     run_folder: str
     version: RegisteredVersion
     tracking_uri: str
@@ -46,4 +48,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
 def _how_to_load(outcome: Outcome) -> str:
     """One line of Python; sentence-transformers asks leave for modules that are not its own."""
     leave = ", trust_remote_code=True" if outcome.run.model.kind == "nvembed" else ""
+    if is_remote(outcome.model_folder):
+        # From rayembed.assets.resolver: sentence-transformers reads no object storage.
+        return f"SentenceTransformer(str(resolve_model({outcome.model_folder!r})){leave})"
     return f"SentenceTransformer({outcome.model_folder!r}{leave})"

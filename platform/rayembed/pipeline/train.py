@@ -1,27 +1,37 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
+import hashlib
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.storage import check_writable, is_remote, join, upload_folder
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    is_remote,
+    join,
+    read_bytes,
+    write_atomic,
+)
+from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.errors import ArtifactError, PlacementError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
-from rayembed.models.build import load_model
+from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.model_card import instruction_template, write_model_card
+from rayembed.registry.model_card import CARD_FILE, instruction_template, model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
@@ -38,14 +48,30 @@ BASE = "untrained"
 
 @dataclass
 class _Folders:
-    """Where a run's parts lie: `storage` for all workers, `local` on the driver's machine."""
+    """Where a run's parts lie: `storage` for every node, `local` on the driver's machine.
 
-    storage: str
-    local: Path
-    results: Path = field(init=False)
+    They are one folder when storage is on disk. With object storage `local` has the small files
+    that are appended to, and `files` carries them there and back.
+    """
 
-    def __post_init__(self) -> None:
-        self.results = self.local / "evaluation"
+    files: StoredFolder
+
+    @property
+    def storage(self) -> str:
+        return self.files.place
+
+    @property
+    def local(self) -> Path:
+        return self.files.local
+
+    @property
+    def results(self) -> str:
+        return join(self.storage, "evaluation")
+
+    @property
+    def metrics(self) -> str | None:
+        remote = is_remote(self.storage)
+        return join(self.storage, METRICS_FILE) if remote else None
 
     def stage(self, name: str) -> str:
         return join(self.storage, name)
@@ -53,8 +79,8 @@ class _Folders:
     def weights(self, name: str) -> str:
         return join(self.storage, name, "weights.safetensors")
 
-    def model(self, name: str) -> Path:
-        return self.local / "models" / name
+    def model(self, name: str) -> str:
+        return join(self.storage, "models", name)
 
 
 def train(run: Run) -> Outcome:
@@ -71,6 +97,7 @@ def train(run: Run) -> Outcome:
     lock = FileLock(f"{folders.local}.lock")
     try:
         with lock.acquire(timeout=0):
+            folders.files.fetch()
             return _train(run, folders)
     except Timeout:
         raise ArtifactError(
@@ -80,8 +107,8 @@ def train(run: Run) -> Outcome:
 
 
 def _train(run: Run, folders: _Folders) -> Outcome:
-    if check_run_folder(folders.local, run):
-        logger.info("run %s goes on in %s", run.name, folders.local)
+    if check_run_folder(folders.local, run, place=folders.storage):
+        logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_reachable(tracking_uri)
     connect()
@@ -91,6 +118,7 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     check_row_instructions(run, plans, tokenizer)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
+    folders.files.keep()
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
     metrics = MetricsLog(folders.local / METRICS_FILE)
     status: Status = "FAILED"
@@ -104,8 +132,19 @@ def _train(run: Run, folders: _Folders) -> Outcome:
         status = "FINISHED"
     finally:
         complete = tracker.close(status)
+        _keep_at_the_end(folders, status)
     print_outcome(outcome, mlflow_complete=complete)
     return outcome
+
+
+def _keep_at_the_end(folders: _Folders, status: Status) -> None:
+    """Copy the small files to storage; what made the run fail stays the error that is told."""
+    try:
+        folders.files.keep()
+    except ArtifactError as error:
+        if status == "FINISHED":
+            raise
+        logger.warning("%s", error)
 
 
 def _with_absolute_storage(run: Run) -> Run:
@@ -133,8 +172,10 @@ def _folders(run: Run) -> _Folders:
     storage = run.placement.storage_path
     check_writable(storage)
     place = join(storage, "runs", run.name)
-    local = cache_folder() / "runs" / run.name if is_remote(storage) else Path(place)
-    return _Folders(storage=place, local=local)
+    if not is_remote(storage):
+        return _Folders(StoredFolder(place, Path(place)))
+    key = hashlib.sha256(place.encode()).hexdigest()[:12]
+    return _Folders(StoredFolder(place, cache_folder() / "runs" / f"{run.name}-{key}"))
 
 
 def _train_and_score(
@@ -146,17 +187,25 @@ def _train_and_score(
     if scored and run.evaluation.before_training:
         scores[BASE] = _score(run, BASE, None, folders)
         tracker.log_scores("eval", scores[BASE], 0)
+        folders.files.keep()
     start_weights, offset = None, 0
     for index, stage in enumerate(run.stages):
         weights = folders.weights(stage.name)
         job = StageJob(run, index, plans[stage.name], start_weights, weights)
-        train_stage_on_ray(job, folders.stage(stage.name), folders.local / METRICS_FILE, offset)
+        train_stage_on_ray(
+            job,
+            folders.stage(stage.name),
+            folders.local / METRICS_FILE,
+            offset,
+            metrics_place=folders.metrics,
+        )
         offset += stage.steps
         if scored:
             scores[f"stage {index + 1}: {stage.name}"] = _score(run, stage.name, weights, folders)
             tracker.log_scores("eval", scores[f"stage {index + 1}: {stage.name}"], offset)
         else:
-            export_on_ray(run, weights, str(folders.model(stage.name)))
+            export_on_ray(run, weights, folders.model(stage.name))
+        folders.files.keep()
         start_weights = weights
     if scored:
         for reference in run.evaluation.baselines:
@@ -169,11 +218,11 @@ def _train_and_score(
 def _score(run: Run, name: str, weights: str | None, folders: _Folders) -> dict[str, float]:
     logger.info("scoring %s", name)
     model = folders.model(name)
-    export_on_ray(run, weights, str(model))
+    export_on_ray(run, weights, model)
     return _evaluate(run, model, f"{run.name}-{name}", folders)
 
 
-def _evaluate(run: Run, reference: str | Path, name: str, folders: _Folders) -> dict[str, float]:
+def _evaluate(run: Run, reference: str, name: str, folders: _Folders) -> dict[str, float]:
     placement = run.placement
     return evaluate_on_ray(
         reference,
@@ -195,7 +244,7 @@ def _register(
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
     last = run.stages[-1].name
-    folder = folders.model(last)
+    model = folders.model(last)
     table = ScoreTable(scores, base=BASE if BASE in scores else None)
     if scores:
         (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
@@ -205,28 +254,36 @@ def _register(
             tracker.log_artifact(folders.local / name)
     loss_curve(MetricsLog(folders.local / METRICS_FILE).records(), folders.local / "loss.png")
     tracker.log_artifact(folders.local / "loss.png")
-    dimensions = load_model(folder).dimensions
-    write_model_card(
-        folder,
+    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
+    card = model_card(
         run,
         dimensions=dimensions[0],
         scores=markdown_table(table) if scores else "",
         provenance=found,
         registered_model=run.placement.registered_model or run.name,
     )
-    version = _register_version(run, folder, tracker, scores, dimensions)
-    where = str(folder)
-    if is_remote(folders.storage):
-        where = join(folders.storage, "model")
-        upload_folder(folder, where)
+    _write_if_other(join(model, CARD_FILE), card.encode())
+    version = _register_version(run, resolve_model(model), tracker, scores, dimensions)
     return Outcome(
         run=run,
         table=table if scores else None,
-        model_folder=where,
-        run_folder=str(folders.local),
+        model_folder=model,
+        run_folder=folders.storage,
         version=version,
         tracking_uri=tracker.tracking_uri,
     )
+
+
+def _write_if_other(path: str, data: bytes) -> None:
+    """Write the file unless it holds the data: a model with a new file is fetched again."""
+    if exists(path) and read_bytes(path) == data:
+        return
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise ArtifactError(
+            f"cannot write {path!r}: {error}; correct the storage, then submit the run again"
+        ) from error
 
 
 def _register_version(

@@ -25,15 +25,15 @@ TAG_CHARACTERS = 8000
 _logger = logging.getLogger(__name__)
 
 
-def send_entry(client: Any, run_id: str, entry: Entry) -> None:
-    """Tell MLflow one entry of the outbox."""
+def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None:
+    """Tell MLflow one entry of the outbox; relative paths of files are within the run's folder."""
     from mlflow.entities import Metric, RunTag
 
     match entry["kind"]:
         case "text":
             client.log_text(run_id, entry["text"], entry["name"])
         case "file":
-            path, folder = Path(entry["path"]), entry["folder"] or None
+            path, folder = run_folder / entry["path"], entry["folder"] or None
             if path.is_dir():
                 client.log_artifacts(run_id, str(path), folder)
             elif path.exists():

@@ -9,38 +9,9 @@ import yaml
 from rayembed.config.model import BiEncoderConfig, ModelConfig, NVEmbedConfig
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
-from rayembed.registry.metrics_log import write_atomic
 
 CARD_FILE = "README.md"
-
-
-def write_model_card(
-    folder: str | Path,
-    run: Run,
-    *,
-    dimensions: int,
-    scores: str,
-    provenance: Mapping[str, Any],
-    registered_model: str | None,
-) -> Path:
-    """The path of the card, written into the folder of an exported model.
-
-    Args:
-        dimensions: width of the vectors.
-        scores: a Markdown table; empty when nothing was scored.
-        provenance: what `collect_provenance` gives.
-        registered_model: name in MLflow's registry; None: not registered.
-    """
-    path = Path(folder) / CARD_FILE
-    card = model_card(
-        run,
-        dimensions=dimensions,
-        scores=scores,
-        provenance=provenance,
-        registered_model=registered_model,
-    )
-    write_atomic(path, card)
-    return path
+"""Its name in the model's folder."""
 
 
 def model_card(
@@ -51,7 +22,14 @@ def model_card(
     provenance: Mapping[str, Any],
     registered_model: str | None,
 ) -> str:
-    """The card as Markdown with YAML in front, as model hubs read it. Arguments as above."""
+    """The card as Markdown with YAML in front, as model hubs read it.
+
+    Args:
+        dimensions: width of the vectors.
+        scores: a Markdown table; empty when nothing was scored.
+        provenance: what `collect_provenance` gives.
+        registered_model: name in MLflow's registry; None: not registered.
+    """
     sections = [
         _front_matter(run),
         f"# {run.name}\n\n{_what_it_is(run, dimensions)}",

@@ -44,7 +44,7 @@ class Outbox:
 
     def restart(self) -> None:
         """Let every entry wait again, for another MLflow run."""
-        self._taken_path.unlink(missing_ok=True)
+        write_atomic(self._taken_path, "0")
 
     def _num_taken(self) -> int:
         if not self._taken_path.exists():

@@ -31,24 +31,27 @@ def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str)
     )
 
 
-def check_run_folder(folder: str | Path, run: Run) -> bool:
+def check_run_folder(folder: str | Path, run: Run, *, place: str | None = None) -> bool:
     """Whether the run would go on in the folder (True) or begin there (False); writes nothing.
+
+    Args:
+        place: where the folder's files come from, for messages; None: the folder itself.
 
     Raises:
         ArtifactError: the folder belongs to another run, or its `run.yaml` cannot be read.
     """
-    path = Path(folder) / RUN_FILE
+    path, where = Path(folder) / RUN_FILE, str(folder) if place is None else place
     if not path.exists():
         return False
     try:
         found = read_run(path)
     except ConfigError as error:
         raise ArtifactError(
-            f"the folder {str(folder)!r} of the run {run.name!r} holds a {RUN_FILE} that "
+            f"the folder {where!r} of the run {run.name!r} holds a {RUN_FILE} that "
             f"cannot be read: {error}\nGive this run another name (--set name=…) or move the "
             "folder away."
         ) from None
-    refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(str(path)))
+    refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(where))
     return True
 
 

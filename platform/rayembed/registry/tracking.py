@@ -221,7 +221,11 @@ class Tracker:
         """
         if not Path(path).exists():
             raise ArtifactError(f"no file {str(path)!r} to keep in MLflow")
-        self._tell({"kind": "file", "path": str(Path(path).absolute()), "folder": artifact_folder})
+        place, home = Path(path).absolute(), self.folder.absolute()
+        if place.is_relative_to(home):
+            # The run's folder lies elsewhere on another machine that goes on with the run.
+            place = place.relative_to(home)
+        self._tell({"kind": "file", "path": str(place), "folder": artifact_folder})
 
     def log_provenance(self, provenance: Mapping[str, Any]) -> None:
         """Keep what `collect_provenance` found as `provenance.json`, the commit also as tags."""
@@ -373,7 +377,7 @@ class Tracker:
 
     def _send_outbox(self) -> None:
         for entry in self._outbox.waiting():
-            send_entry(self._client, self.run_id, entry)
+            send_entry(self._client, self.run_id, entry, self.folder)
             self._outbox.taken()
 
 

@@ -15,7 +15,7 @@ import ray.train
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayembed.assets.storage import is_remote, open_storage
+from rayembed.assets.storage import is_remote, open_storage, write_atomic
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
 from rayembed.data.step_batch import StepBatch
@@ -68,12 +68,18 @@ def check_placement(placement: Placement) -> None:
 class _MetricsSink:
     """The only writer of a run's metrics log, on the node of the driver."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, place: str | None) -> None:
         self._log = MetricsLog(path)
+        self._place = place
 
     def append(self, record: StepRecord, offset: int) -> None:
         metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
         self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
+
+    def keep(self) -> None:
+        """Copy the log to its place in storage."""
+        if self._place is not None:
+            write_atomic(self._place, self._log.path.read_bytes())
 
 
 @dataclass(frozen=True)
@@ -83,13 +89,21 @@ class _WorkerInput:
     offset: int
 
 
-def train_stage_on_ray(job: StageJob, folder: str, metrics_log: Path, offset: int) -> None:
+def train_stage_on_ray(
+    job: StageJob,
+    folder: str,
+    metrics_log: Path,
+    offset: int,
+    *,
+    metrics_place: str | None = None,
+) -> None:
     """Return when the stage's weights are in storage; a stage that is done is not run again.
 
     Args:
         folder: the stage's folder in storage, for Ray Train's checkpoints.
         metrics_log: file on this machine that gets a line a step.
         offset: steps of the stages before.
+        metrics_place: where the log is copied to whenever a checkpoint counts; None: nowhere.
 
     Raises:
         RayembedError: what a worker raised, if it is one of ours.
@@ -99,7 +113,7 @@ def train_stage_on_ray(job: StageJob, folder: str, metrics_log: Path, offset: in
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
-    sink = actor.remote(str(metrics_log))
+    sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage(folder)
     placement = job.run.placement
     trainer = TorchTrainer(
@@ -156,16 +170,25 @@ def worker_environment(placement: Placement) -> dict[str, str]:
 
 
 def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
-    """Write the model with the weights (None: untrained) as one folder, in a task of its own.
+    """Return when the model with the weights (None: untrained) lies in a folder of storage.
 
-    The task keeps the driver small: it needs memory for the whole model.
+    A task on any node writes it, because it needs memory for the whole model.
+
+    Raises:
+        RayembedError: what `export` raises, unwrapped from Ray's error.
+        WorkerError: the task was lost, also when it was tried again.
     """
-    # A head may hand out no CPU at all; the task is pinned to it and must not wait for one.
-    task = ray.remote(num_cpus=0, scheduling_strategy=_here())(export)
+    task = ray.remote(num_cpus=run.placement.cpus_per_worker, max_retries=2)(export)
     try:
         ray.get(task.remote(run, weights, folder))
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"the export of {folder!r} was lost with its process or node: {error}\nIt needs "
+            "memory for the whole model on one node: give the nodes more of it, or lower what runs "
+            "beside it; then submit the run again under the same name to go on from here."
+        ) from error
 
 
 def _worker(config: dict[str, Any]) -> None:
@@ -187,8 +210,9 @@ def _worker(config: dict[str, Any]) -> None:
         )
 
     def report_checkpoint(part: Path, step: int, loss: float) -> None:
-        ray.get(pending)  # a step that a checkpoint counts as done must be in the log
-        pending.clear()
+        if pending:  # a step that a checkpoint counts as done must be in the log, and stay there
+            ray.get([*pending, given.sink.keep.remote()])
+            pending.clear()
         ray.train.report(
             {"step": step, "loss": loss},
             checkpoint=ray.train.Checkpoint.from_directory(str(part)),

@@ -1,0 +1,158 @@
+"""Storage and assets over S3's protocol, on a server of this process."""
+
+import json
+
+import pytest
+from s3_server import BUCKET, s3_server
+
+from rayembed.assets.resolver import resolve
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    join,
+    list_files,
+    open_storage,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    upload_folder,
+    write_atomic,
+)
+from rayembed.assets.stored_folder import StoredFolder
+from rayembed.errors import ArtifactError, AssetError, PlacementError
+
+
+@pytest.fixture(scope="module")
+def environment():
+    with s3_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def place(environment, monkeypatch, request):
+    """A prefix of the bucket for each test."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{request.node.name}"
+
+
+def test_files(place):
+    check_writable(place)
+    assert list_files(place, recursive=True) == [], "the probe is gone"
+    target = join(place, "a", "file")
+    assert not exists(target)
+    write_atomic(target, b"one")
+    write_atomic(target, b"two")
+    assert exists(target)
+    assert exists(join(place, "a"))
+    assert not exists(join(place, "a", "fil")), "a key's beginning is no folder"
+    assert read_bytes(target) == b"two"
+    with pytest.raises(ArtifactError, match="a/none"):
+        read_bytes(join(place, "a", "none"))
+    remove_file(target)
+    assert not exists(target)
+
+
+def test_endpoint_and_region_in_the_address(place, environment, monkeypatch):
+    address = environment["AWS_ENDPOINT_URL"].removeprefix("http://")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    query = f"?scheme=http&endpoint_override={address}&region=us-east-1"
+    target = join(place + query, "deep", "file")
+    write_atomic(target, b"one")
+    assert read_bytes(target) == b"one"
+    assert list_files(place + query, recursive=True) == ["deep/file"]
+
+
+def test_what_cannot_be_written_is_told_before_it_is_used(place):
+    with pytest.raises(PlacementError, match=r"'s3://no-such-bucket/runs' cannot be written"):
+        check_writable("s3://no-such-bucket/runs")
+
+
+def test_listing_and_removing_a_folder(place):
+    for name in ("top", "sub/one", "sub/deep/two"):
+        write_atomic(join(place, name), b"")
+    assert list_files(place, recursive=False) == ["top"]
+    assert list_files(place, recursive=True) == ["sub/deep/two", "sub/one", "top"]
+    assert list_files(join(place, "none"), recursive=True) == []
+    remove_folder(join(place, "sub"))
+    remove_folder(join(place, "sub"))
+    assert list_files(place, recursive=True) == ["top"]
+
+
+def test_a_replaced_model_is_fetched_again_and_an_unchanged_one_is_not(place, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "weights").write_bytes(b"x" * 6_000_000)  # more than one part
+    upload_folder(model, place)
+    cache = tmp_path / "cache"
+    first = resolve(place, cache=cache)
+    assert (first / "weights").read_bytes() == b"x" * 6_000_000
+    assert resolve(place, cache=cache) == first
+    filesystem, inside = open_storage(place)
+    before = filesystem.get_file_info(f"{inside}/weights").mtime_ns
+    while filesystem.get_file_info(f"{inside}/weights").mtime_ns == before:
+        # Of the same sizes: only the time tells, and S3 gives it in seconds.
+        (model / "weights").write_bytes(b"y" * 6_000_000)
+        upload_folder(model, place)
+    second = resolve(place, cache=cache)
+    assert second != first
+    assert (second / "weights").read_bytes()[:1] == b"y"
+    with pytest.raises(AssetError, match="no file at"):
+        resolve(join(place, "none"), cache=cache)
+
+
+def test_another_machine_goes_on_with_the_small_files_of_a_run(place, tmp_path):
+    here = StoredFolder(place, tmp_path / "here")
+    here.fetch()
+    (here.local / "metrics.jsonl").write_text("1\n")
+    (here.local / ".metrics.jsonl.tmp").write_text("half")
+    (here.local / "models").mkdir()
+    (here.local / "models" / "large").write_text("is another's to copy")
+    here.keep()
+    write_atomic(join(place, "stage", "weights"), b"")
+    assert list_files(place, recursive=True) == ["metrics.jsonl", "stage/weights"]
+
+    there = StoredFolder(place, tmp_path / "there")
+    there.local.mkdir()
+    (there.local / "scores.md").write_text("of a run that was removed")
+    there.fetch()
+    assert [path.name for path in there.local.iterdir()] == ["metrics.jsonl"]
+    with (there.local / "metrics.jsonl").open("a") as file:
+        file.write("2\n")
+    there.keep()
+    here.fetch()
+    assert (here.local / "metrics.jsonl").read_text() == "1\n2\n"
+
+
+def test_only_changed_files_are_written(place, tmp_path):
+    folder = StoredFolder(place, tmp_path / "run", recursive=True)
+    folder.fetch()
+    (folder.local / "results").mkdir()
+    (folder.local / "results" / "task.json").write_text(json.dumps({"score": 1}))
+    folder.keep()
+    remove_file(join(place, "results", "task.json"))
+    folder.keep()
+    assert list_files(place, recursive=True) == []
+    (folder.local / "results" / "task.json").write_text(json.dumps({"score": 2}))
+    folder.keep()
+    assert json.loads(read_bytes(join(place, "results", "task.json"))) == {"score": 2}
+
+
+def test_storage_that_goes_away_is_an_error_that_says_where_the_file_is(
+    place, tmp_path, monkeypatch
+):
+    folder = StoredFolder(place, tmp_path / "run")
+    folder.fetch()
+    (folder.local / "metrics.jsonl").write_text("1\n")
+    monkeypatch.setattr(folder, "place", "s3://no-such-bucket/run")
+    with pytest.raises(ArtifactError, match=rf"cannot write .*no-such-bucket.*{folder.local}"):
+        folder.keep()
+
+
+def test_a_folder_on_disk_is_used_where_it_is(tmp_path):
+    (tmp_path / "file").write_text("stays")
+    folder = StoredFolder(str(tmp_path), tmp_path)
+    folder.fetch()
+    folder.keep()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

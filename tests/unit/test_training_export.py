@@ -1,0 +1,103 @@
+"""An exported model is whole or made again, on disk and in object storage."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+from made_up_articles import run_over
+from s3_server import BUCKET, s3_server
+from tiny_models import save_encoder
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import join, list_files, open_storage, read_bytes, write_atomic
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.models.build import load_model
+from rayembed.models.encoding import encode
+from rayembed.models.export import saved_dimensions
+from rayembed.models.trainable import trainable_state
+from rayembed.training.worker import MADE_OF_FILE, export, load_weights
+
+TEXTS = ["one text", "another"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    values = run_over(folder / "none.json").model_dump(mode="json")
+    values["model"]["backbone"] = {"path": str(save_encoder(folder / "base")), "dtype": "float32"}
+    values["model"]["query_max_length"] = values["model"]["document_max_length"] = 16
+    return parse(Run, values)
+
+
+@pytest.fixture(params=["disk", "s3"])
+def storage(request, tmp_path, monkeypatch):
+    if request.param == "disk":
+        yield str(tmp_path / "storage")
+        return
+    with s3_server() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield f"s3://{BUCKET}/storage"
+
+
+@pytest.fixture
+def weights(run, storage):
+    """Other weights than the untrained ones, in storage."""
+    state = trainable_state(load_weights(run, None))
+    place = join(storage, "weights.safetensors")
+    write_atomic(place, safetensors.torch.save({k: v * 1.5 + 0.1 for k, v in state.items()}))
+    return place
+
+
+def embedded(folder, tmp_path):
+    return encode(load_model(resolve_model(folder, cache=tmp_path / "cache")), TEXTS, role="query")
+
+
+def written(path):
+    filesystem, inside = open_storage(path)
+    return filesystem.get_file_info(inside).mtime_ns
+
+
+def test_exported_once_and_again_when_what_it_is_made_of_changes(run, storage, weights, tmp_path):
+    folder = join(storage, "models", "one")
+    export(run, None, folder)
+    untrained = embedded(folder, tmp_path)
+    settings = resolve_model(folder, cache=tmp_path / "cache") / "rayembed.json"
+    assert saved_dimensions(settings) == load_model(settings.parent).dimensions
+    before = written(join(folder, MADE_OF_FILE))
+    export(run, None, folder)
+    assert written(join(folder, MADE_OF_FILE)) == before
+    # A file that the next export does not have must not stay.
+    write_atomic(join(folder, "model-00002-of-00002.safetensors"), b"")
+    export(run, weights, folder)
+    assert "model-00002-of-00002.safetensors" not in list_files(folder, recursive=True)
+    trained = embedded(folder, tmp_path)
+    assert np.abs(trained - untrained).max() > 1e-3
+    values = run.model_dump(mode="json")
+    values["evaluation"]["instructions"] = {"WikiSentenceRetrieval": "Find it"}
+    export(parse(Run, values), weights, folder)
+    prompts = json.loads(read_bytes(join(folder, "config_sentence_transformers.json")))["prompts"]
+    assert "WikiSentenceRetrieval" in prompts
+
+
+@pytest.mark.parametrize("storage", ["s3"], indirect=True)  # on disk the folder is renamed
+def test_an_upload_that_broke_off_is_not_taken_for_whole(run, storage, monkeypatch):
+    folder = join(storage, "models", "one")
+    export(run, None, folder)
+    whole = list_files(folder, recursive=True)
+
+    def half(source, path):
+        write_atomic(join(path, "config.json"), (source / "config.json").read_bytes())
+        raise OSError("connection lost")
+
+    values = run.model_dump(mode="json")
+    other = parse(Run, {**values, "seed": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("rayembed.training.worker.upload_folder", half)
+        with pytest.raises(OSError, match="connection lost"):
+            export(other, None, folder)
+    assert list_files(folder, recursive=True) == ["config.json"]
+    export(run, None, folder)
+    assert list_files(folder, recursive=True) == whole
