@@ -9,15 +9,15 @@ from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, p
 from rayembed.losses.infonce import info_nce, info_nce_of_own
 
 
-def rows(query, positive, negatives, known=None, label=None, in_batch=None) -> Rows:
+def rows(query, positive, negatives, known=None, label=None, in_batch=None):
+    """Rows, and the hashes of the known positives of each."""
     return Rows(
         query=torch.tensor(query),
         positive=torch.tensor(positive),
         negatives=torch.tensor(negatives).reshape(len(query), -1),
-        known_positives=torch.tensor(known or [[p] for p in positive]),
         label=torch.tensor(label or [0] * len(query)),
         in_batch=torch.tensor(in_batch or [True] * len(query)),
-    )
+    ), torch.tensor(known or [[p] for p in positive])
 
 
 def test_loss_of_two_queries_worked_out_by_hand():
@@ -100,15 +100,16 @@ def test_a_row_alone_has_loss_zero():
     ],
 )
 def test_candidates(name, given, expected):
-    mask = batch_candidates(given, given, first_row=0, rows_per_worker=2)
+    batch, known = given
+    mask = batch_candidates(batch, known, batch, first_row=0, rows_per_worker=2)
     assert mask.int().tolist() == expected
 
 
 def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
-    everyone = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
+    everyone, known = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
     second = Rows(**{name: value[2:] for name, value in vars(everyone).items()})
-    whole = batch_candidates(everyone, everyone, 0, 4)
-    part = batch_candidates(second, everyone, 2, 2)
+    whole = batch_candidates(everyone, known, everyone, 0, 4)
+    part = batch_candidates(second, known[2:], everyone, 2, 2)
     # One worker: p0 p1 p2 p3 n0 n1 n2 n3; two workers: p0 p1 n0 n1 p2 p3 n2 n3.
     assert part.tolist() == whole[2:][:, [0, 1, 4, 5, 2, 3, 6, 7]].tolist()
     assert positive_places(2, 2, 1, torch.device("cpu")).tolist() == [4, 5]
@@ -116,4 +117,4 @@ def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
 
 def test_own_candidates_drop_missing_and_positive_texts():
     given = rows([1, 2], [11, 12], [[21, 0], [12, 22]])
-    assert own_candidates(given).int().tolist() == [[1, 1, 0], [1, 0, 1]]
+    assert own_candidates(*given).int().tolist() == [[1, 1, 0], [1, 0, 1]]

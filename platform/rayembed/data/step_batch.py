@@ -41,7 +41,10 @@ class StepBatch:
     negative_hash: np.ndarray
     """(b, K) int64, `NO_HASH` where a row has fewer."""
     known_positive_hash: np.ndarray
-    """(b, P) int64 of all texts known to be positives of the query, `NO_HASH` where fewer."""
+    """(b, P) int64 of all texts known to be positives of the query, `NO_HASH` where fewer.
+
+    P is the largest number that a row of this worker has.
+    """
     label_hash: np.ndarray
     """(b,) int64 of data set and class, `NO_HASH` where there is no class."""
     dataset: list[str]
@@ -58,11 +61,8 @@ def make_step_batch(
     records: Sequence[Record],
     num_negatives: int,
     tokenizer: Tokenizer,
-    max_known_positives: int = 8,
 ) -> StepBatch:
     """The step batch of the records, each with its first positive and first `num_negatives`.
-
-    `known_positive_hash` is always (b, max_known_positives), so that workers can gather it.
 
     Raises:
         DataError: a text tokenises to nothing.
@@ -81,10 +81,10 @@ def make_step_batch(
         found = [place(t, "document", r.document_instruction) for t in texts]
         negatives.append(found + [NO_TEXT] * short)
         hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
-    known = np.full((rows, max_known_positives), NO_HASH, dtype=np.int64)
+    most = max((len(r.positives) for r in records), default=1)
+    known = np.full((rows, most), NO_HASH, dtype=np.int64)
     for i, r in enumerate(records):
-        for j, text in enumerate(r.positives[:max_known_positives]):
-            known[i, j] = text_hash(text)
+        known[i, : len(r.positives)] = [text_hash(text) for text in r.positives]
     return StepBatch(
         step=step,
         tokens=_tokenize(list(places), tokenizer),

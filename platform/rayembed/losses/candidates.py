@@ -23,24 +23,29 @@ class Rows:
     """(b,) hashes of the positives' texts."""
     negatives: Tensor
     """(b, K) hashes of the negatives' texts, 0 where there is none."""
-    known_positives: Tensor
-    """(b, P) hashes of all texts known to be positives of the query, 0 where fewer."""
     label: Tensor
     """(b,) hashes of data set and class, 0 where there is no class."""
     in_batch: Tensor
     """(b,) bool: takes part in in-batch negatives, as query and with its documents."""
 
 
-def own_candidates(rows: Rows) -> Tensor:
-    """(b, 1 + K) bool: the positive, then those negatives that exist and are no positive."""
+def own_candidates(rows: Rows, known_positives: Tensor) -> Tensor:
+    """(b, 1 + K) bool: the positive, then those negatives that exist and are no positive.
+
+    Args:
+        known_positives: (b, P) hashes of all texts known to be positives of the query, 0 where
+            a row has fewer.
+    """
     negatives = rows.negatives != NONE
-    for known in rows.known_positives.unbind(1):
+    for known in known_positives.unbind(1):
         negatives &= rows.negatives != known.unsqueeze(1)
     first = torch.ones_like(rows.positive, dtype=torch.bool).unsqueeze(1)
     return torch.cat([first, negatives], dim=1)
 
 
-def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker: int) -> Tensor:
+def batch_candidates(
+    rows: Rows, known_positives: Tensor, everyone: Rows, first_row: int, rows_per_worker: int
+) -> Tensor:
     """(b, N) bool: the candidates of this worker's queries among all documents of the batch.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
@@ -49,6 +54,7 @@ def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker
     class, and, for a query with a class, the negatives of other rows, whose class is not known.
 
     Args:
+        known_positives: (b, P), as in `own_candidates`; of this worker's rows only.
         first_row: place of this worker's first row among all G rows.
         rows_per_worker: b of every worker.
     """
@@ -62,14 +68,14 @@ def batch_candidates(rows: Rows, everyone: Rows, first_row: int, rows_per_worker
 
     no_class = (rows.label == NONE).unsqueeze(1)
     other_class = no_class | (rows.label.unsqueeze(1) != everyone.label.unsqueeze(0))
-    unknown = _not_a_known_positive(rows, everyone.positive)
+    unknown = _none_of(known_positives, everyone.positive)
     positives = own | (foreign & other_class & unknown & _not_the_query(rows, everyone.positive))
 
     hashes = everyone.negatives.reshape(-1)
     own_negative = own.repeat_interleave(num_negatives, dim=1)
     foreign_negative = foreign.repeat_interleave(num_negatives, dim=1) & no_class
     negatives = own_negative | (foreign_negative & _not_the_query(rows, hashes))
-    negatives &= _not_a_known_positive(rows, hashes)
+    negatives &= _none_of(known_positives, hashes)
 
     blocks = []
     for start in range(0, num_all, rows_per_worker):
@@ -88,10 +94,10 @@ def positive_places(
     return torch.arange(num_rows, device=device) + start
 
 
-def _not_a_known_positive(rows: Rows, hashes: Tensor) -> Tensor:
+def _none_of(known_positives: Tensor, hashes: Tensor) -> Tensor:
     """(b, M) bool: there is such a text, and it is no known positive of the row's query."""
-    wanted = (hashes != NONE).expand(len(rows.query), -1).clone()
-    for known in rows.known_positives.unbind(1):
+    wanted = (hashes != NONE).expand(len(known_positives), -1).clone()
+    for known in known_positives.unbind(1):
         wanted &= known.unsqueeze(1) != hashes.unsqueeze(0)
     return wanted
 

@@ -108,18 +108,24 @@ def run_step(
 
 @dataclass(frozen=True)
 class _Targets:
-    """Places of each row's texts among the worker's distinct texts."""
+    """Places of each row's texts among the worker's distinct texts, and what is no negative."""
 
     query: Tensor
     positive: Tensor
     negatives: Tensor
+    known_positives: Tensor
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device) -> "_Targets":
         def tensor(array: np.ndarray) -> Tensor:
             return torch.from_numpy(array).to(device)
 
-        return cls(tensor(batch.query), tensor(batch.positive), tensor(batch.negatives))
+        return cls(
+            tensor(batch.query),
+            tensor(batch.positive),
+            tensor(batch.negatives),
+            tensor(batch.known_positive_hash),
+        )
 
 
 def contrastive_loss(
@@ -135,13 +141,13 @@ def contrastive_loss(
     # A missing negative takes any vector's place; the mask keeps it out of the loss.
     candidates = embeddings[documents.clamp(min=0)]
     if not stage.batch.in_batch_negatives:
-        mask = own_candidates(rows)
+        mask = own_candidates(rows, targets.known_positives)
         return info_nce_of_own(queries, candidates, mask, stage.loss.temperature).mean()
     num_rows, num_negatives = targets.negatives.shape
     first_row = rank() * num_rows
     local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
     everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
-    mask = batch_candidates(rows, everyone, first_row, num_rows)
+    mask = batch_candidates(rows, targets.known_positives, everyone, first_row, num_rows)
     positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
     loss = info_nce(
         queries, gather_with_gradient(local), positive, mask, stage.loss.temperature
@@ -157,7 +163,6 @@ def _rows(batch: StepBatch, device: torch.device) -> Rows:
         query=tensor(batch.query_hash),
         positive=tensor(batch.positive_hash),
         negatives=tensor(batch.negative_hash),
-        known_positives=tensor(batch.known_positive_hash),
         label=tensor(batch.label_hash),
         in_batch=tensor(batch.in_batch),
     )
