@@ -11,13 +11,14 @@ import psutil
 import pytest
 import safetensors.torch
 import torch
+from failing_job import FailingJob
 from made_up_records import made_up_records
 from tiny_models import save_decoder
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import ArtifactError, PlacementError
+from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
 from rayembed.training.worker import StageJob
@@ -159,6 +160,27 @@ def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder):
     Path(job_of(run, plan, "whole").weights).unlink()  # of the test above: checkpoints stay
     with pytest.raises(ArtifactError, match="run_fingerprint"):
         train(make_run(folder, seed=1, max_failures=0), plan, "whole")
+
+
+def train_failing(run: Run, plan: str, name: str, error: Exception, times: int) -> Path:
+    """The folder of a stage whose only worker raised the error, at most so many times."""
+    out = Path(run.placement.storage_path) / name
+    out.mkdir(parents=True)
+    fields = vars(job_of(run, plan, name))
+    job = FailingJob(**fields, error=error, times=times, attempts=str(out / "attempts.txt"))
+    train_stage_on_ray(job, str(out), out / "metrics.jsonl", 0)
+    return out
+
+
+def test_an_error_of_ours_is_told_once_and_others_are_tried_again(cluster, folder):
+    run = make_run(folder, workers=1, max_failures=3)
+    plan = prepare_data(run, str(folder / "out" / "data"))["only"]
+    with pytest.raises(DataError, match=r"^made up$"):
+        train_failing(run, plan, "ours", DataError("made up"), 9)
+    assert len((folder / "out" / "ours" / "attempts.txt").read_text().splitlines()) == 1
+    others = train_failing(run, plan, "others", RuntimeError("made up"), 1)
+    assert len((others / "attempts.txt").read_text().splitlines()) == 1
+    assert len(MetricsLog(others / "metrics.jsonl").records()) == STEPS
 
 
 def test_more_workers_than_the_cluster_has_is_refused_at_once(cluster, folder):

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import ray.data
 import ray.train
+from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -19,9 +20,10 @@ from rayembed.assets.storage import is_remote, open_storage, write_atomic
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
 from rayembed.data.step_batch import StepBatch
-from rayembed.errors import PlacementError, RayembedError, WorkerError
+from rayembed.errors import RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
+from rayembed.training.capacity import Node, await_capacity, worker_resources
 from rayembed.training.loop import StepRecord
 from rayembed.training.worker import StageJob, Surroundings, export, is_done, train_stage
 
@@ -30,6 +32,9 @@ logger = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT_SECONDS = 600
 CONTROLLER_FAILURES = 3
 """Starts of a worker group that may fail before the run does; Ray's own default is no limit."""
+
+_WORKER_START_SECONDS = 60
+"""That Train waits for the CPUs and GPUs of its workers by default."""
 
 
 def connect() -> None:
@@ -47,22 +52,35 @@ def connect() -> None:
 
 
 def check_placement(placement: Placement) -> None:
-    """Return when the cluster has what the run's workers ask for.
+    """Return when the cluster's nodes can hold the run's workers; it may wait for nodes to come.
 
     Raises:
-        PlacementError: too few CPUs or GPUs; says what was asked and what is there.
+        PlacementError: too few or too small nodes; says what was asked and what is there.
     """
-    there = ray.cluster_resources()
-    wanted = {"CPU": placement.workers * placement.cpus_per_worker}
-    if placement.use_gpu:
-        wanted["GPU"] = placement.workers
-    for kind, amount in wanted.items():
-        if amount > there.get(kind, 0):
-            raise PlacementError(
-                f"placement.workers={placement.workers} with {kind} each need {amount:g} {kind}, "
-                f"the cluster has {there.get(kind, 0):g}; lower placement.workers or "
-                "placement.cpus_per_worker, or add nodes"
-            )
+    await_capacity(placement, _nodes, _request_nodes)
+
+
+def _nodes() -> list[Node]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _request_nodes(bundles: list[dict[str, float]]) -> None:
+    from ray.autoscaler.sdk import request_resources
+
+    request_resources(bundles=bundles)
+
+
+class _OursAtOnce(UserCallback):  # type: ignore[misc]  # Ray is not typed
+    """Ends a run at the first error of ours, which the same input would raise again.
+
+    What a callback raises in Train's controller is never tried again.
+    """
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Raise the worker's error if it is ours."""
+        ours = _ours(worker_exceptions.values())
+        if ours is not None:
+            raise ours
 
 
 class _MetricsSink:
@@ -112,6 +130,7 @@ def train_stage_on_ray(
     if is_done(job):
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
+    _wait_for_workers(job.run.placement)
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage(folder)
@@ -125,7 +144,7 @@ def train_stage_on_ray(
         scaling_config=ray.train.ScalingConfig(
             num_workers=placement.workers,
             use_gpu=placement.use_gpu,
-            resources_per_worker=_resources(placement),
+            resources_per_worker=worker_resources(placement),
         ),
         run_config=ray.train.RunConfig(
             name="train",
@@ -139,6 +158,7 @@ def train_stage_on_ray(
                 checkpoint_score_attribute="loss",
                 checkpoint_score_order="min",
             ),
+            callbacks=[_OursAtOnce()],
             worker_runtime_env={"env_vars": worker_environment(placement)},
         ),
     )
@@ -149,6 +169,13 @@ def train_stage_on_ray(
             raise _cause(error, job) from error
         finally:
             ray.kill(sink)
+
+
+def _wait_for_workers(placement: Placement) -> None:
+    """Let Train wait for nodes that have gone while data was prepared, as long as at the start."""
+    if placement.wait_for_nodes_seconds > _WORKER_START_SECONDS:
+        seconds = str(placement.wait_for_nodes_seconds)
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", seconds)
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
@@ -278,22 +305,22 @@ class _Progress:
         )
 
 
-def _resources(placement: Placement) -> dict[str, float]:
-    resources = {"CPU": placement.cpus_per_worker}
-    return {**resources, "GPU": 1} if placement.use_gpu else resources
-
-
 def _here() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def _ours(failures: Iterable[Any]) -> RayembedError | None:
+    """The first error of ours among failures, out of Train's wrapping."""
+    inner = (getattr(failure, "_base_exc", failure) for failure in failures)
+    return next((error for error in inner if isinstance(error, RayembedError)), None)
 
 
 def _cause(error: Any, job: StageJob) -> RayembedError:
     """What a worker raised if it is ours, else an error that tells the first failure."""
     failures = list((getattr(error, "worker_failures", None) or {}).values())
-    for failure in failures:
-        inner = getattr(failure, "_base_exc", failure)
-        if isinstance(inner, RayembedError):
-            return inner
+    ours = _ours([*failures, getattr(error, "controller_failure", None)])
+    if ours is not None:
+        return ours
     first = failures[0] if failures else error
     return WorkerError(
         f"stage {job.stage.name!r}: workers failed more often than placement.max_failures="

@@ -1,0 +1,121 @@
+"""How many workers nodes can hold, what a refusal says, and waiting for nodes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayembed.config.run import Placement
+from rayembed.errors import PlacementError
+from rayembed.training.capacity import await_capacity, check_capacity, workers_that_fit
+
+SMALL, LARGE = {"CPU": 4.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0, "node:10.0.0.1": 1.0}
+
+
+def placement(workers=1, cpus=1.0, **settings):
+    return Placement(workers=workers, cpus_per_worker=cpus, **settings)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "use_gpu", "nodes", "fit"),
+    [
+        (1, False, [SMALL], 4),
+        (3, False, [SMALL, SMALL], 2),  # 8 CPUs, but one worker a node
+        (0.3, False, [{"CPU": 0.9}], 3),
+        (5, False, [SMALL, SMALL], 0),
+        (1, True, [SMALL, LARGE], 2),  # by its GPUs
+        (12, True, [LARGE, LARGE], 2),  # by its CPUs
+        (1, False, [{}, {"CPU": 0.0}], 0),
+        (1, False, [], 0),
+    ],
+)
+def test_workers_that_fit(cpus, use_gpu, nodes, fit):
+    assert workers_that_fit(placement(cpus=cpus, use_gpu=use_gpu), nodes) == fit
+
+
+@given(st.lists(st.integers(0, 8), max_size=4), st.lists(st.integers(1, 4), min_size=1, max_size=1))
+def test_as_many_as_can_be_put_one_by_one(cpus, each):
+    left, placed = list(cpus), 0
+    for node in range(len(left)):
+        while left[node] >= each[0]:
+            left[node] -= each[0]
+            placed += 1
+    nodes = [{"CPU": float(n)} for n in cpus]
+    assert workers_that_fit(placement(cpus=each[0]), nodes) == placed
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "message"),
+    [
+        (
+            placement(9, 1),
+            [SMALL, SMALL],
+            r"workers=9 need 1 CPU each: only 8 fit\. The cluster has the nodes 2 × \(4 CPU\)\. "
+            r"Please lower placement\.workers to 8",
+        ),
+        (
+            placement(2, 6),
+            [SMALL, SMALL, SMALL],
+            r"6 CPU each: no node is large enough for one worker\. .*3 × \(4 CPU\).*larger nodes",
+        ),
+        (
+            placement(2, 3),
+            [SMALL, {"CPU": 2.0}],
+            r"enough in total, but only 1 fit, .* 1 × \(4 CPU\), 1 × \(2 CPU\)",
+        ),
+        (placement(1, 1, use_gpu=True), [SMALL], "no node has a GPU.*use_gpu=false"),
+        (
+            placement(4, 2, use_gpu=True),
+            [LARGE, SMALL],
+            r"2 CPU and 1 GPU each: only 2 fit.* 1 × \(16 CPU and 2 GPU\), 1 × \(4 CPU and 0 GPU\)",
+        ),
+        (placement(1, 1), [], "has no nodes.*wait_for_nodes_seconds"),
+    ],
+)
+def test_a_refusal_says_what_is_there_and_what_to_do(asked, nodes, message):
+    with pytest.raises(PlacementError, match=message):
+        check_capacity(asked, nodes)
+
+
+class Cluster:
+    """A cluster to which a node comes some seconds after it was asked for."""
+
+    def __init__(self, comes_after):
+        self.now, self.comes_after, self.asked_at, self.requests = 0.0, comes_after, None, []
+
+    def nodes(self):
+        there = self.asked_at is not None and self.now - self.asked_at >= self.comes_after
+        return [{"CPU": 4.0}] if there else []
+
+    def request(self, bundles):
+        self.requests.append(bundles)
+        self.asked_at = self.now if bundles else self.asked_at
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def wait(self, asked):
+        await_capacity(asked, self.nodes, self.request, sleep=self.sleep, clock=lambda: self.now)
+
+
+def test_nodes_are_asked_for_and_the_request_is_taken_back():
+    cluster = Cluster(comes_after=50)
+    cluster.wait(placement(2, 2, wait_for_nodes_seconds=300))
+    assert cluster.requests == [[{"CPU": 2.0}, {"CPU": 2.0}], []]
+    assert 50 <= cluster.now < 55
+    cluster.wait(placement(2, 2, wait_for_nodes_seconds=300))
+    assert len(cluster.requests) == 2, "nothing is asked for where there is room"
+
+
+def test_nodes_that_do_not_come_in_time_are_refused():
+    cluster = Cluster(comes_after=50)
+    with pytest.raises(PlacementError, match="no nodes"):
+        cluster.wait(placement(2, 2, wait_for_nodes_seconds=20))
+    assert cluster.requests[-1] == []
+    assert 20 <= cluster.now < 25
+
+
+def test_by_default_nothing_is_asked_for():
+    cluster = Cluster(comes_after=0)
+    with pytest.raises(PlacementError):
+        cluster.wait(placement(2, 2))
+    assert (cluster.requests, cluster.now) == ([], 0.0)
