@@ -38,6 +38,8 @@ def changeable(run: Run) -> Run:
     values["evaluation"] |= {"num_documents": 10, "num_queries": 5}
     values["data"]["held_out"]["num_titles"] = 20
     values["placement"]["workers"] = 1
+    if values["model"]["kind"] == "biencoder":
+        values["model"]["projections"] = [{"width": 8}]
     return parse(Run, values)
 
 

@@ -249,7 +249,7 @@ def test_plain_encoder_is_taken_with_mean_pooling(encoder):
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("modules.json", "models.Normalize", "models.Dense", "supported are"),
+        ("modules.json", "models.Normalize", "models.LSTM", "supported are"),
         ("1_Pooling/config.json", "mean_tokens", "max_token", "pools by"),
         ("sentence_bert_config.json", "false", "true", "lower-casing"),
     ],

@@ -122,8 +122,9 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
     """The model in a folder, ready to embed (evaluation mode, CPU).
 
     The folder is one that `save` wrote, a copy of nvidia/NV-Embed-v1 or v2, or an encoder in
-    sentence-transformers format (transformer, mean or CLS pooling) or in transformers format
-    (taken with mean pooling). Embeddings are always of unit length.
+    sentence-transformers format (transformer, pooling by one mode, Dense and Normalize modules) or
+    in transformers format (taken with mean pooling). A decoder keeps its causal mask. Embeddings
+    are always of unit length.
 
     Args:
         dtype: of weights and activations; None: as saved (float16 becomes float32).
@@ -133,7 +134,7 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
     """
     from rayembed.models.export import SETTINGS_FILE, load_saved
     from rayembed.models.nvidia_checkpoint import load_nvidia_checkpoint
-    from rayembed.models.sentence_folder import read_encoder_folder
+    from rayembed.models.sentence_folder import load_projections, read_encoder_folder
 
     folder = Path(folder)
     _check_is_model(folder)
@@ -141,9 +142,11 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
         return load_saved(folder, dtype=dtype)
     if _is_published_nvembed(folder):
         return load_nvidia_checkpoint(folder, dtype=dtype or "bfloat16").eval()
-    config, transformer = read_encoder_folder(folder, dtype=dtype)
+    config, transformer, dense = read_encoder_folder(folder, dtype=dtype)
     backbone = load_backbone(transformer, config.backbone, mask="own")
     pooling = build_head(config, backbone.config.hidden_size)
+    load_projections(pooling, dense)
+    pooling.to(DTYPES[config.backbone.dtype])
     return assemble(config, backbone, pooling, make_tokenizer(config, transformer)).eval()
 
 
@@ -166,7 +169,7 @@ def check_loadable(folder: Path) -> None:
     elif _is_published_nvembed(folder):
         config, transformer = NVEmbedConfig(backbone=BackboneConfig(path=str(folder))), folder
     else:
-        config, transformer = read_encoder_folder(folder)
+        config, transformer, _ = read_encoder_folder(folder)
         check_backbone(transformer)
     make_tokenizer(config, transformer)
     if not any(path.suffix in (".safetensors", ".bin") for path in transformer.iterdir()):

@@ -6,16 +6,23 @@ with one maximum length is plain sentence-transformers format, so that it loads 
 not installed; other models name `SentenceModule`.
 """
 
+import copy
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rayembed.config.model import BiEncoderConfig, ClsPooling, Dtype, ModelConfig, NVEmbedConfig
+from rayembed.config.model import (
+    BiEncoderConfig,
+    Dtype,
+    ModelConfig,
+    NVEmbedConfig,
+    ProjectionConfig,
+)
 from rayembed.errors import ArtifactError
 from rayembed.models.backbones import DTYPES, load_backbone
 from rayembed.models.contract import settings_of
@@ -23,6 +30,7 @@ from rayembed.models.json_file import read_json, write_json
 from rayembed.models.lora import merged_state
 from rayembed.models.pooled_transformer import PooledTransformer
 from rayembed.models.pooling import build_head
+from rayembed.models.sentence_folder import ACTIVATIONS, POOLING_KEYS, mode_of
 
 SETTINGS_FILE = "rayembed.json"
 POOLING_FILE = "pooling.safetensors"
@@ -70,7 +78,7 @@ def write_files(
     pooling = {name: value.contiguous() for name, value in model.pooling.state_dict().items()}
     if pooling:
         safetensors.torch.save_file(pooling, folder / POOLING_FILE)
-    model.tokenizer.pretrained.save_pretrained(str(folder))
+    _padding_tokenizer(model).save_pretrained(str(folder))
     settings = settings_of(model.config.model_copy(update={"lora": None}))
     write_json(
         folder / SETTINGS_FILE,
@@ -86,6 +94,18 @@ def write_files(
             os.chmod(path, 0o644)  # noqa: PTH101
 
 
+def _padding_tokenizer(model: PooledTransformer) -> Any:
+    """The tokenizer of transformers; a bi-encoder's pads with EOS where it has no token for it.
+
+    sentence-transformers would not make a batch otherwise; what is padding stands in the mask.
+    """
+    pretrained = model.tokenizer.pretrained
+    if pretrained.pad_token is None and isinstance(model.config, BiEncoderConfig):
+        pretrained = copy.deepcopy(pretrained)
+        pretrained.pad_token = pretrained.eos_token
+    return pretrained
+
+
 def _write_sentence_files(
     model: PooledTransformer, folder: Path, instructions: Mapping[str, str]
 ) -> None:
@@ -93,20 +113,19 @@ def _write_sentence_files(
     if isinstance(config, BiEncoderConfig) and (
         config.query_max_length == config.document_max_length
     ):
-        modules = ["Transformer", "Pooling", "Normalize"]
-        places = ["", "1_Pooling", "2_Normalize"]
+        modules = ["Transformer", "Pooling", *["Dense"] * len(config.projections), "Normalize"]
+        places = ["", *(f"{i}_{name}" for i, name in enumerate(modules) if i > 0)]
         types = [f"sentence_transformers.models.{name}" for name in modules]
-        cls = isinstance(config.pooling, ClsPooling)
+        mode = mode_of(config.pooling)
         write_json(
             folder / "1_Pooling" / "config.json",
             {
-                "word_embedding_dimension": model.dimensions[0],
-                "pooling_mode_cls_token": cls,
-                "pooling_mode_mean_tokens": not cls,
-                "pooling_mode_max_tokens": False,
-                "pooling_mode_mean_sqrt_len_tokens": False,
+                "word_embedding_dimension": int(model.backbone.config.hidden_size),
+                **{key: known == mode for key, known in POOLING_KEYS.items()},
             },
         )
+        if config.projections:
+            _write_projections(model.pooling, config.projections, folder)
         write_json(
             folder / "sentence_bert_config.json",
             {"max_seq_length": config.query_max_length, "do_lower_case": False},
@@ -128,6 +147,25 @@ def _write_sentence_files(
             "similarity_fn_name": "cosine",
         },
     )
+
+
+def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: Path) -> None:
+    """Write each projection as a Dense module of sentence-transformers."""
+    import safetensors.torch
+
+    names = {activation: name for name, activation in ACTIVATIONS.items()}
+    for i, (layer, config) in enumerate(zip(head.projections, configs, strict=True), start=2):
+        write_json(
+            folder / f"{i}_Dense" / "config.json",
+            {
+                "in_features": layer.linear.in_features,
+                "out_features": layer.linear.out_features,
+                "bias": config.bias,
+                "activation_function": names[config.activation],
+            },
+        )
+        state = {name: value.contiguous() for name, value in layer.state_dict().items()}
+        safetensors.torch.save_file(state, folder / f"{i}_Dense" / "model.safetensors")
 
 
 def _prompts(model: PooledTransformer, instructions: Mapping[str, str]) -> dict[str, str]:

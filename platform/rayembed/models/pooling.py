@@ -197,7 +197,9 @@ def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.
     return pooling
 
 
-def build_pooling(config: PoolingConfig, hidden_size: int) -> nn.Module:
+def build_pooling(  # noqa: PLR0911  # one return for each kind
+    config: PoolingConfig, hidden_size: int
+) -> nn.Module:
     """The pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
 
     Raises:

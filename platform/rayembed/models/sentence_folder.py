@@ -1,83 +1,270 @@
 """Encoders of others: folders in sentence-transformers or plain transformers format."""
 
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, Literal, NamedTuple
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, ClsPooling, Dtype, MeanPooling
+import torch
+from torch import nn
+
+from rayembed.config.model import (
+    BackboneConfig,
+    BiEncoderConfig,
+    BiEncoderPooling,
+    ClsPooling,
+    Dtype,
+    EosPooling,
+    MaxPooling,
+    MeanPooling,
+    ProjectionConfig,
+    WeightedMeanPooling,
+)
 from rayembed.errors import ArtifactError
 from rayembed.models.json_file import read_json, read_json_value
 
 _DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "bfloat16": "bfloat16"}
 _UNLIMITED = 10**6  # tokenizers without a limit say 1e30
 
+Activation = Literal["identity", "tanh", "relu", "gelu"]
 
-def read_encoder_folder(
-    folder: Path, *, dtype: Dtype | None = None
-) -> tuple[BiEncoderConfig, Path]:
-    """The settings that describe an encoder as a bi-encoder, and the folder of its transformer.
+ACTIVATIONS: dict[str, Activation] = {
+    "torch.nn.modules.linear.Identity": "identity",
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+}
+"""Classes that a Dense module may name."""
 
-    Prompts named `query` and `document` (or `passage`, `corpus`) become the roles' prefixes. A
-    folder without `modules.json` is taken with mean pooling.
+POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Names of pooling modes by the keys that stood for them before version 6 and still may."""
+
+_SQRT = "mean_sqrt_len_tokens"
+_POOLING: dict[str, BiEncoderPooling] = {
+    "cls": ClsPooling(),
+    "max": MaxPooling(),
+    "mean": MeanPooling(),
+    "weightedmean": WeightedMeanPooling(),
+    "lasttoken": EosPooling(),
+    _SQRT: MeanPooling(),
+}
+_OF_TRANSFORMER: dict[str, tuple[Any, ...]] = {
+    "transformer_task": ("feature-extraction",),
+    "module_output_name": ("token_embeddings",),
+    "processing_kwargs": ({}, None),
+    "query_expansion": (None,),
+    "query_length": (None,),
+    "document_length": (None,),
+    "model_args": ({},),
+    "model_kwargs": ({},),
+    "tokenizer_args": ({},),
+    "processor_kwargs": ({},),
+    "config_args": ({},),
+    "config_kwargs": ({},),
+}
+"""Settings of a Transformer module that change vectors, with the values that change nothing."""
+
+
+class EncoderFolder(NamedTuple):
+    """What a folder of others is as a bi-encoder."""
+
+    config: BiEncoderConfig
+    transformer: Path
+    """Folder of the transformer and its tokenizer."""
+    dense: tuple[Path, ...]
+    """Files with the weights of the config's projections."""
+
+
+class _Modules(NamedTuple):
+    transformer: Path
+    pooling: BiEncoderPooling
+    projections: tuple[ProjectionConfig, ...]
+    dense: tuple[Path, ...]
+    normalized: bool
+
+
+def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderFolder:
+    """The settings that describe an encoder as a bi-encoder, and where its weights lie.
+
+    Reads JSON alone. Prompts named `query` and `document` (or `passage`, `corpus`) become the
+    roles' prefixes. A folder without `modules.json` is taken with mean pooling.
 
     Raises:
-        ArtifactError: modules other than transformer, mean or CLS pooling and normalisation.
+        ArtifactError: parts or settings by which a bi-encoder would give other vectors.
     """
+    modules = _Modules(folder, MeanPooling(), (), (), normalized=False)
+    settings: dict[str, Any] = {}
     if (folder / "modules.json").is_file():
-        transformer, pooling = _read_modules(folder)
-    else:
-        transformer, pooling = folder, MeanPooling()
-    prompts: dict[str, Any] = {}
-    if (folder / "config_sentence_transformers.json").is_file():
-        prompts = read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+        modules = _read_modules(folder)
+        if (folder / "config_sentence_transformers.json").is_file():
+            settings = read_json(folder / "config_sentence_transformers.json")
+        _check_similarity(folder, settings, normalized=modules.normalized)
+    prompts = settings.get("prompts") or {}
     document = next((prompts[n] for n in ("document", "passage", "corpus") if prompts.get(n)), "")
-    length = _max_length(transformer)
+    length = _max_length(modules.transformer)
     config = BiEncoderConfig(
-        backbone=BackboneConfig(path=str(transformer), dtype=dtype or _saved_dtype(transformer)),
-        pooling=pooling,
+        backbone=BackboneConfig(
+            path=str(modules.transformer), dtype=dtype or _saved_dtype(modules.transformer)
+        ),
+        pooling=modules.pooling,
+        projections=modules.projections,
         query_prefix=prompts.get("query") or "",
         document_prefix=document,
         query_max_length=length,
         document_max_length=length,
     )
-    return config, transformer
+    return EncoderFolder(config, modules.transformer, modules.dense)
 
 
-def _read_modules(folder: Path) -> tuple[Path, MeanPooling | ClsPooling]:
+def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
+    """Put the weights of Dense modules into the projections of a model's head.
+
+    Raises:
+        ArtifactError: a file is damaged, or has other weights than its settings say.
+    """
+    import safetensors
+    import safetensors.torch
+
+    for path, projection in zip(files, getattr(head, "projections", ()), strict=True):
+        try:
+            if path.suffix == ".safetensors":
+                state = safetensors.torch.load_file(path)
+            else:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            projection.load_state_dict(state)
+        except (OSError, RuntimeError, UnpicklingError, safetensors.SafetensorError) as error:
+            raise ArtifactError(f"cannot load the Dense module {str(path)!r}: {error}") from error
+
+
+def _dense_weights(folder: Path) -> Path:
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return folder / name
+    raise ArtifactError(f"no weights in {str(folder)!r}: expected model.safetensors")
+
+
+def _read_modules(folder: Path) -> _Modules:
     modules = read_json_value(folder / "modules.json")
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     own = all(str(module["type"]).startswith("sentence_transformers.") for module in modules)
-    if not own or kinds not in (
-        ["Transformer", "Pooling"],
-        ["Transformer", "Pooling", "Normalize"],
-    ):
+    normalized = kinds[-1:] == ["Normalize"]
+    middle = kinds[2 : len(kinds) - normalized]
+    if not own or kinds[:2] != ["Transformer", "Pooling"] or set(middle) - {"Dense"}:
         raise ArtifactError(
             f"{str(folder)!r} consists of the modules {[m['type'] for m in modules]}; supported "
-            "are Transformer, Pooling and Normalize of sentence-transformers"
+            "are Transformer, Pooling, any number of Dense and Normalize of "
+            "sentence-transformers, in this order"
         )
-    settings = read_json(folder / modules[1]["path"] / "config.json")
+    paths = [folder / str(module["path"]) for module in modules]
+    _check_transformer(paths[0])
+    dense = paths[2 : len(paths) - normalized]
+    if normalized and (paths[-1] / "config.json").is_file():
+        _check_feature(paths[-1] / "config.json", read_json(paths[-1] / "config.json"))
+    pooling = _read_pooling(paths[1] / "config.json", projected=bool(dense))
+    projections = tuple(_read_dense(path / "config.json") for path in dense)
+    return _Modules(paths[0], pooling, projections, tuple(map(_dense_weights, dense)), normalized)
+
+
+def mode_of(pooling: BiEncoderPooling) -> str:
+    """The name that sentence-transformers has for a pooling."""
+    return next(mode for mode, known in _POOLING.items() if known == pooling)
+
+
+def _read_pooling(path: Path, *, projected: bool) -> BiEncoderPooling:
+    settings = read_json(path)
     modes = settings.get("pooling_mode") or [
-        name.removeprefix("pooling_mode_")
-        for name, value in settings.items()
-        if name.startswith("pooling_mode_") and value
+        POOLING_KEYS.get(key, key)
+        for key, value in settings.items()
+        if key.startswith("pooling_mode_") and value
     ]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    if modes in (["mean"], ["mean_tokens"]) and settings.get("include_prompt", True):
-        return folder / modules[0]["path"], MeanPooling()
-    if modes in (["cls"], ["cls_token"]):
-        return folder / modules[0]["path"], ClsPooling()
-    raise ArtifactError(
-        f"{str(folder)!r} pools by {modes} with include_prompt="
-        f"{settings.get('include_prompt', True)}; supported are mean or CLS with the prompt"
+    modes = [modes] if isinstance(modes, str) else list(modes) or ["mean"]
+    prompt = settings.get("include_prompt", True)
+    pooling = _POOLING.get(modes[0]) if len(modes) == 1 else None
+    # The last token is the same with the prompt and without. A mean over the square root of the
+    # length has the mean's direction, which is all that is left where no Dense follows.
+    if (
+        pooling is None
+        or not (prompt or isinstance(pooling, EosPooling))
+        or (projected and modes == [_SQRT])
+    ):
+        raise ArtifactError(
+            f"{str(path)!r} pools by {modes} with include_prompt={prompt}"
+            f"{', a Dense behind it' if projected else ''}; supported is one of {list(_POOLING)}, "
+            f"with include_prompt=true unless lasttoken, and {_SQRT!r} without Dense alone"
+        )
+    return pooling
+
+
+def _read_dense(path: Path) -> ProjectionConfig:
+    settings = read_json(path)
+    _check_feature(path, settings)
+    # Tanh where none is named, as sentence-transformers has it.
+    activation = settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if activation not in ACTIVATIONS or settings.get("use_residual", False):
+        raise ArtifactError(
+            f"{str(path)!r} has the activation {activation!r} and use_residual="
+            f"{settings.get('use_residual', False)}; supported are {sorted(ACTIVATIONS)} without "
+            "residual"
+        )
+    return ProjectionConfig(
+        width=settings["out_features"],
+        bias=settings.get("bias", True),
+        activation=ACTIVATIONS[activation],
     )
+
+
+def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a module that works on something else than the text's vector."""
+    for key in ("module_input_name", "module_output_name"):
+        if settings.get(key) not in (None, "sentence_embedding"):
+            raise ArtifactError(
+                f"{str(path)!r} has {key}={settings[key]!r}; supported is 'sentence_embedding'"
+            )
+
+
+def _check_transformer(folder: Path) -> None:
+    """Refuse settings of sentence-transformers' Transformer by which vectors would be others."""
+    path = folder / "sentence_bert_config.json"
+    settings = read_json(path) if path.is_file() else {}
+    if settings.get("do_lower_case"):
+        raise ArtifactError(f"{str(path)!r} asks for lower-casing outside the tokenizer")
+    for key, harmless in _OF_TRANSFORMER.items():
+        if key in settings and settings[key] not in harmless:
+            raise ArtifactError(
+                f"{str(path)!r} has {key}={settings[key]!r}; supported is {harmless[0]!r}"
+            )
+    if "message" in settings.get("modality_config", {}):
+        raise ArtifactError(
+            f"{str(path)!r} puts texts into a chat template (modality_config has 'message'); "
+            "supported is plain text"
+        )
+
+
+def _check_similarity(folder: Path, settings: Mapping[str, Any], *, normalized: bool) -> None:
+    """Refuse a model whose vectors are compared by more than their direction."""
+    similarity = settings.get("similarity_fn_name")
+    if similarity not in (None, "cosine") and not (
+        normalized and similarity in ("dot", "euclidean")
+    ):
+        raise ArtifactError(
+            f"{str(folder)!r} compares vectors by {similarity!r}"
+            f"{'' if normalized else ' without normalising them'}; rayembed's vectors are of unit "
+            "length, so supported are 'cosine', and 'dot' behind a Normalize module"
+        )
 
 
 def _max_length(transformer: Path) -> int:
     """The smallest of the limits that the folder states, as sentence-transformers has it."""
     path = transformer / "sentence_bert_config.json"
     settings = read_json(path) if path.is_file() else {}
-    if settings.get("do_lower_case"):
-        raise ArtifactError(f"{str(path)!r} asks for lower-casing outside the tokenizer")
     if isinstance(settings.get("max_seq_length"), int):
         return int(settings["max_seq_length"])
     path = transformer / "tokenizer_config.json"
