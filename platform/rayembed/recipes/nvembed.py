@@ -71,7 +71,7 @@ def quickstart() -> Run:
             StageConfig(
                 name="retrieval",
                 datasets={"wiki-description": 1.0, "wiki-sentence": 2.0},
-                batch=BatchConfig(global_pairs=32, num_negatives=0, in_batch_negatives=True),
+                batch=BatchConfig(global_pairs=28, num_negatives=0, in_batch_negatives=True),
                 loss=InfoNCEConfig(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=1e-3,
@@ -79,8 +79,8 @@ def quickstart() -> Run:
                     weight_decay=0.03,
                     warmup_steps=3,
                 ),
-                steps=50,
-                checkpoint_every_steps=25,
+                steps=40,
+                checkpoint_every_steps=20,
             ),
             StageConfig(
                 name="blend",
@@ -90,7 +90,7 @@ def quickstart() -> Run:
                     "wiki-topic-classification": 1.0,
                     "wiki-topic-clustering": 1.0,
                 },
-                batch=BatchConfig(global_pairs=10, num_negatives=4, in_batch_negatives=False),
+                batch=BatchConfig(global_pairs=8, num_negatives=4, in_batch_negatives=False),
                 loss=InfoNCEConfig(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=3e-4,
@@ -98,8 +98,8 @@ def quickstart() -> Run:
                     weight_decay=0.03,
                     warmup_steps=2,
                 ),
-                steps=20,
-                checkpoint_every_steps=20,
+                steps=24,
+                checkpoint_every_steps=12,
             ),
         ),
         evaluation=EvaluationConfig(
