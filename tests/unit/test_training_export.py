@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 from made_up_articles import run_over
 from s3_server import BUCKET, s3_server
 from tiny_models import save_encoder
@@ -13,11 +14,13 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.errors import ArtifactError
 from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
 from rayembed.models.export import saved_dimensions
 from rayembed.models.trainable import trainable_state
-from rayembed.training.worker import MADE_OF_FILE, export, load_weights
+from rayembed.training.export import MADE_OF_FILE, export
+from rayembed.training.weights import load_weights, read_made_of, weights_content, write_weights
 
 TEXTS = ["one text", "another"]
 
@@ -47,7 +50,7 @@ def weights(run, storage):
     """Other weights than the untrained ones, in storage."""
     state = trainable_state(load_weights(run, None))
     place = join(storage, "weights.safetensors")
-    write_atomic(place, safetensors.torch.save({k: v * 1.5 + 0.1 for k, v in state.items()}))
+    write_weights(place, {k: v * 1.5 + 0.1 for k, v in state.items()}, {"run": "this"})
     return place
 
 
@@ -95,9 +98,26 @@ def test_an_upload_that_broke_off_is_not_taken_for_whole(run, storage, monkeypat
     values = run.model_dump(mode="json")
     other = parse(Run, {**values, "seed": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("rayembed.training.worker.upload_folder", half)
+        patch.setattr("rayembed.training.export.upload_folder", half)
         with pytest.raises(OSError, match="connection lost"):
             export(other, None, folder)
     assert list_files(folder, recursive=True) == ["config.json"]
     export(run, None, folder)
     assert list_files(folder, recursive=True) == whole
+
+
+def test_weights_say_what_they_are_made_of_without_being_read(storage):
+    place = join(storage, "some.safetensors")
+    one = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.zeros(2, 2)}
+    write_weights(place, one, {"run": "this", "start": ""})
+    made_of = read_made_of(place)
+    content = weights_content(place)
+    assert made_of == {"run": "this", "start": "", "content": content}
+    write_weights(place, {**one, "b": torch.eye(2)}, {"run": "this", "start": ""})
+    assert weights_content(place) != content
+    for broken in (b"", b"\x05", safetensors.torch.save(one), b"not safetensors at all"):
+        write_atomic(place, broken)
+        with pytest.raises(ArtifactError, match="holds no weights of a stage"):
+            read_made_of(place)
+    with pytest.raises(ArtifactError, match="holds no weights of a stage"):
+        read_made_of(join(storage, "nowhere.safetensors"))

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 import ray.data
 import ray.train
+from ray.autoscaler.sdk import request_resources
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,8 +25,9 @@ from rayembed.errors import RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.capacity import Node, await_capacity, worker_resources
+from rayembed.training.export import export
 from rayembed.training.loop import StepRecord
-from rayembed.training.worker import StageJob, Surroundings, export, is_done, train_stage
+from rayembed.training.worker import StageJob, Surroundings, is_done, train_stage
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +39,35 @@ _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
 
 
+_LOG_LEVEL = "WARNING"
+
+_QUIET = {
+    "RAY_DATA_LOG_LEVEL": _LOG_LEVEL,
+    "MLFLOW_LOGGING_LEVEL": _LOG_LEVEL,
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "TQDM_DISABLE": "1",
+}
+"""What keeps the libraries' progress out of a job's log, in its driver and its workers; warnings
+stay. A variable that is set already is left as it is."""
+
+
 def connect() -> None:
     """Join the cluster that `RAY_ADDRESS` names, as it does within a job, or start one.
 
     Without it Ray would look for any cluster of this machine, and wait for one that has gone.
     """
+    # Of the variables that a job's runtime environment names, Ray takes no second value.
+    unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(unset)
     if not ray.is_initialized():
-        ray.init(address=os.environ.get("RAY_ADDRESS") or "local", logging_level="WARNING")
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
-    logging.getLogger("ray.train").setLevel(logging.WARNING)
+        ray.init(
+            address=os.environ.get("RAY_ADDRESS") or "local",
+            logging_level=_LOG_LEVEL,
+            runtime_env={"env_vars": unset},
+        )
+    # Those that are imported already have read the environment.
+    for name in ("ray.data", "ray.train", "mlflow"):
+        logging.getLogger(name).setLevel(_LOG_LEVEL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -65,8 +87,6 @@ def _nodes() -> list[Node]:
 
 
 def _request_nodes(bundles: list[dict[str, float]]) -> None:
-    from ray.autoscaler.sdk import request_resources
-
     request_resources(bundles=bundles)
 
 
@@ -160,6 +180,7 @@ def train_stage_on_ray(
             ),
             callbacks=[_OursAtOnce()],
             worker_runtime_env={"env_vars": worker_environment(placement)},
+            logging_config=ray.train.LoggingConfig(log_level=_LOG_LEVEL),
         ),
     )
     with _Progress(job, metrics_log):
@@ -220,6 +241,9 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
 
 def _worker(config: dict[str, Any]) -> None:
     """The train function: runs in each worker."""
+    # As in the driver: Ray Train lets everybody's INFO through here, not only ours.
+    logging.getLogger().setLevel(_LOG_LEVEL)
+    logging.getLogger("rayembed").setLevel(logging.INFO)
     given: _WorkerInput = config["input"]
     job = given.job
     pending: list[Any] = []

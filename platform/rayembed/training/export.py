@@ -1,0 +1,51 @@
+"""A stage's model as one folder in storage, with a note of what it was made of."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    upload_folder,
+    write_atomic,
+)
+from rayembed.config.run import Run
+from rayembed.training.weights import load_weights, weights_content
+
+MADE_OF_FILE = "made-of.json"
+"""What an exported model was made of; written last, so that a half export has none."""
+
+
+def export(run: Run, weights: str | None, folder: str) -> None:
+    """Leave the model with the weights (None: untrained) in a folder of storage.
+
+    One that is there whole, of the same run, weights and instructions, stays; another is replaced.
+
+    Raises:
+        RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
+    """
+    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
+    instructions = {**prompts, **run.evaluation.instructions}
+    values = {"run": run.fingerprint, "weights": "untrained", "instructions": instructions}
+    if weights is not None:
+        values["weights"] = weights_content(weights)
+    made_of = json.dumps(values, indent=1, sort_keys=True).encode()
+    note = join(folder, MADE_OF_FILE)
+    if exists(note):
+        if read_bytes(note) == made_of:
+            return
+        remove_file(note)  # before the rest: what is removed or replaced in part is not whole
+    model = load_weights(run, weights)
+    if is_remote(folder):
+        with tempfile.TemporaryDirectory(prefix="export-") as scratch:
+            model.save(Path(scratch) / "model", instructions=instructions)
+            remove_folder(folder)
+            upload_folder(Path(scratch) / "model", folder)
+    else:
+        model.save(Path(folder), instructions=instructions)
+    write_atomic(note, made_of)
