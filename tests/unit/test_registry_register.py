@@ -291,3 +291,49 @@ def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, 
         vectors(served.predict({"input": texts})), encode(model, texts, role="document"), atol=1e-6
     )
     assert served.predict(told)["usage"]["prompt_tokens"] > 0
+
+
+def test_biencoder_takes_an_instruction_as_plain_text(tracker, tmp_path, loaded, recwarn):
+    """After the prefix, as its tokenizer has it; and MLflow has nothing to say about the code."""
+    import mlflow
+    from tiny_models import save_encoder
+
+    from rayembed.config.model import BackboneConfig, BiEncoderConfig
+    from rayembed.models.build import build_model
+    from rayembed.models.encoding import encode
+
+    encoder = save_encoder(tmp_path / "encoder")
+    config = BiEncoderConfig(
+        backbone=BackboneConfig(path="unused", dtype="float32"),
+        query_prefix="where ",
+        document_prefix="the world ",
+        query_max_length=20,
+        document_max_length=20,
+    )
+    model = build_model(config, encoder, seed=1).eval()
+    model.save(tmp_path / "exported")
+    version = register(
+        tmp_path / "exported",
+        "biencoder",
+        tracker=tracker,
+        scores={},
+        weights_fingerprint="444444444444",
+        dimensions=model.dimensions,
+        instruction_template=None,
+        global_step=7,
+        tags={},
+    )
+    served = mlflow.pyfunc.load_model(version.alias_uri)
+    assert not [w for w in recwarn if "type hints" in str(w.message)]
+    assert served.metadata.signature == loaded.metadata.signature
+    texts = ["Paris is the capital of France", "the quick brown fox"]
+    plain = vectors(served.predict({"input": texts, "role": "query"}))
+    np.testing.assert_allclose(plain, encode(model, texts, role="query"), atol=1e-6)
+    for role in ("query", "document"):
+        told = {"input": texts, "role": role, "instruction": "the capital"}
+        np.testing.assert_allclose(
+            vectors(served.predict(told)),
+            encode(model, texts, role=role, instruction="the capital"),
+            atol=1e-6,
+        )
+        assert np.abs(vectors(served.predict(told)) - plain).max() > 1e-3

@@ -186,6 +186,15 @@ class BiEncoderConfig(Settings):
     """Tokens, special ones included."""
 
 
+def plain_head(prefix: str, instruction: str) -> str:
+    """The literal text before a bi-encoder's text: the role's prefix, then the instruction.
+
+    A space stands behind an instruction unless it ends in white space itself.
+    """
+    space = " " if instruction and not instruction[-1].isspace() else ""
+    return prefix + instruction + space
+
+
 ModelConfig = Annotated[NVEmbedConfig | BiEncoderConfig, Field(discriminator="kind")]
 
 __all__ = [
@@ -203,4 +212,5 @@ __all__ = [
     "ProjectionConfig",
     "SelfAttentionPooling",
     "WeightedMeanPooling",
+    "plain_head",
 ]

@@ -103,12 +103,15 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         return cls(load_model(Path(folder)))
 
 
-def as_sentence_transformer(folder: Path) -> SentenceTransformer:
+def as_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     """A `SentenceTransformer` of a folder that a model was saved to, prompts included.
+
+    What `SentenceTransformer(folder, trust_remote_code=True)` gives, without the flag.
 
     Raises:
         ArtifactError: no saved model there.
     """
+    folder = Path(folder)
     read_json(folder / SETTINGS_FILE)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
     return SentenceTransformer(

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.config.model import BiEncoderConfig, NVEmbedConfig
+from rayembed.config.model import BiEncoderConfig, NVEmbedConfig, plain_head
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Role, Tokens
 
@@ -186,8 +186,7 @@ class BiEncoderTokenizer(_TextTokenizer):
 
     def head(self, instruction: str, role: Role) -> str:
         """The literal text before a text of this role with this instruction."""
-        space = " " if instruction and not instruction[-1].isspace() else ""
-        return self._prefixes[role] + instruction + space
+        return plain_head(self._prefixes[role], instruction)
 
     def __call__(
         self,

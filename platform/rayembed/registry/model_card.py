@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from rayembed.config.model import BiEncoderConfig, ModelConfig, NVEmbedConfig
+from rayembed.config.model import BiEncoderConfig, ModelConfig, NVEmbedConfig, plain_head
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 
@@ -43,7 +43,7 @@ def model_card(
 
 
 def instruction_template(model: ModelConfig) -> str | None:
-    """How an instruction stands before a text; None: the model takes none."""
+    """How an instruction stands before a text; None: as plain text behind the role's prefix."""
     return model.instruction_template if isinstance(model, NVEmbedConfig) else None
 
 
@@ -88,16 +88,15 @@ def _base(model: ModelConfig) -> str:
 def _use(run: Run, registered_model: str | None) -> str:
     """How to load it in three ways, with the run's own instruction where it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
-    template = instruction_template(run.model)
     told, prompt, field = "", "", ""
-    if instruction and template is not None:
+    if instruction:
         told = f", instruction={instruction!r}"
-        prompt = f", prompt={template.format(instruction=instruction)!r}"
+        if isinstance(run.model, NVEmbedConfig):
+            head = run.model.instruction_template.replace("{instruction}", instruction)
+        else:
+            head = plain_head(run.model.query_prefix, instruction)
+        prompt = f", prompt={head!r}"
         field = f', "instruction": {instruction!r}'
-    own_format = isinstance(run.model, BiEncoderConfig) and (
-        run.model.query_max_length == run.model.document_max_length
-    )
-    flag = "" if own_format else ", trust_remote_code=True"
     parts = [
         "With rayembed:\n\n"
         "```python\n"
@@ -108,14 +107,7 @@ def _use(run: Run, registered_model: str | None) -> str:
         f'queries = encode(model, ["what do foxes eat"], role="query"{told})\n'
         'documents = encode(model, ["Foxes eat mice."], role="document")\n'
         "```",
-        "With sentence-transformers"
-        + (":" if own_format else ", where rayembed is installed (the flag admits its class):")
-        + "\n\n```python\n"
-        "from sentence_transformers import SentenceTransformer\n\n"
-        f'model = SentenceTransformer("path/to/this/folder"{flag})\n'
-        f'queries = model.encode_query(["what do foxes eat"]{prompt})\n'
-        'documents = model.encode_document(["Foxes eat mice."])\n'
-        "```",
+        _with_sentence_transformers(run, prompt),
     ]
     if registered_model is not None:
         parts.append(
@@ -127,6 +119,33 @@ def _use(run: Run, registered_model: str | None) -> str:
             "```"
         )
     return "\n\n".join(parts)
+
+
+def _with_sentence_transformers(run: Run, prompt: str) -> str:
+    """How sentence-transformers loads it; `prompt` is a further argument of `encode_query`."""
+    model, folder = run.model, '"path/to/this/folder"'
+    module, loader = "sentence_transformers", "SentenceTransformer"
+    installed, behind = "", ""
+    own_format = isinstance(model, BiEncoderConfig) and (
+        model.query_max_length == model.document_max_length
+    )
+    if not own_format:
+        module, loader = "rayembed.models.sentence_module", "as_sentence_transformer"
+        installed = ", where rayembed is installed"
+        behind = (
+            f"\n\n`SentenceTransformer({folder}, trust_remote_code=True)` gives the same: "
+            "sentence-transformers asks for the flag for every class that is not its own, though "
+            "nothing is run that the folder holds."
+        )
+    return (
+        f"With sentence-transformers{installed}:\n\n"
+        "```python\n"
+        f"from {module} import {loader}\n\n"
+        f"model = {loader}({folder})\n"
+        f'queries = model.encode_query(["what do foxes eat"]{prompt})\n'
+        'documents = model.encode_document(["Foxes eat mice."])\n'
+        f"```{behind}"
+    )
 
 
 def _training(run: Run) -> str:

@@ -5,7 +5,8 @@ sentence-transformers, so that its vectors are those of `SentenceTransformer(fol
 
 Request: `input` (a text or a list of texts), and optionally `model`, `dimensions`,
 `encoding_format` (`float` or `base64`), `user` as OpenAI has them, `role` (`query` or `document`,
-the default) and `instruction` (the task definition put before the texts).
+the default) and `instruction` (the task definition put before the texts, in the model's template;
+without a template as plain text behind the role's prompt, with a space after it).
 """
 
 import base64
@@ -17,7 +18,10 @@ from typing import Any, NamedTuple
 
 import mlflow
 import numpy as np
+import pandas as pd
 from mlflow.exceptions import MlflowException
+
+from rayembed.config.model import plain_head
 
 _ROLES = ("query", "document")
 _FORMATS = ("float", "base64")
@@ -52,9 +56,16 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         ours = any(kind.startswith("rayembed.") for kind in kinds)
         self.model = SentenceTransformer(str(folder), trust_remote_code=ours)
 
-    # Without annotations, of which MLflow would make another signature than the one it is given.
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+    # Of the annotation of a table alone MLflow makes no signature beside the one it is given.
+    def predict(
+        self,
+        context: Any,
+        model_input: pd.DataFrame,
+        params: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The response to one request, or to all requests of a table with one in each row.
+
+        A mapping, a text or a list of texts in place of a table is one request, too.
 
         Raises:
             MlflowException: the request does not hold; the message says why (HTTP 400).
@@ -88,8 +99,6 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         if role not in _ROLES:
             raise _refused(f"role = {role!r}; allowed: {', '.join(_ROLES)}")
         instruction = str(request.get("instruction", ""))
-        if instruction and not self.template:
-            raise _refused("this model takes no 'instruction'; leave it out")
         encoding_format = str(request.get("encoding_format", "float"))
         if encoding_format not in _FORMATS:
             raise _refused(f"encoding_format = {encoding_format!r}; allowed: {_FORMATS}")
@@ -102,9 +111,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
 
     def _embed(self, texts: list[str], way: _Way) -> tuple[np.ndarray, int]:
         """Vectors (N, D) float32 of the texts, and how many tokens the model read."""
-        prompt = None
-        if way.instruction and self.template:
-            prompt = self.template.format(instruction=way.instruction)
+        prompt = self._prompt(way)
         encode = self.model.encode_query if way.role == "query" else self.model.encode_document
         vectors = np.asarray(
             encode(texts, prompt=prompt, batch_size=_TEXTS_PER_BATCH, show_progress_bar=False),
@@ -113,15 +120,21 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         if way.dimensions is not None and way.dimensions < vectors.shape[1]:
             vectors = vectors[:, : way.dimensions]
             vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        if prompt is None:
-            names = ("query",) if way.role == "query" else ("document", "passage", "corpus")
-            prompt = next((self.model.prompts[n] for n in names if n in self.model.prompts), None)
         num_tokens = 0
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
             part = texts[start : start + _TEXTS_PER_BATCH]
             read = self.model.preprocess(part, prompt=prompt, task=way.role)
             num_tokens += int(read["attention_mask"].sum())
         return vectors, num_tokens
+
+    def _prompt(self, way: _Way) -> str:
+        """The literal text before each text of this way."""
+        if way.instruction and self.template:
+            return self.template.replace("{instruction}", way.instruction)
+        names = ("query",) if way.role == "query" else ("document", "passage", "corpus")
+        prompts = self.model.prompts
+        own: str = next((prompts[name] for name in names if name in prompts), None) or ""
+        return plain_head(own, way.instruction)
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:

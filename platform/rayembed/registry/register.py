@@ -77,7 +77,8 @@ def register(
         scores: main score of each task; become tags `score.<task>` of the version and metrics
             `model/<task>` of MLflow's model.
         dimensions: widths that a caller may ask for, the full one first.
-        instruction_template: how an instruction stands before a text; None: the model takes none.
+        instruction_template: how an instruction stands before a text; None: as plain text behind
+            the prompt of the text's role.
         global_step: the step of the run after which the weights were exported.
         tags: further tags of the version.
 
