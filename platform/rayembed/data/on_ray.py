@@ -3,6 +3,7 @@
 What is done stands in `prepare`, `units` and `stream`; here is only who does it.
 """
 
+import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -138,6 +139,8 @@ def _keep_order(dataset: Any) -> Any:
     """The execution options of the data set, whose rows will come in order and without noise."""
     dataset.context.print_on_execution_start = False
     dataset.context.enable_progress_bars = False
+    # It would warn that the bars are off.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
     dataset.context.execution_options.preserve_order = True
     return dataset.context.execution_options
 
