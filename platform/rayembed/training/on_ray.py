@@ -100,7 +100,8 @@ class _OursAtOnce(UserCallback):  # type: ignore[misc]  # Ray is not typed
         """Raise the worker's error if it is ours."""
         ours = _ours(worker_exceptions.values())
         if ours is not None:
-            raise ours
+            # Wrapped already, so that Train's controller does not print its own traceback.
+            raise ray.train.ControllerError(ours)
 
 
 class _MetricsSink:
@@ -244,7 +245,15 @@ def _worker(config: dict[str, Any]) -> None:
     # As in the driver: Ray Train lets everybody's INFO through here, not only ours.
     logging.getLogger().setLevel(_LOG_LEVEL)
     logging.getLogger("rayembed").setLevel(logging.INFO)
-    given: _WorkerInput = config["input"]
+    try:
+        _train_on_worker(config["input"])
+    except RayembedError:
+        # The driver tells its message; Train would print a traceback from every worker besides.
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
+        raise
+
+
+def _train_on_worker(given: _WorkerInput) -> None:
     job = given.job
     pending: list[Any] = []
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.run.placement.use_gpu else "cpu")
