@@ -1,6 +1,7 @@
 """The training job from its command line to the registry, on a tiny model; and with bad input."""
 
 import json
+import re
 
 import mlflow
 import mteb
@@ -27,6 +28,7 @@ def folder(tmp_path_factory):
 def trained(folder):
     done = submit(folder)
     assert done.returncode == 0, done.stderr[-4000:]
+    (folder / "job.log").write_text(done.stdout + done.stderr)
     return folder / "outputs" / "runs" / "tiny", done.stdout
 
 
@@ -39,6 +41,19 @@ def test_ends_with_a_table_and_what_to_run_next(trained):
     assert "mlflow ui --backend-store-uri sqlite:///" in printed
     for name in ("loss.png", "scores.png", "scores.md", "scores.csv", "run.yaml"):
         assert (run_folder / name).stat().st_size > 0, name
+
+
+def test_the_libraries_put_no_progress_into_the_log(trained, folder):
+    lines = (folder / "job.log").read_text().splitlines()
+    assert any("stage retrieval  step 4/4" in line for line in lines)
+    progress = re.compile(
+        r"Requesting resources|training worker group|Setting up process group|"  # Ray Train
+        r"Checkpoint successfully created|Reporting training result|"
+        r"Dataset dataset_|✔|Progress bars disabled|"  # Ray Data
+        r"INFO mlflow|INFO alembic|type hints|"  # MLflow
+        r"\d+%\|.*\d+/\d+ \["  # tqdm
+    )
+    assert [line for line in lines if progress.search(line)] == []
 
 
 def test_exported_model_is_the_same_for_ours_sentence_transformers_and_mlflow(trained):

@@ -99,6 +99,28 @@ def test_last_token_of_a_causal_decoder(tmp_path, decoder):
     assert np.abs(encode(both_ways, TEXTS, role="document") - last).max() > 1e-2
 
 
+def test_eos_that_the_tokenizer_settings_state_is_there(tmp_path):
+    """As published: `tokenizer.json` puts BOS alone, `tokenizer_config.json` asks for EOS."""
+    tokenizer = metaspace_tokenizer(add_bos=True)
+    tokenizer.pad_token, tokenizer.model_max_length = "</s>", 40
+    bare = save_decoder(tmp_path / "bare", "mistral", sliding_window=None, tokenizer=tokenizer)
+    folder = put(tmp_path / "teacher", bare, "lasttoken")
+    without = encode(load_model(folder), TEXTS, role="query")
+    change(folder / "tokenizer_config.json", add_eos_token=True)
+    model = load_model(folder)
+    ids = model.tokenizer(TEXTS, "query")
+    assert {int(one["input_ids"][0]) for one in ids} == {1}
+    assert {int(one["input_ids"][-1]) for one in ids} == {2}
+    found = encode(model, TEXTS, role="query")
+    assert np.abs(found - without).max() > 1e-2
+    told = {"add_eos_token": True, "add_bos_token": True}
+    reference = SentenceTransformer(str(folder), device="cpu", processor_kwargs=told)
+    np.testing.assert_allclose(found, reference.encode(TEXTS), atol=TOLERANCE)
+    model.save(tmp_path / "ours")
+    again = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), found, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["decoder", "encoder"])
 def test_every_mode_and_saved_again(tmp_path, request, family, mode):

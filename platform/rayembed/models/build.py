@@ -26,7 +26,12 @@ from rayembed.models.lora import add_lora
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.pooled_transformer import PooledTransformer
 from rayembed.models.pooling import build_head
-from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer, SpecialIds
+from rayembed.models.tokens import (
+    BiEncoderTokenizer,
+    NVEmbedTokenizer,
+    SpecialIds,
+    append_stated_eos,
+)
 
 
 def build_model(config: ModelConfig, backbone_folder: Path, *, seed: int) -> PooledTransformer:
@@ -115,6 +120,7 @@ def make_tokenizer(config: ModelConfig, folder: Path) -> NVEmbedTokenizer | BiEn
             special = SpecialIds(pretrained, settings.get("text_config") or settings)
             return NVEmbedTokenizer(pretrained, config, special)
         case BiEncoderConfig():
+            append_stated_eos(pretrained, folder)
             return BiEncoderTokenizer(pretrained, config)
 
 

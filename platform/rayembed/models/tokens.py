@@ -5,15 +5,18 @@ padding; those are laid around the tokens here, so that nothing depends on a tok
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import processors
 from torch import Tensor
 
 from rayembed.config.model import BiEncoderConfig, NVEmbedConfig, plain_head
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Role, Tokens
+from rayembed.models.json_file import read_json
 
 _SHOWN_CHARACTERS = 80
 
@@ -258,6 +261,36 @@ def _special_layout(backend: Any) -> tuple[list[int], list[int]]:
             "the tokenizer makes no token of the text 'a'; is its vocabulary whole?"
         )
     return list(encoding.ids[: own[0]]), list(encoding.ids[own[-1] + 1 :])
+
+
+def append_stated_eos(pretrained: Any, folder: Path) -> None:
+    """Let the tokenizer end texts with EOS where its folder says so and it does not, in place.
+
+    `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
+    `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
+    token, which is the embedding, would be the text's own.
+
+    Raises:
+        ArtifactError: the folder asks for EOS and names none.
+    """
+    path = folder / "tokenizer_config.json"
+    if not path.is_file() or not read_json(path).get("add_eos_token"):
+        return
+    eos = pretrained.eos_token
+    if eos is None:
+        raise ArtifactError(f"{str(path)!r} has add_eos_token=true but names no eos_token")
+    backend = _without_settings(pretrained).backend_tokenizer
+    prefix, suffix = _special_layout(backend)
+    if pretrained.eos_token_id in suffix:
+        return
+    before = pretrained.convert_ids_to_tokens(prefix)
+    behind = [*pretrained.convert_ids_to_tokens(suffix), eos]
+    special = {*zip(before, prefix, strict=True), *zip(behind[:-1], suffix, strict=True)}
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *behind],
+        pair=[*before, "$A", *behind, *before, "$B", *behind],
+        special_tokens=sorted({*special, (eos, pretrained.eos_token_id)}),
+    )
 
 
 def _shown(text: str) -> str:
