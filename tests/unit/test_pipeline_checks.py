@@ -91,11 +91,14 @@ MODULES = [
 ]
 
 
+TWO_MODES = {"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}
+
+
 @pytest.mark.parametrize(
     "files",
     [
         {"modules.json": [{**MODULES[0], "type": "other.Module"}]},
-        {"modules.json": MODULES, "1_Pooling__config.json": {"pooling_mode_max_tokens": True}},
+        {"modules.json": MODULES, "1_Pooling__config.json": TWO_MODES},
         {"config.json": {"model_type": "unheard-of", "max_position_embeddings": 8}},
         {"config.json": {"model_type": "t5", "max_position_embeddings": 8}},
         {"config.json": None},
