@@ -117,7 +117,7 @@ def test_settings(refused, assignments, code, message):
             ["1 of 41 rows", "query has no visible character: {'query': '"],
         ),
         ([*GOOD, "{not json"], {}, 1, ["1 of 41 rows", "not JSON"]),
-        (GOOD, {"query": "qeury"}, 2, ["no such column; did you mean 'query'?"]),
+        (GOOD, {"query": "queries"}, 2, ["no such column; did you mean 'query'?"]),
         (GOOD[:5], {}, 1, ["5 rows in all, fewer than one global batch of 8"]),
         (
             [{**row, "task": "find the rest of it " * 40} for row in GOOD],
