@@ -63,9 +63,9 @@ class MiningConfig(Settings):
     max_length: PositiveInt = 128
     """Tokens of a text that the teacher sees."""
     query_prefix: str = ""
-    """The teacher's prefix of queries."""
+    """Before queries, in place of the one that the teacher's folder names; empty: that one."""
     document_prefix: str = ""
-    """The teacher's prefix of documents."""
+    """As `query_prefix`, for documents."""
 
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":

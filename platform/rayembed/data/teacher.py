@@ -15,6 +15,7 @@ from rayembed.config.run import fingerprint
 from rayembed.models.build import load_model
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
+from rayembed.models.tokens import BiEncoderTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ def _load(reference: str, max_length: int, query_prefix: str, document_prefix: s
     model.to("cuda" if on_gpu else "cpu")
     budget = _TOKENS_PER_BATCH_GPU if on_gpu else _TOKENS_PER_BATCH_CPU
     prefixes: dict[Role, str] = {"query": query_prefix, "document": document_prefix}
+    if isinstance(model.tokenizer, BiEncoderTokenizer):
+        # In place of the prefixes that the teacher's folder names, not before them.
+        model.tokenizer.prefixes |= {role: text for role, text in prefixes.items() if text}
+        prefixes = {"query": "", "document": ""}
 
     def encode_texts(texts: Sequence[str], role: Role) -> np.ndarray:
         def progress(done: int, count: int) -> None:

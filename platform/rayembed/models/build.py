@@ -35,8 +35,9 @@ from rayembed.models.tokens import (
 
 
 def build_model(config: ModelConfig, backbone_folder: Path, *, seed: int) -> PooledTransformer:
-    """The model to train: pretrained backbone, fresh pooling, fresh adapters, in training mode.
+    """The model to train: pretrained backbone, pooling, fresh adapters, in training mode.
 
+    The pooling is fresh too, unless the folder has a trained one of the same kind (see `start`).
     Everything is in the config's dtype, on the CPU. The same seed gives the same weights whatever
     the state of the random generators, and leaves that state as it was.
 
@@ -44,13 +45,18 @@ def build_model(config: ModelConfig, backbone_folder: Path, *, seed: int) -> Poo
         ArtifactError: no usable model or tokenizer in `backbone_folder`.
         ConfigError: settings that do not fit the backbone.
     """
-    tokenizer = make_tokenizer(config, backbone_folder)
+    from rayembed.models.start import find_start
+
+    transformer, load_head = find_start(backbone_folder, config)
+    tokenizer = make_tokenizer(config, transformer)
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would seed GPUs too, and their state is not put back.
         torch.default_generator.manual_seed(seed)
         mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
-        backbone = load_backbone(backbone_folder, config.backbone, mask=mask)
+        backbone = load_backbone(transformer, config.backbone, mask=mask)
         pooling = build_head(config, backbone.config.hidden_size)
+        if load_head is not None:
+            load_head(pooling)
         pooling.to(DTYPES[config.backbone.dtype])
         if config.lora is not None:
             add_lora(backbone, config.lora)
@@ -66,6 +72,9 @@ def check_buildable(
         ArtifactError: no usable model or tokenizer in `backbone_folder`.
         ConfigError: settings that do not fit the backbone.
     """
+    from rayembed.models.start import find_start
+
+    backbone_folder, _ = find_start(backbone_folder, config)
     tokenizer = make_tokenizer(config, backbone_folder)
     mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
     backbone = empty_backbone(backbone_folder, config.backbone, mask=mask)

@@ -241,16 +241,22 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer
     mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
     backbone = load_backbone(folder, config.backbone, mask=mask)
     pooling = build_head(config, backbone.config.hidden_size)
-    if pooling.state_dict():
-        _load_pooling(pooling, folder / POOLING_FILE)
+    load_pooling(pooling, folder / POOLING_FILE)
     pooling.to(DTYPES[config.backbone.dtype])
     return assemble(config, backbone, pooling, make_tokenizer(config, folder)).eval()
 
 
-def _load_pooling(pooling: Any, path: Path) -> None:
+def load_pooling(pooling: Any, path: Path) -> None:
+    """Put saved weights into a pooling layer; one without weights has no file.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or of another layer.
+    """
     import safetensors
     import safetensors.torch
 
+    if not pooling.state_dict():
+        return
     try:
         state = safetensors.torch.load_file(path)
         pooling.load_state_dict(state)

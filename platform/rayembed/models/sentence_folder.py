@@ -83,7 +83,9 @@ class EncoderFolder(NamedTuple):
     """Files with the weights of the config's projections."""
 
 
-class _Modules(NamedTuple):
+class Modules(NamedTuple):
+    """What the modules of a folder in sentence-transformers format are."""
+
     transformer: Path
     pooling: BiEncoderPooling
     projections: tuple[ProjectionConfig, ...]
@@ -100,10 +102,10 @@ def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderF
     Raises:
         ArtifactError: parts or settings by which a bi-encoder would give other vectors.
     """
-    modules = _Modules(folder, MeanPooling(), (), (), normalized=False)
+    modules = Modules(folder, MeanPooling(), (), (), normalized=False)
     settings: dict[str, Any] = {}
     if (folder / "modules.json").is_file():
-        modules = _read_modules(folder)
+        modules = read_modules(folder)
         if (folder / "config_sentence_transformers.json").is_file():
             settings = read_json(folder / "config_sentence_transformers.json")
         _check_similarity(folder, settings, normalized=modules.normalized)
@@ -151,7 +153,12 @@ def _dense_weights(folder: Path) -> Path:
     raise ArtifactError(f"no weights in {str(folder)!r}: expected model.safetensors")
 
 
-def _read_modules(folder: Path) -> _Modules:
+def read_modules(folder: Path) -> Modules:
+    """The modules that `modules.json` names: a transformer, pooling and what stands behind it.
+
+    Raises:
+        ArtifactError: others, or settings of them by which a bi-encoder would give other vectors.
+    """
     modules = read_json_value(folder / "modules.json")
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     own = all(str(module["type"]).startswith("sentence_transformers.") for module in modules)
@@ -170,7 +177,7 @@ def _read_modules(folder: Path) -> _Modules:
         _check_feature(paths[-1] / "config.json", read_json(paths[-1] / "config.json"))
     pooling = _read_pooling(paths[1] / "config.json", projected=bool(dense))
     projections = tuple(_read_dense(path / "config.json") for path in dense)
-    return _Modules(paths[0], pooling, projections, tuple(map(_dense_weights, dense)), normalized)
+    return Modules(paths[0], pooling, projections, tuple(map(_dense_weights, dense)), normalized)
 
 
 def mode_of(pooling: BiEncoderPooling) -> str:

@@ -182,14 +182,14 @@ class BiEncoderTokenizer(_TextTokenizer):
             },
             pool_head=True,
         )
-        self._prefixes: dict[Role, str] = {
+        self.prefixes: dict[Role, str] = {
             "query": config.query_prefix,
             "document": config.document_prefix,
         }
 
     def head(self, instruction: str, role: Role) -> str:
         """The literal text before a text of this role with this instruction."""
-        return plain_head(self._prefixes[role], instruction)
+        return plain_head(self.prefixes[role], instruction)
 
     def __call__(
         self,
