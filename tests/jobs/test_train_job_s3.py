@@ -82,6 +82,7 @@ def test_a_run_is_whole_in_storage(trained, tmp_path):
 
 def test_submitted_again_elsewhere_it_finds_everything_done(trained, elsewhere):
     names = ["metrics.jsonl", "blend/weights.safetensors", "models/blend/made-of.json"]
+    names += [name for name in list_files(RUN, recursive=True) if name.startswith("evaluation/")]
     before = {name: _written(join(RUN, name)) for name in names}
     again = elsewhere()
     assert again.returncode == 0, again.stderr[-4000:]
