@@ -79,8 +79,8 @@ def quickstart() -> Run:
                     weight_decay=0.03,
                     warmup_steps=3,
                 ),
-                steps=40,
-                checkpoint_every_steps=20,
+                steps=36,
+                checkpoint_every_steps=18,
             ),
             StageConfig(
                 name="blend",
@@ -98,8 +98,8 @@ def quickstart() -> Run:
                     weight_decay=0.03,
                     warmup_steps=2,
                 ),
-                steps=24,
-                checkpoint_every_steps=12,
+                steps=20,
+                checkpoint_every_steps=10,
             ),
         ),
         evaluation=EvaluationConfig(

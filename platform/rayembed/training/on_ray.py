@@ -210,11 +210,12 @@ def worker_environment(placement: Placement) -> dict[str, str]:
     }
     if not placement.use_gpu:
         values["DS_ACCELERATOR"] = "cpu"
-        # Steps allocate and free gigabytes: jemalloc, which Ray's wheels for Linux bring, made
-        # them 10 to 15 % faster than glibc here (docs/LOG.md).
+        # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
+        # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
+        # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
         jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
         if jemalloc.exists() and "LD_PRELOAD" not in os.environ:
-            values |= {"LD_PRELOAD": str(jemalloc), "MALLOC_CONF": "dirty_decay_ms:-1"}
+            values["LD_PRELOAD"] = str(jemalloc)
     return values
 
 
