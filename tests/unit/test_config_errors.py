@@ -73,6 +73,8 @@ CASES = [
     ("model.mask=both", "model.mask = 'both': must be 'bidirectional' or 'causal'"),
     ("model.pooling=mean", "model.pooling = 'mean': is a group of settings"),
     ("stages=3", r"stages = '3': is a list"),
+    ("seed=4294967296", "seed = '4294967296': must be less than 4294967296"),
+    ("seed=-1", "seed = '-1': must be greater than or equal to 0"),
     ("seed.x=3", "no setting 'seed.x': 'seed' is a single value"),
     ("stages.blen.steps=3", "no element 'stages.blen'; did you mean 'blend'"),
     ("stages.7.steps=3", "no element 'stages.7'; allowed: blend, retrieval"),

@@ -97,8 +97,9 @@ class Run(Settings):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """A run submitted again under its name goes on where it stopped."""
-    seed: int = Field(default=0, ge=0)
-    """Of initialisation, dropout, sampling and the batch plan."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of initialisation, dropout, sampling and the batch plan; 32 bits, as numpy's generators take
+    and as leaves torch's 64 room to tell stages and workers apart."""
     model: ModelConfig
     data: DataConfig
     stages: tuple[StageConfig, ...] = Field(min_length=1)
