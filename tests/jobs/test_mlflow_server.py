@@ -22,6 +22,9 @@ pytestmark = pytest.mark.job
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60
+AT_ONCE = 60
+"""Seconds: far below the four minutes for which MLflow's default retries wait, and far above what
+a busy machine makes of a moment."""
 
 
 class Server:
@@ -122,7 +125,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     started = time.monotonic()
     with pytest.raises(TrackingError, match="no MLflow server at"):
         open_run(server, folder)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < AT_ONCE
     assert not folder.exists()
 
     server.start()
@@ -139,7 +142,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     started = time.monotonic()
     write(log, 11, 20)
     tracker.log_scores("eval", {"WikipediaRetrieval": 0.5}, 20)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < AT_ONCE
     wait_for(lambda: "Training goes on." in caplog.text, seconds=60)
     server.start()
     wait_for(lambda: len(stored(server, tracker.run_id)) == 20, seconds=60)

@@ -48,6 +48,11 @@ def away(monkeypatch):
     return switch
 
 
+AT_ONCE = 60
+"""Seconds: far below the four minutes for which MLflow's default retries wait, and far above what
+a busy machine makes of a moment."""
+
+
 def write(log, first, last):
     for step in range(first, last + 1):
         log.append("only", step, step, {"loss": 1.0 / step, "learning_rate": 1e-4})
@@ -261,7 +266,7 @@ def test_server_that_is_away_is_known_at_once(tmp_path):
     started = time.monotonic()
     with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9: .*refused(.|\n)*tracking_uri"):
         Tracker.open("http://127.0.0.1:9", "unit", "r", "a", {}, {}, folder=tmp_path, total_steps=1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < AT_ONCE
     assert list(tmp_path.iterdir()) == []
 
 
