@@ -1,0 +1,60 @@
+"""The check of a quickstart's scores: passes the two rules, names each that is broken."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rayembed.evaluation.tables import ScoreTable, csv_table
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "check_quickstart.py"
+BASE = {"WikiSentenceRetrieval": 0.35, "WikiDescriptionRetrieval": 0.44, "WikiTopicClustering": 0.5}
+FIRST = {"WikiSentenceRetrieval": 0.1, "WikiDescriptionRetrieval": 0.1, "WikiTopicClustering": 0.1}
+GOOD = {"WikiSentenceRetrieval": 0.56, "WikiDescriptionRetrieval": 0.9, "WikiTopicClustering": 0.5}
+
+
+@pytest.fixture(scope="module")
+def check():
+    spec = importlib.util.spec_from_file_location("check_quickstart", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def checked(check, folder, rows):
+    (folder / "scores.csv").write_text(csv_table(ScoreTable(rows)))
+    return check.main([str(folder)])
+
+
+def rows(**changes):
+    """A table of which only the last stage counts, beside the base."""
+    last = {name: score for name, score in {**GOOD, **changes}.items() if score is not None}
+    others = {"BM25": {"WikiSentenceRetrieval": 0.9}}
+    return {"untrained": BASE, "stage 1: retrieval": FIRST, "stage 2: blend": last, **others}
+
+
+def test_scores_that_hold_pass(check, tmp_path, capsys):
+    assert checked(check, tmp_path, rows()) == 0
+    assert "3 tasks hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"WikiSentenceRetrieval": 0.54}, "WikiSentenceRetrieval: 0.350 → 0.540, must gain 0.20"),
+        ({"WikiTopicClustering": 0.499}, "WikiTopicClustering: 0.500 → 0.499, must gain 0.00"),
+        ({"WikiTopicClustering": float("nan")}, "WikiTopicClustering: 0.500 → nan, must gain 0.00"),
+        ({"WikiDescriptionRetrieval": None}, "WikiDescriptionRetrieval: no score of 'stage 2"),
+    ],
+)
+def test_what_does_not_hold_is_named_and_nothing_else(check, tmp_path, capsys, changes, message):
+    assert checked(check, tmp_path, rows(**changes)) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(message)
+
+
+def test_tables_without_what_is_compared_are_refused(check, tmp_path, capsys):
+    assert check.main([str(tmp_path)]) == 1
+    assert "make quickstart" in capsys.readouterr().err
+    assert checked(check, tmp_path, {"BM25": BASE}) == 1
+    assert "needs rows 'untrained'" in capsys.readouterr().err
