@@ -117,12 +117,85 @@ def test_another_machine_goes_on_with_the_small_files_of_a_run(place, tmp_path):
     there.local.mkdir()
     (there.local / "scores.md").write_text("of a run that was removed")
     there.fetch()
-    assert [path.name for path in there.local.iterdir()] == ["metrics.jsonl"]
+    assert seen(there.local) == {"metrics.jsonl": "1\n"}
     with (there.local / "metrics.jsonl").open("a") as file:
         file.write("2\n")
     there.keep()
     here.fetch()
     assert (here.local / "metrics.jsonl").read_text() == "1\n2\n"
+
+
+def seen(folder):
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name[0] != "."}
+
+
+def lost(folder):
+    return [seen(found) for found in folder.parent.glob(f"{folder.name}.lost-*")]
+
+
+@pytest.fixture
+def unkept(place, tmp_path, monkeypatch):
+    """A folder with files that its machine could not copy to storage."""
+    folder = StoredFolder(place, tmp_path / "run")
+    folder.fetch()
+    (folder.local / "metrics.jsonl").write_text("1\n")
+    (folder.local / "outbox.taken").write_text("1")
+    folder.keep()
+    (folder.local / "metrics.jsonl").write_text("1\n2\n")
+    (folder.local / "outbox.taken").write_text("2")
+    (folder.local / "scores.md").write_text("new")
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "place", "s3://no-such-bucket/run")
+        with pytest.raises(ArtifactError, match="on this machine"):
+            folder.keep()
+    return folder.local
+
+
+def test_what_could_not_be_kept_goes_to_storage_with_the_next_submission(place, unkept):
+    again = StoredFolder(place, unkept)
+    again.fetch()
+    ours = {"metrics.jsonl": "1\n2\n", "outbox.taken": "2", "scores.md": "new"}
+    assert seen(unkept) == ours
+    again.keep()
+    assert {name: read_bytes(join(place, name)).decode() for name in ours} == ours
+    assert lost(unkept) == []
+
+
+def test_the_first_files_of_a_run_survive_when_none_could_be_kept(place, tmp_path):
+    folder = StoredFolder(place, tmp_path / "run")
+    folder.fetch()
+    (folder.local / "run.yaml").write_text("name: run")
+    StoredFolder(place, tmp_path / "run").fetch()
+    assert seen(folder.local) == {"run.yaml": "name: run"}
+
+
+def test_a_log_that_another_machine_went_on_with_is_taken(place, unkept):
+    write_atomic(join(place, "metrics.jsonl"), b"1\n2\n3\n")
+    StoredFolder(place, unkept).fetch()
+    assert seen(unkept)["metrics.jsonl"] == "1\n2\n3\n"
+    assert seen(unkept)["scores.md"] == "new"
+    write_atomic(join(place, "metrics.jsonl"), b"1\n")
+    StoredFolder(place, unkept).fetch()
+    assert seen(unkept)["metrics.jsonl"] == "1\n"  # what is safely in storage is not ahead of it
+    assert lost(unkept) == []
+
+
+def test_files_that_changed_on_both_sides_are_put_aside_together(place, unkept, caplog):
+    ours = seen(unkept)
+    write_atomic(join(place, "metrics.jsonl"), b"1\nof another\n")
+    StoredFolder(place, unkept).fetch()
+    assert seen(unkept) == {"metrics.jsonl": "1\nof another\n", "outbox.taken": "1"}
+    assert lost(unkept) == [ours]
+    assert f"{unkept}.lost-" in caplog.text
+
+
+def test_a_run_that_was_removed_from_storage_does_not_come_back(place, unkept):
+    ours = seen(unkept)
+    for name in list_files(place, recursive=True):
+        remove_file(join(place, name))
+    StoredFolder(place, unkept).fetch()
+    assert seen(unkept) == {}
+    assert lost(unkept) == [ours]
 
 
 def test_only_changed_files_are_written(place, tmp_path):
