@@ -155,3 +155,25 @@ def test_all_wrong_settings_are_told_at_once():
     lines = str(error.value).splitlines()
     assert len(lines) == 3
     assert isinstance(pickle.loads(pickle.dumps(error.value)), ConfigError)
+
+
+def test_negatives_that_no_stage_takes_are_refused():
+    """They would be mined, or read, for nothing."""
+    run = get_recipe("biencoder")
+    mining = "data.datasets.pairs.mining.teacher=teacher"
+    with pytest.raises(ConfigError, match=r"pairs\.mining gives hard negatives.*num_negatives=7"):
+        override(run, [mining])
+    with pytest.raises(ConfigError, match=r"num_negatives=3 \(it is 0\)"):
+        override(run, [mining, "data.datasets.pairs.mining.num_negatives=3"])
+    with pytest.raises(ConfigError, match=r"pairs\.source\.negatives gives .*\(finetune\)"):
+        override(run, ["data.datasets.pairs.source.negatives=negatives"])
+    taken = override(run, [mining, "stages.finetune.batch.num_negatives=7"])
+    assert taken.stages[0].batch.num_negatives == 7
+
+
+def test_negatives_that_one_of_the_stages_takes_are_used():
+    """As in the quickstart: mined for stage 2, and the same data without them in stage 1."""
+    run = get_recipe("nvembed-quickstart")
+    mined = {d.name for d in run.data.datasets if d.mining is not None}
+    assert run.stages[0].batch.num_negatives == 0
+    assert mined & run.stages[0].datasets.keys() & run.stages[1].datasets.keys()

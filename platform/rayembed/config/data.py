@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
 
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
@@ -29,6 +30,8 @@ class PairsSource(Settings):
     max_rejected_share: float = Field(default=0.01, ge=0.0, le=1.0)
     """The job fails when a larger share of rows lacks a query or a positive."""
 
+    _no_credentials = field_validator("path")(refuse_credentials)
+
 
 class WikipediaSource(Settings):
     """The sample of Wikipedia summaries (title, extract, description, topic), one JSON file."""
@@ -44,6 +47,8 @@ class WikipediaSource(Settings):
     (NV-Embed, section 5.2.4)."""
     text: Literal["extract", "description"] = "extract"
     """For `topic`: which text is classified."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 Source = Annotated[PairsSource | WikipediaSource, Field(discriminator="kind")]
@@ -66,6 +71,8 @@ class MiningConfig(Settings):
     """Before queries, in place of the one that the teacher's folder names; empty: that one."""
     document_prefix: str = ""
     """As `query_prefix`, for documents."""
+
+    _no_credentials = field_validator("teacher")(refuse_credentials)
 
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
@@ -121,3 +128,5 @@ class DataConfig(Settings):
     lies and not what it is, so it is not part of the run's identity; the content is."""
     datasets: tuple[DatasetConfig, ...] = Field(min_length=1)
     held_out: HeldOutConfig = HeldOutConfig()
+
+    _no_credentials = field_validator("root")(refuse_credentials)

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
 
 Dtype = Literal["bfloat16", "float32"]
@@ -24,6 +25,8 @@ class BackboneConfig(Settings):
 
     hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Of hidden states, where the architecture has such a setting (BERT-like encoders)."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class LoraConfig(Settings):
@@ -173,7 +176,8 @@ class BiEncoderConfig(Settings):
     pooling: BiEncoderPooling = MeanPooling()
     """`eos` is the last token, which fits decoders whose tokenizer ends a text with EOS."""
     projections: tuple[ProjectionConfig, ...] = ()
-    """Layers on the pooled vector, in their order; in training they start from random weights."""
+    """Layers on the pooled vector, in their order. They start from the weights of the start model's
+    Dense modules, which must be of these shapes, or from random where it has none."""
     lora: LoraConfig | None = None
     """None trains the whole backbone."""
     query_prefix: str = ""

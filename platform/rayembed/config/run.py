@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
-from rayembed.config.data import DataConfig, WikipediaSource
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.data import DataConfig, DatasetConfig, PairsSource, WikipediaSource
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.stage import StageConfig
@@ -43,6 +44,15 @@ class EvaluationConfig(Settings):
     """Task definition put before the queries of a task, by the task's name; as in training."""
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
+
+    _no_credentials = field_validator("source")(refuse_credentials)
+
+    @field_validator("baselines")
+    @classmethod
+    def _no_credentials_each(cls, baselines: tuple[str, ...]) -> tuple[str, ...]:
+        for reference in baselines:
+            refuse_credentials(reference)
+        return baselines
 
     @field_validator("instructions")
     @classmethod
@@ -90,6 +100,8 @@ class Placement(Settings):
     """MLflow experiment."""
     registered_model: str | None = None
     """Name in MLflow's registry; None: the run's name."""
+
+    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
 
 
 class Run(Settings):
@@ -148,6 +160,23 @@ class Run(Settings):
         return self
 
     @model_validator(mode="after")
+    def _negatives_are_used(self) -> "Run":
+        for dataset in self.data.datasets:
+            using = [stage for stage in self.stages if dataset.name in stage.datasets]
+            origin = _origin_of_negatives(dataset)
+            if origin is None or not using or any(stage.batch.num_negatives for stage in using):
+                continue
+            name = using[0].name
+            number = dataset.mining.num_negatives if dataset.mining is not None else 7
+            raise ValueError(
+                f"data.datasets.{dataset.name}.{origin} gives hard negatives, but every stage that "
+                f"uses the data set ({', '.join(stage.name for stage in using)}) takes none of "
+                f"them: set stages.{name}.batch.num_negatives={number} (it is 0), or "
+                f"data.datasets.{dataset.name}.{origin}=null"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_fits(self) -> "Run":
         evaluation = self.evaluation
         if evaluation.suite == "none":
@@ -195,6 +224,17 @@ class Run(Settings):
     def to_yaml(self) -> str:
         """The whole run as YAML, which `--recipe run.yaml` reads back."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
+    """The setting that gives a data set its hard negatives; None: no setting does.
+
+    Classes always give some; that a stage leaves these out is no contradiction.
+    """
+    if dataset.mining is not None:
+        return "mining"
+    given = isinstance(dataset.source, PairsSource) and dataset.source.negatives is not None
+    return "source.negatives" if given else None
 
 
 def fingerprint(values: Any) -> str:

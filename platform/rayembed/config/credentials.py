@@ -1,0 +1,36 @@
+"""Addresses in settings hold no passwords: a run is written into MLflow, its folder, its card."""
+
+import re
+from urllib.parse import parse_qsl, urlsplit
+
+# What follows the first colon of the authority is a password unless it is a port. Secret keys may
+# hold an unquoted slash, so the authority is not cut there.
+_PASSWORD = re.compile(r"^[^:/]+://[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
+_TOKEN = re.compile(r"^https?://[^/?#@]*@")
+_SECRET = re.compile(r"passw|secret|token|signature|credential|(access|api|account)_?key|^sig$")
+
+
+def refuse_credentials(address: str | None) -> str | None:
+    """The address as it is, where it holds no password, secret key or token.
+
+    Raises:
+        ValueError: it does; the message does not repeat it.
+    """
+    if address is None or "://" not in address:
+        return address
+    query = parse_qsl(urlsplit(address).query, keep_blank_values=True)
+    values = [value for _, value in query]
+    secret = [name for name, _ in query if _SECRET.search(name.lower())]
+    if secret:
+        found = f"the parameter {secret[0]!r}"
+    elif any(_PASSWORD.search(part) or _TOKEN.search(part) for part in (address, *values)):
+        found = "a user's password or key before '@'"
+    else:
+        return address
+    raise ValueError(
+        f"the address holds {found}, and settings are written into MLflow, the run's folder and "
+        "the model card. Leave it out and set the environment of the processes instead: "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://, GOOGLE_APPLICATION_CREDENTIALS "
+        "for gs://, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
+        "MLFLOW_TRACKING_TOKEN) for an MLflow server, PGPASSWORD for PostgreSQL, HF_TOKEN for hf://"
+    )
