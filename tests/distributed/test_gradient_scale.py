@@ -11,6 +11,7 @@ from toy_model import ToyModel
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.step_batch import make_step_batch
+from rayembed.distributed.collectives import sums_of
 from rayembed.training import step as step_module
 from rayembed.training.step import Passable, StepSettings, run_step
 
@@ -98,6 +99,16 @@ def test_averaged_gradient_is_the_one_process_gradient(world):
     control = found["no gradient through gather"]
     cosine = torch.cosine_similarity(control, reference_gradient({}), dim=0)
     assert cosine < 0.999, "the control without gradient through the gather must differ"
+
+
+def report_sums(rank, world):
+    return sums_of([0.25 * (rank + 1), 2**53 // 4 + rank, 3], torch.device("cpu"))
+
+
+def test_sums_over_workers_are_exact_also_of_large_counts():
+    """In float32, or in one message with the loss in its type, the last digits would be lost."""
+    expected = [0.75, 2**52 + 1, 6]
+    assert run_distributed(report_sums, 2) == [expected, expected]
 
 
 def test_auxiliary_loss_counts_once():

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from rayembed.registry import provenance
-from rayembed.registry.provenance import code_version, collect_provenance, constraints_file
+from rayembed.registry.provenance import (
+    code_version,
+    collect_provenance,
+    constraints_file,
+    node_hardware,
+    with_commit,
+)
 
 
 def git(folder, *arguments):
@@ -29,7 +35,7 @@ def checkout(tmp_path):
 
 
 def test_what_is_collected_is_plain_and_names_nobody():
-    found = collect_provenance()
+    found = collect_provenance(node_hardware())
     text = json.dumps(found)
     assert json.loads(text) == found
     assert found["packages"]["torch"].startswith("2.")
@@ -58,6 +64,28 @@ def test_code_that_git_does_not_know_has_no_commit(checkout, tmp_path, monkeypat
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert code_version(checkout)["commit"] is None
     assert code_version(tmp_path)["uncommitted_changes"] is None
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_submitted_copy_knows_its_commit_from_the_command(
+    checkout, tmp_path, monkeypatch, changed
+):
+    """By hand the commit comes from `git describe`, as the README has it."""
+    assert with_commit(["python", "x.py"], tmp_path) == ["python", "x.py"]
+    if changed:
+        (checkout / "__init__.py").write_text("changed = 1\n")
+    wanted = code_version(checkout)
+    assert wanted["uncommitted_changes"] is changed
+    describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude", "*"]
+    git(checkout, "tag", "a-tag")
+    by_hand = subprocess.check_output(describe, cwd=checkout, text=True).strip()
+    command = with_commit(["python", "x.py"], checkout)
+    assert command == ["env", f"RAYEMBED_COMMIT={by_hand}", "python", "x.py"]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    assert code_version(copy)["commit"] is None
+    monkeypatch.setenv("RAYEMBED_COMMIT", by_hand)
+    assert code_version(copy) == wanted
 
 
 def test_constraints_are_named_by_their_content(tmp_path):

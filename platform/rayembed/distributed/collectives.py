@@ -6,6 +6,7 @@ averaged gradient is then that of the mean over all rows in one process, with fa
 (docs/decisions/0002-gradient-scale.md).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -55,12 +56,14 @@ def sum_with_gradient(local: Tensor) -> Tensor:
     return total
 
 
-def mean_of(value: Tensor) -> Tensor:
-    """The mean over workers, without gradient."""
-    value = value.detach().clone()
-    if world_size() > 1:
-        dist.all_reduce(value)
-    return value / world_size()
+def sums_of(values: Sequence[float], device: torch.device) -> list[float]:
+    """Each value's sum over workers, in one message of float64: counts stay exact."""
+    if world_size() == 1:
+        return [float(value) for value in values]
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(tensor)
+    found: list[float] = tensor.tolist()
+    return found
 
 
 def largest(value: int, device: torch.device) -> int:

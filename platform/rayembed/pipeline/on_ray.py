@@ -16,7 +16,7 @@ import yaml
 
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
-from rayembed.registry.provenance import submission_variables
+from rayembed.registry.provenance import with_commit
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +102,7 @@ def run_job(
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     environment = read_runtime_env(checkout / runtime_env, checkout)
-    told = submission_variables(checkout / "platform" / "rayembed")
-    environment["env_vars"] = {**told, **environment.get("env_vars", {})}
+    entrypoint = with_commit(entrypoint, checkout / "platform" / "rayembed")
     command = submit_command(entrypoint, address=address, runtime_env=runtime_env)
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
     try:

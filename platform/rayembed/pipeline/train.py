@@ -37,7 +37,13 @@ from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
-from rayembed.training.on_ray import check_placement, connect, export_on_ray, train_stage_on_ray
+from rayembed.training.on_ray import (
+    check_placement,
+    connect,
+    export_on_ray,
+    train_stage_on_ray,
+    worker_hardware,
+)
 from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
@@ -123,7 +129,7 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     metrics = MetricsLog(folders.local / METRICS_FILE)
     status: Status = "FAILED"
     try:
-        found = collect_provenance()
+        found = collect_provenance(worker_hardware(run.placement))
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)

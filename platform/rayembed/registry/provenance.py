@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,15 +34,22 @@ _CONSTRAINTS = "cluster/constraints.txt"
 _COMMAND_SECONDS = 20
 
 
-_COMMIT, _CHANGES = "RAYEMBED_COMMIT", "RAYEMBED_UNCOMMITTED_CHANGES"
+COMMIT_VARIABLE = "RAYEMBED_COMMIT"
+"""Tells a submitted job, which runs a copy without git's folder, the commit of the checkout, as
+`git describe --always --abbrev=40 --dirty --exclude '*'` prints it."""
+
+_DIRTY = "-dirty"
 
 
-def collect_provenance(directory: str | Path = ".") -> dict[str, Any]:
+def collect_provenance(
+    hardware: dict[str, Any] | None, directory: str | Path = "."
+) -> dict[str, Any]:
     """Plain values: `code`, `packages`, `constraints`, `python`, `system`, `hardware`, `time`.
 
     Works without git, without a GPU and outside a checkout; what is not known is None.
 
     Args:
+        hardware: what `node_hardware` found where the workers run; None: not known.
         directory: where the constraints file is looked for beside the checkout; a Ray job's
             working directory.
     """
@@ -51,14 +59,19 @@ def collect_provenance(directory: str | Path = ".") -> dict[str, Any]:
         "constraints": constraints_file(Path(directory)),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "hardware": {
-            "cpu": cpu_model(),
-            "cpu_cores": cpu_cores(),
-            "amx_bf16": "amx_bf16" in _read("/proc/cpuinfo"),
-            "memory_gib": memory_gib(),
-            "gpus": gpus(),
-        },
+        "hardware": hardware,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def node_hardware() -> dict[str, Any]:
+    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the node on which it is called."""
+    return {
+        "cpu": cpu_model(),
+        "cpu_cores": cpu_cores(),
+        "amx_bf16": "amx_bf16" in _read("/proc/cpuinfo"),
+        "memory_gib": memory_gib(),
+        "gpus": gpus(),
     }
 
 
@@ -82,19 +95,23 @@ def code_version(folder: Path) -> dict[str, Any]:
     return found
 
 
-def submission_variables(code_folder: Path) -> dict[str, str]:
-    """Environment variables that tell a submitted job, which runs a copy, what it is a copy of."""
+def with_commit(entrypoint: Sequence[str], code_folder: Path) -> list[str]:
+    """The words of a job's command, which tells the job what it is a copy of, where git knows."""
     code = code_version(code_folder)
     if code["commit"] is None:
-        return {}
-    return {_COMMIT: code["commit"], _CHANGES: "1" if code["uncommitted_changes"] else "0"}
+        return list(entrypoint)
+    commit = code["commit"] + (_DIRTY if code["uncommitted_changes"] else "")
+    return ["env", f"{COMMIT_VARIABLE}={commit}", *entrypoint]
 
 
 def _submitted_code() -> dict[str, Any]:
-    commit = os.environ.get(_COMMIT)
-    if commit is None:
+    told = os.environ.get(COMMIT_VARIABLE)
+    if not told:
         return {}
-    return {"commit": commit, "uncommitted_changes": os.environ.get(_CHANGES) == "1"}
+    return {
+        "commit": told.removesuffix(_DIRTY),
+        "uncommitted_changes": told.endswith(_DIRTY),
+    }
 
 
 def package_versions() -> dict[str, str]:

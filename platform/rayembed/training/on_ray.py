@@ -3,9 +3,9 @@
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,21 @@ import ray.train
 from ray.autoscaler.sdk import request_resources
 from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2._internal.exceptions import (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.storage import is_remote, open_storage, write_atomic
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
 from rayembed.data.step_batch import StepBatch
-from rayembed.errors import RayembedError, WorkerError
+from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
+from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, await_capacity, worker_resources
 from rayembed.training.export import export
 from rayembed.training.loop import StepRecord
@@ -34,6 +40,12 @@ logger = logging.getLogger(__name__)
 COLLECTIVE_TIMEOUT_SECONDS = 600
 CONTROLLER_FAILURES = 3
 """Starts of a worker group that may fail before the run does; Ray's own default is no limit."""
+
+_NOT_STARTED = (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
 
 _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
@@ -88,6 +100,23 @@ def _nodes() -> list[Node]:
 
 def _request_nodes(bundles: list[dict[str, float]]) -> None:
     request_resources(bundles=bundles)
+
+
+def worker_hardware(placement: Placement) -> dict[str, Any] | None:
+    """`node_hardware` of a node that has room for a worker; None: there was none for a while."""
+    wanted = worker_resources(placement)
+    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(node_hardware)
+    found = task.remote()
+    try:
+        answer: dict[str, Any] = ray.get(found, timeout=_WORKER_START_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(found)
+        logger.warning(
+            "no node had %s free for %d s: the run's hardware is not recorded",
+            *(wanted, _WORKER_START_SECONDS),
+        )
+        return None
+    return answer
 
 
 class _OursAtOnce(UserCallback):  # type: ignore[misc]  # Ray is not typed
@@ -146,6 +175,7 @@ def train_stage_on_ray(
 
     Raises:
         RayembedError: what a worker raised, if it is one of ours.
+        PlacementError: the workers could not be started.
         WorkerError: workers failed more often than `placement.max_failures`.
     """
     if is_done(job):
@@ -323,9 +353,7 @@ class _Progress:
             return
         recent = mine[-20:]
         seconds = sum(r["seconds"] for r in recent) / len(recent)
-        left = time.strftime(
-            "%H:%M:%S", time.gmtime((self._stage.steps - mine[-1]["step"]) * seconds)
-        )
+        left = timedelta(seconds=round((self._stage.steps - mine[-1]["step"]) * seconds))
         logger.info(
             "stage %s  step %d/%d  loss %.3f  lr %.2e  %.1f pairs/s  %.0f tokens/s  %s left",
             self._stage.name,
@@ -352,12 +380,23 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
 def _cause(error: Any, job: StageJob) -> RayembedError:
     """What a worker raised if it is ours, else an error that tells the first failure."""
     failures = list((getattr(error, "worker_failures", None) or {}).values())
-    ours = _ours([*failures, getattr(error, "controller_failure", None)])
+    controller = getattr(error, "controller_failure", None)
+    ours = _ours([*failures, controller])
     if ours is not None:
         return ours
-    first = failures[0] if failures else error
+    placement, stage = job.run.placement, f"stage {job.stage.name!r}"
+    again = "Submit the run again under the same name to go on from its last checkpoint."
+    if isinstance(controller, _NOT_STARTED):
+        return PlacementError(
+            f"{stage}: {placement.workers} workers of {worker_resources(placement)} each could not "
+            "be started, though the nodes are large enough; most likely other jobs hold their CPUs "
+            "and GPUs, or nodes have gone. Free them (`ray status` shows what is taken, `ray job "
+            "stop` ends a job), lower placement.workers, or wait longer with "
+            f"placement.wait_for_nodes_seconds. {again} Ray Train says: {controller}"
+        )
+    if not failures:
+        return WorkerError(f"{stage}: Ray Train's controller failed: {error}. {again}")
     return WorkerError(
-        f"stage {job.stage.name!r}: workers failed more often than placement.max_failures="
-        f"{job.run.placement.max_failures} allows; the first failure: {first}. Submit the run "
-        "again under the same name to go on from its last checkpoint."
+        f"{stage}: workers failed more often than placement.max_failures="
+        f"{placement.max_failures} allows; the first failure: {failures[0]}. {again}"
     )

@@ -16,9 +16,10 @@ from rayembed.distributed.collectives import (
     gather,
     gather_with_gradient,
     largest,
-    mean_of,
     rank,
     sum_with_gradient,
+    sums_of,
+    world_size,
 )
 from rayembed.distributed.grad_cache import (
     Backward,
@@ -44,13 +45,16 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did; the loss over all workers, counts of this one."""
+    """What one step did on all workers."""
 
     loss: float
+    """Mean over workers."""
     texts: int
+    """Distinct ones of each worker, summed."""
     tokens: int
     padded_tokens: int
     micro_batches: int
+    """Of the worker that has most of them."""
 
 
 def run_step(
@@ -97,12 +101,14 @@ def run_step(
     if num_passes == 1 and not model.uses_context:
         method = backward_in_one_graph  # one graph is all that the cache would keep
     loss = method(passes, loss_of, backward)
+    mine = (float(loss.detach()), len(lengths), sum(lengths), padded_tokens(lengths, cuts))
+    total_loss, texts, tokens, padded = sums_of(mine, settings.device)
     return StepReport(
-        loss=float(mean_of(loss)),
-        texts=len(lengths),
-        tokens=sum(lengths),
-        padded_tokens=padded_tokens(lengths, cuts),
-        micro_batches=len(cuts),
+        loss=total_loss / world_size(),
+        texts=int(texts),
+        tokens=int(tokens),
+        padded_tokens=int(padded),
+        micro_batches=num_passes,
     )
 
 
