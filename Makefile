@@ -11,6 +11,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
+OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
@@ -27,6 +28,9 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 	  echo "Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing rayembed and its dependencies into $(VENV) (some minutes the first time)..."
 	$(PYTHON) -m venv $(VENV)
+	# faiss-cpu and faiss-gpu-cu12 own the same files: one that was installed before makes room.
+	$(BIN)/python -m pip uninstall --disable-pip-version-check --quiet --quiet --yes $(OTHER_FAISS)
+	rm -f $(VENV)/.installed-*
 	# By itself and first, so that a CPU build of this version beside pip's index is taken.
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==$(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -e ".[$(EXTRA),dev]" -c cluster/constraints.txt

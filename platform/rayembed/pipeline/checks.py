@@ -17,13 +17,13 @@ from rayembed.models.build import check_buildable, check_loadable
 from rayembed.models.contract import Role
 from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer
 
-Heads = NVEmbedTokenizer | BiEncoderTokenizer
+Tokenizers = NVEmbedTokenizer | BiEncoderTokenizer
 """Tokenizers that put an instruction before a text."""
 
 _SHOWN_CHARACTERS = 80
 
 
-def check_inputs(run: Run) -> Heads:
+def check_inputs(run: Run) -> Tokenizers:
     """The run's tokenizer, after every asset was fetched and found to be of use to the run.
 
     Models are opened without their weights.
@@ -49,7 +49,7 @@ def check_inputs(run: Run) -> Heads:
     return tokenizer
 
 
-def check_instructions(run: Run, tokenizer: Heads) -> None:
+def check_instructions(run: Run, tokenizer: Tokenizers) -> None:
     """Return when every instruction of the run's settings leaves room for a text.
 
     Raises:
@@ -59,7 +59,7 @@ def check_instructions(run: Run, tokenizer: Heads) -> None:
         _check_room(run, tokenizer, setting, instruction, role)
 
 
-def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Heads) -> None:
+def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Tokenizers) -> None:
     """Return when every instruction that rows bring along leaves room for their query.
 
     Args:
@@ -97,7 +97,9 @@ def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
         yield f"evaluation.instructions.{task}", instruction, "query"
 
 
-def _check_room(run: Run, tokenizer: Heads, setting: str, instruction: str, role: Role) -> None:
+def _check_room(
+    run: Run, tokenizer: Tokenizers, setting: str, instruction: str, role: Role
+) -> None:
     head = tokenizer.head(instruction, role)
     tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
     if tokens < room:
