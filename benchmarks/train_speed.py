@@ -77,7 +77,7 @@ def make_run(folder, batch, steps):
                 "storage_path": str(folder / "out"),
                 "zero_stage": 2,
                 "threads_per_worker": os.cpu_count(),
-                "grad_cache": batch > 64,
+                "grad_cache": False,
                 "micro_batch_tokens": MICRO_BATCH_TOKENS,
             },
         },
@@ -198,6 +198,10 @@ def main():
     if args.side:
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
+    from rayembed.training.on_ray import worker_environment
+
+    # The bare loop gets what the job's workers get: threads and allocator.
+    environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
     print("| batch | side | pairs/s (median) | least | most | over peer |")
     print("|---|---|---|---|---|---|")
     for batch in args.batch:
@@ -206,7 +210,10 @@ def main():
             for side in SIDES:
                 command = [sys.executable, __file__, "--side", side, "--batch", str(batch)]
                 command += ["--steps", str(args.steps)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                given = environment if side == "bare" else None
+                done = subprocess.run(
+                    command, capture_output=True, text=True, check=False, env=given
+                )
                 found = [line for line in done.stdout.splitlines() if line.startswith("RATE ")]
                 if not found:
                     sys.exit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

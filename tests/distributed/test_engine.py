@@ -69,6 +69,7 @@ def cases(rank, world):
         found[zero, "cache"] = train(rank, world, zero, True, 30 + 40 * rank)
         found[zero, "one graph"] = train(rank, world, zero, False, 30 + 40 * rank)
         found[zero, "bf16"] = train(rank, world, zero, True, 30 + 40 * rank, "bfloat16")
+        found[zero, "bf16 whole"] = train(rank, world, zero, False, 10**6, "bfloat16")
     return found
 
 
@@ -110,7 +111,7 @@ def test_trained_weights_are_those_of_the_reference(world):
     start = dict(ToyModel(context=True).named_parameters())
     for (zero, kind), (weights, seen) in found.items():
         assert weights.keys() == expected.keys()
-        if kind == "bf16":
+        if kind.startswith("bf16"):
             # bf16 keeps 8 bits; each tensor must have moved by the right size all the same.
             for name in expected:
                 taken = (weights[name] - start[name]).abs().mean()
@@ -121,6 +122,19 @@ def test_trained_weights_are_those_of_the_reference(world):
         assert distance(weights, expected) < 5e-5, (zero, kind)
         assert seen == pytest.approx(norms, rel=1e-4), (zero, kind)
     assert distance(reference(clipping=0.0)[0], expected) > 1e-4, "clipping must matter here"
+    if world == 1:
+        cut = {z: _relative(found[z, "bf16"], found[z, "bf16 whole"], start) for z in range(4)}
+        # Each micro-batch rounds its gradients to 8 bits; only fp32 sums do not round again.
+        assert max(cut[2], cut[3]) < 0.015, cut
+        assert min(cut[0], cut[1]) > 2 * max(cut[2], cut[3]), "the control: sums in bf16"
+
+
+def _relative(left, right, start):
+    """Mean distance of two runs' weights over the mean way from the start, in the worst tensor."""
+    return max(
+        ((left[0][n] - right[0][n]).abs().mean() / (right[0][n] - start[n]).abs().mean()).item()
+        for n in start
+    )
 
 
 def test_schedule_by_hand():

@@ -51,7 +51,8 @@ def reference_loss(
                 if r.label is None:
                     foreign += [n.text for n in other.negatives[:num_negatives]]
                 candidates += [t for t in foreign if t not in r.positives and t != r.query]
-        scores = torch.stack([query @ vectors[t, "document"] for t in candidates]) / temperature
+        distinct = dict.fromkeys(candidates)
+        scores = torch.stack([query @ vectors[t, "document"] for t in distinct]) / temperature
         losses.append(-torch.log_softmax(scores, dim=0)[0])
     loss = torch.stack(losses).mean()
     return (

@@ -64,12 +64,12 @@ def test_a_row_alone_has_loss_zero():
         (
             "foreign negative is my positive",
             rows([1, 2], [11, 12], [21, 11]),
-            [[1, 1, 1, 0], [1, 1, 1, 1]],
+            [[1, 1, 1, 0], [1, 1, 1, 0]],
         ),
         (
             "own negative is my positive",
             rows([1, 2], [11, 12], [11, 22]),
-            [[1, 1, 0, 1], [1, 1, 1, 1]],
+            [[1, 1, 0, 1], [1, 1, 0, 1]],
         ),
         (
             "foreign positive is my query",
@@ -92,6 +92,17 @@ def test_a_row_alone_has_loss_zero():
             [[1, 1, 1, 0], [1, 1, 0, 1]],
         ),
         ("same query", rows([1, 1], [11, 12], [21, 22]), [[1, 0, 1, 0], [0, 1, 0, 1]]),
+        ("negative of both", rows([1, 2], [11, 12], [21, 21]), [[1, 1, 1, 0], [1, 1, 1, 0]]),
+        (
+            "positive of one, negative of the other",
+            rows([1, 2], [11, 12], [12, 22]),
+            [[1, 1, 0, 1], [1, 1, 0, 1]],
+        ),
+        (
+            "negative of both, the first one masked",
+            rows([1, 2], [11, 12], [21, 21], in_batch=[False, True]),
+            [[1, 0, 1, 0], [0, 1, 0, 1]],
+        ),
         (
             "second positive",
             rows([1, 2], [11, 12], [21, 22], known=[[11, 12], [12, 0]]),
@@ -116,5 +127,5 @@ def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
 
 
 def test_own_candidates_drop_missing_and_positive_texts():
-    given = rows([1, 2], [11, 12], [[21, 0], [12, 22]])
-    assert own_candidates(*given).int().tolist() == [[1, 1, 0], [1, 0, 1]]
+    given = rows([1, 2, 3], [11, 12, 13], [[21, 0], [12, 22], [23, 23]])
+    assert own_candidates(*given).int().tolist() == [[1, 1, 0], [1, 0, 1], [1, 1, 0]]

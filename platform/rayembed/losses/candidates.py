@@ -32,6 +32,8 @@ class Rows:
 def own_candidates(rows: Rows, known_positives: Tensor) -> Tensor:
     """(b, 1 + K) bool: the positive, then those negatives that exist and are no positive.
 
+    Of several negatives with the same text the first one counts.
+
     Args:
         known_positives: (b, P) hashes of all texts known to be positives of the query, 0 where
             a row has fewer.
@@ -40,7 +42,7 @@ def own_candidates(rows: Rows, known_positives: Tensor) -> Tensor:
     for known in known_positives.unbind(1):
         negatives &= rows.negatives != known.unsqueeze(1)
     first = torch.ones_like(rows.positive, dtype=torch.bool).unsqueeze(1)
-    return torch.cat([first, negatives], dim=1)
+    return torch.cat([first, _once(negatives, rows.negatives)], dim=1)
 
 
 def batch_candidates(
@@ -52,6 +54,8 @@ def batch_candidates(
     negatives, the documents of all other rows that do, except: those of a row with the same query,
     texts known to be a positive of the query, the query's own text, positives of a row of the same
     class, and, for a query with a class, the negatives of other rows, whose class is not known.
+    Of the documents with the same text the first that is left counts: one that stands in many rows
+    would otherwise weigh as much as all of them.
 
     Args:
         known_positives: (b, P), as in `own_candidates`; of this worker's rows only.
@@ -77,6 +81,9 @@ def batch_candidates(
     negatives = own_negative | (foreign_negative & _not_the_query(rows, hashes))
     negatives &= _none_of(known_positives, hashes)
 
+    texts = torch.cat([everyone.positive, hashes])
+    distinct = _once(torch.cat([positives, negatives], dim=1), texts.expand(num_local, -1))
+    positives, negatives = distinct[:, :num_all], distinct[:, num_all:]
     blocks = []
     for start in range(0, num_all, rows_per_worker):
         stop = start + rows_per_worker
@@ -92,6 +99,19 @@ def positive_places(
     worker = first_row // max(num_rows, 1)
     start = worker * num_rows * (1 + num_negatives)
     return torch.arange(num_rows, device=device) + start
+
+
+def _once(mask: Tensor, hashes: Tensor) -> Tensor:
+    """(b, M) bool: the mask without places that have the hash of an earlier one in it."""
+    # Equal hashes side by side, in their order; a place stays if it is the first of its run.
+    ordered, order = hashes.sort(dim=1, stable=True)
+    seen = mask.gather(1, order).int()
+    before = seen.cumsum(1) - seen
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    before_run = torch.where(starts, before, 0).cummax(1).values
+    kept = seen.bool() & (before == before_run)
+    return torch.zeros_like(mask).scatter(1, order, kept)
 
 
 def _none_of(known_positives: Tensor, hashes: Tensor) -> Tensor:

@@ -13,15 +13,35 @@ from rayembed.models.contract import EmbeddingModel
 from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
 from rayembed.training.step import Passable
 
+_BUCKET = 500_000_000
+"""Elements of a gradient that are reduced together at most; DeepSpeed's own choice."""
+
 
 def deepspeed_settings(
-    stage: StageConfig, placement: Placement, dtype: str, num_workers: int
+    stage: StageConfig, placement: Placement, dtype: str, num_workers: int, num_trained: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration; every value that it would choose by itself is written out."""
-    zero: dict[str, Any] = {"stage": placement.zero_stage, "overlap_comm": placement.use_gpu}
+    """DeepSpeed's configuration; what it would choose by itself and may change results is written.
+
+    Args:
+        num_trained: trained weights; no buffer need hold more.
+    """
+    bucket = min(_BUCKET, num_trained)
+    zero: dict[str, Any] = {
+        "stage": placement.zero_stage,
+        # With overlap, stage 1 reduces in the last backward pass alone and loses the gradients of
+        # parameters that only earlier passes used (a context encoder under GradCache).
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
     if placement.zero_stage == 3:
         # Small parameters (LoRA, norms) stay whole on each worker: gathering costs more.
         zero["stage3_param_persistence_threshold"] = 10_000
+        zero["stage3_prefetch_bucket_size"] = 50_000_000
+        zero["stage3_max_live_parameters"] = 1_000_000_000
+        zero["stage3_max_reuse_distance"] = 1_000_000_000
     # Micro-batches add up their gradients; in bf16 small ones would be lost. Stages 2 and 3 add
     # in fp32; stage 0 has no such setting, and in stage 1 it takes another optimiser, which gave
     # wrong gradients after several backward passes (measured: norm 6.9 for 1.05).
@@ -31,6 +51,10 @@ def deepspeed_settings(
         "train_micro_batch_size_per_gpu": stage.batch.global_pairs // num_workers,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": stage.optimizer.gradient_clipping,
+        "gradient_predivide_factor": 1.0,
+        "prescale_gradients": False,
+        # Sums over workers: in bf16 they would depend on how many there are.
+        "communication_data_type": "fp32",
         "bf16": {"enabled": dtype == "bfloat16"},
         "data_types": data_types,
         "zero_optimization": zero,
@@ -56,12 +80,17 @@ class DeepSpeedEngine:
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
+        # Its reduction in shared memory serves inference alone, but would be compiled at the start
+        # of a first run on CPUs: a minute, and a C++ compiler that a machine may lack.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         optimizer = build_optimizer(model, stage.optimizer)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        num_trained = sum(p.numel() for p in trained)
         self._engine, self._optimizer, *_ = deepspeed.initialize(
             model=Passable(model),
-            model_parameters=[p for p in model.parameters() if p.requires_grad],
+            model_parameters=trained,
             optimizer=optimizer,
-            config=deepspeed_settings(stage, placement, dtype, num_workers),
+            config=deepspeed_settings(stage, placement, dtype, num_workers, num_trained),
             dist_init_required=not torch.distributed.is_initialized(),
         )
         _forget_warmup_step(self._optimizer)
