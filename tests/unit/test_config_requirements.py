@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
+from tiny_models import save_decoder
 
 from rayembed.config.override import override
 from rayembed.config.run import Placement
 from rayembed.errors import ConfigError
+from rayembed.models.build import build_model
+from rayembed.models.trainable import trainable_state
 from rayembed.pipeline.requirements import (
     ModelSize,
     backbone_settings,
@@ -17,6 +21,10 @@ from rayembed.pipeline.requirements import (
     worker_memory,
 )
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.training.checkpoint import expected_position, save_checkpoint
+from rayembed.training.weights import write_weights
+
+STAGES = ("retrieval", "blend")
 
 MISTRAL_LORA = (
     16
@@ -44,7 +52,7 @@ def test_nv_embed_has_the_published_number_of_parameters():
 def test_the_sample_models_have_their_published_sizes():
     smollm2 = override(get_recipe("nvembed-quickstart"), ["model.pooling.kind=mean"]).model
     lora = 16 * 30 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
-    assert model_size(smollm2) == ModelSize(134_515_008 + lora, lora)
+    assert model_size(smollm2) == ModelSize(134_515_008 + lora, lora, lora)
     minilm = model_size(get_recipe("biencoder").model)
     assert minilm.total == 22_713_216
     assert minilm.trainable == 22_713_216 - (384 * 384 + 384)  # its own pooler is frozen
@@ -108,9 +116,57 @@ def test_memory_is_divided_as_zero_says(zero, weights, gradients, optimizer):
 
 def test_disk_and_load_of_a_step():
     run = get_recipe("nvembed-quickstart")  # bf16, two stages, two checkpoints of each
-    size = ModelSize(total=1000, trainable=100)
-    assert checkpoint_bytes(run, size) == 100 * (2 + 12) * 2 * 2
-    assert export_bytes(run, size) == 1000 * 2 * 2
+    run = override(run, [f"stages.{name}.checkpoint_every_steps=1" for name in STAGES])
+    size = ModelSize(total=1000, trainable=100, adapters=60)
+    assert checkpoint_bytes(run, size) == 100 * 2 * ((2 + 1) * 12 + 2)
+    few = override(run, [f"stages.{name}.checkpoint_every_steps=1000" for name in STAGES])
+    assert checkpoint_bytes(few, size) == 100 * 2 * (1 * 12 + 2)
+    assert export_bytes(run, size) == 940 * 2 * 3  # two stages and the untrained model
+    assert export_bytes(override(run, ["evaluation.before_training=false"]), size) == 940 * 2 * 2
+    assert export_bytes(override(run, ["evaluation.suite=none"]), size) == 940 * 2 * 2
     v2 = get_recipe("nvembed-v2")
     load = step_load(v2, v2.stages[0])
     assert (load.texts, load.tokens) == (128 * 9, 128 * 9 * 512)
+
+
+class Optimizer:
+    """What DeepSpeed holds of each trained parameter."""
+
+    def __init__(self, model):
+        self._state = trainable_state(model)
+
+    def optimizer_state(self):
+        for name, weight in self._state.items():
+            moments = {key: torch.zeros(weight.shape) for key in ("exp_avg", "exp_avg_sq")}
+            yield name, {**moments, "weight": weight.float(), "step": torch.zeros(())}
+
+    def restore_optimizer_state(self, saved):
+        raise AssertionError("nothing is restored here")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("lora", ["{rank: 2}", "null"])
+def test_disk_is_what_files_of_a_tiny_model_take(tmp_path, dtype, lora):
+    """To 4 % and some kilobytes of names; a checkpoint more would be a quarter and more."""
+    backbone = save_decoder(
+        tmp_path / "backbone", hidden_size=128, intermediate_size=384, vocab_size=512
+    )
+    settings = [f"model.backbone.path={backbone}", f"model.backbone.dtype={dtype}"]
+    settings += [f"model.lora={lora}", "model.pooling.num_latents=16", "model.pooling.num_heads=4"]
+    settings += [f"stages.{name}.checkpoint_every_steps=1" for name in STAGES]
+    run = override(get_recipe("nvembed-quickstart"), settings)
+    size = model_size(run.model)
+    model = build_model(run.model, backbone, seed=0)
+    (tmp_path / "checkpoint").mkdir()
+    save_checkpoint(tmp_path / "checkpoint", Optimizer(model), expected_position("s", "f", "p"))
+    write_weights(str(tmp_path / "weights"), trainable_state(model), {"run": "f"})
+    model.save(tmp_path / "model")
+    checkpoint = _size(tmp_path / "checkpoint", "state-*")
+    stage = 3 * checkpoint + (tmp_path / "weights").stat().st_size
+    assert checkpoint_bytes(run, size) == pytest.approx(2 * stage, rel=0.04, abs=50_000)
+    exported = _size(tmp_path / "model", "**/*.safetensors")
+    assert export_bytes(run, size) == pytest.approx(3 * exported, rel=0.04, abs=50_000)
+
+
+def _size(folder, pattern):
+    return sum(path.stat().st_size for path in folder.glob(pattern))

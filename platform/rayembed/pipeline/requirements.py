@@ -65,6 +65,8 @@ class ModelSize:
     """Backbone, adapters and pooling, without a language-model head."""
     trainable: int
     """Those that the optimiser changes."""
+    adapters: int = 0
+    """Those of LoRA, which are merged into the others when a model is exported."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def model_size(model: NVEmbedConfig | BiEncoderConfig) -> ModelSize | None:
     if model.lora is None:
         return ModelSize(total + pooled, total - frozen + pooled)
     adapters = _adapter_parameters(backbone, model.lora)
-    return ModelSize(total + adapters + pooled, adapters + pooled)
+    return ModelSize(total + adapters + pooled, adapters + pooled, adapters)
 
 
 def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMemory:
@@ -162,14 +164,27 @@ def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMe
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of all checkpoints that the run keeps: trainable weights and optimiser, each stage."""
-    one = size.trainable * (_BYTES[run.model.backbone.dtype] + _OPTIMIZER_BYTES)
-    return one * run.placement.keep_checkpoints * len(run.stages)
+    """Bytes of the checkpoints and the trained weights that lie in storage when the run is done.
+
+    A checkpoint holds what the optimiser has; of each stage the best `keep_checkpoints` stay and
+    the latest, which may not be among them. The weights, in the model's dtype, stay as well.
+    """
+    kept = sum(
+        min(run.placement.keep_checkpoints + 1, -(-stage.steps // stage.checkpoint_every_steps))
+        for stage in run.stages
+    )
+    weights = len(run.stages) * _BYTES[run.model.backbone.dtype]
+    return size.trainable * (kept * _OPTIMIZER_BYTES + weights)
 
 
 def export_bytes(run: Run, size: ModelSize) -> int:
-    """Bytes of the models that the run exports, one after each stage, adapters merged."""
-    return size.total * _BYTES[run.model.backbone.dtype] * len(run.stages)
+    """Bytes of the models that the run exports, adapters merged.
+
+    One after each stage, and the untrained one where it is scored.
+    """
+    untrained = run.evaluation.suite != "none" and run.evaluation.before_training
+    width = _BYTES[run.model.backbone.dtype]
+    return (size.total - size.adapters) * width * (len(run.stages) + untrained)
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
