@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 
 from rayembed.errors import TrackingError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.provenance import collect_provenance, node_hardware
 from rayembed.registry.tracking import Tracker
 
 pytestmark = pytest.mark.job
@@ -133,7 +133,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     log = MetricsLog(folder / METRICS_FILE)
     tracker.start_forwarding(log, every_seconds=0.2)
     tracker.log_resolved_run("name: tiny\n")
-    tracker.log_provenance(collect_provenance())
+    tracker.log_provenance(collect_provenance(node_hardware()))
     write(log, 1, 10)
     wait_for(lambda: len(stored(server, tracker.run_id)) == 10, seconds=30)
 
