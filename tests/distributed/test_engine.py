@@ -42,8 +42,8 @@ def records_of(step):
     return made_up_records(PAIRS, seed=step)
 
 
-def train(rank, world, zero, cache, budget, dtype="float32"):
-    model = ToyModel(context=True).to(getattr(torch, dtype))
+def train(rank, world, zero, cache, budget, dtype="float32", device="cpu"):
+    model = ToyModel(context=True).to(device, getattr(torch, dtype))
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), dtype, world)
     share = PAIRS // world
     batches = [
@@ -55,12 +55,12 @@ def train(rank, world, zero, cache, budget, dtype="float32"):
         engine,
         batches,
         STAGE,
-        StepSettings(budget, cache, torch.device("cpu")),
+        StepSettings(budget, cache, torch.device(device)),
         start_step=0,
         on_step=lambda record: norms.append(record["grad_norm"]),
         on_checkpoint=lambda step: None,
     )
-    return {name: value.float().clone() for name, value in engine.trainable_weights()}, norms
+    return {name: w.float().cpu().clone() for name, w in engine.trainable_weights()}, norms
 
 
 def cases(rank, world):
@@ -139,3 +139,15 @@ def _relative(left, right, start):
 
 def test_schedule_by_hand():
     assert [learning_rate_factor(s, STAGE) for s in range(3)] == [1.0, 1.0, 0.5]
+
+
+def cases_on_gpu(rank, world):
+    return {zero: train(rank, world, zero, True, 30, device="cuda") for zero in (0, 1, 2, 3)}
+
+
+@pytest.mark.gpu
+def test_trained_weights_on_the_gpu_are_those_of_the_reference():
+    expected, norms = reference()
+    for zero, (weights, seen) in run_distributed(cases_on_gpu, 1, accelerator="cuda")[0].items():
+        assert distance(weights, expected) < 2e-4, zero
+        assert seen == pytest.approx(norms, rel=1e-3), zero

@@ -66,13 +66,25 @@ MODEL = parse(
 POSITION = ("s", "run", "plan")
 
 
-def run(rank, world, backbone, zero, *, cache=True, save=None, resume=None, forget_moments=False):
+def run(
+    rank,
+    world,
+    backbone,
+    zero,
+    *,
+    cache=True,
+    save=None,
+    resume=None,
+    forget_moments=False,
+    device="cpu",
+):
     """Trainable weights on this worker after all steps, from the start or from a checkpoint."""
     position = expected_position(*POSITION)
     model = build_model(MODEL, backbone, seed=3)
     checkpoint = None if resume is None else Checkpoint(resume, position)
     if checkpoint is not None:
         load_trainable_state(model, checkpoint.weights())
+    model = model.to(device)
     seed_worker(5, 0)
     engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), "float32", world)
     start = 0
@@ -99,12 +111,12 @@ def run(rank, world, backbone, zero, *, cache=True, save=None, resume=None, forg
         engine,
         batches,
         STAGE,
-        StepSettings(60 + 30 * rank, cache, torch.device("cpu")),
+        StepSettings(60 + 30 * rank, cache, torch.device(device)),
         start_step=start,
         on_step=lambda record: None,
         on_checkpoint=on_checkpoint,
     )
-    return {name: weight.clone() for name, weight in engine.trainable_weights()}
+    return {name: weight.cpu().clone() for name, weight in engine.trainable_weights()}
 
 
 def whole(rank, world, backbone, folder):
@@ -204,3 +216,22 @@ def test_each_parameter_stands_once_in_a_checkpoint(trained):
     assert len(names) == len(set(names)) == 4 * len(trained[2][1][0][0, "cache"])
     largest = 3 * max(weight.numel() for weight in trained[2][1][0][0, "cache"].values())
     assert max(sizes) < sum(sizes) / 4 + largest, "the workers share the writing"
+
+
+def saved_and_resumed_on_gpu(rank, world, backbone, folder):
+    found = {}
+    for zero in (0, 1, 2, 3):
+        save = folder / f"gpu{zero}"
+        found[zero, "whole"] = run(rank, world, backbone, zero, save=save, device="cuda")
+        found[zero, "resumed"] = run(rank, world, backbone, zero, resume=save, device="cuda")
+        moved = folder / "w2z3"
+        found[zero, "from CPUs"] = run(rank, world, backbone, zero, resume=moved, device="cuda")
+    return found
+
+
+@pytest.mark.gpu
+def test_a_gpu_goes_on_from_its_own_checkpoints_and_from_those_of_cpus(trained, expected):
+    backbone, folder, _ = trained
+    found = run_distributed(saved_and_resumed_on_gpu, 1, backbone, folder, accelerator="cuda")[0]
+    for case, weights in found.items():
+        assert distance(weights, expected) < 1e-3, case

@@ -1,4 +1,4 @@
-"""Run a function in several processes with gloo; used by the distributed tests."""
+"""Run a function in several processes, with gloo or NCCL; used by the distributed tests."""
 
 import importlib.util
 import inspect
@@ -17,7 +17,11 @@ import torch.multiprocessing as mp
 
 
 def run_distributed(
-    function: Callable[..., Any], world: int, *args: Any, seconds: int = 300
+    function: Callable[..., Any],
+    world: int,
+    *args: Any,
+    seconds: int = 300,
+    accelerator: str = "cpu",
 ) -> list[Any]:
     """What `function(rank, world, *args)` returns in each of `world` processes, in order of rank.
 
@@ -27,7 +31,7 @@ def run_distributed(
     # A test file is no importable module: the child loads it by its path.
     payload = pickle.dumps((inspect.getfile(function), function.__name__, args))
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.spawn(_child, (world, payload, folder), nprocs=world, join=False)
+        context = mp.spawn(_child, (world, payload, folder, accelerator), nprocs=world, join=False)
         try:
             while not context.join(timeout=seconds):
                 pass
@@ -37,12 +41,15 @@ def run_distributed(
         return [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
 
 
-def _child(rank: int, world: int, payload: bytes, folder: str) -> None:
+def _child(rank: int, world: int, payload: bytes, folder: str, accelerator: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-    os.environ |= {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.environ |= {"DS_ACCELERATOR": accelerator, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     torch.set_num_threads(1)
+    if accelerator == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if accelerator == "cuda" else "gloo"
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
     try:
         path, name, args = pickle.loads(payload)
