@@ -97,7 +97,7 @@ class Placement(Settings):
     max_failures: int = Field(default=3, ge=0)
     """Restarts after a worker died, each from the last checkpoint."""
     keep_checkpoints: PositiveInt = 2
-    """Checkpoints kept of each stage."""
+    """Checkpoints kept of each stage: those of the lowest loss, and the last one beside them."""
     tracking_uri: str | None = None
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"
