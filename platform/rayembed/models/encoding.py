@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
+from rayembed.models.micro_batches import cut_by_length
 
 _TEXTS_PER_TOKENIZER_CALL = 4096
 _CPU_TOKENS, _GPU_TOKENS = 4096, 16384
@@ -47,7 +48,7 @@ def encode(
     model.eval()
     try:
         done = 0
-        for chosen in _micro_batches([cost(one) for one in tokens], budget):
+        for chosen in cut_by_length([cost(one) for one in tokens], budget):
             batch = model.tokenizer.collate([tokens[i] for i in chosen])
             embeddings = model(to_device(batch, device)).embeddings
             vectors[chosen] = embeddings.float().cpu().numpy()
@@ -71,18 +72,3 @@ def _tokenize(
         else:
             tokens += model.tokenizer(part, role, instructions)
     return tokens
-
-
-def _micro_batches(lengths: list[int], budget: int) -> list[list[int]]:
-    """Places of the texts of each micro-batch, the longest texts first.
-
-    A shortage of memory shows at the start then, and no small last batch is long.
-    """
-    batches: list[list[int]] = []
-    longest = 0
-    for place in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if not batches or (len(batches[-1]) + 1) * longest > budget:
-            batches.append([])
-            longest = lengths[place]
-        batches[-1].append(place)
-    return batches

@@ -31,7 +31,7 @@ from rayembed.distributed.grad_cache import (
 from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
 from rayembed.losses.infonce import info_nce, info_nce_of_own
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost, to_device
-from rayembed.training.micro_batches import cut_by_length, padded_tokens
+from rayembed.models.micro_batches import cut_by_length, padded_tokens
 
 
 @dataclass(frozen=True)

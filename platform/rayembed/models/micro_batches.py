@@ -1,9 +1,9 @@
-"""Cutting a step's distinct texts into micro-batches: sorted by length, under a token budget."""
+"""Cutting texts into micro-batches: sorted by length, under a token budget."""
 
 from collections.abc import Sequence
 
 
-def cut_by_length(lengths: Sequence[int], budget: int, multiple: int = 1) -> list[list[int]]:
+def cut_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Places of the texts in each micro-batch, longest micro-batch first.
 
     A micro-batch of texts padded to its longest costs `count · longest` tokens, which stays within
@@ -13,18 +13,16 @@ def cut_by_length(lengths: Sequence[int], budget: int, multiple: int = 1) -> lis
     Args:
         lengths: tokens of each text.
         budget: padded tokens of a micro-batch.
-        multiple: padded lengths are rounded up to a multiple of this.
     """
     order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
     cuts: list[list[int]] = []
     longest = 0
     for place in order:
-        padded = -(-lengths[place] // multiple) * multiple
         if cuts and (len(cuts[-1]) + 1) * longest <= budget:
             cuts[-1].append(place)
         else:
             cuts.append([place])
-            longest = padded
+            longest = lengths[place]
     return cuts
 
 
