@@ -37,11 +37,11 @@ class Squares:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def __call__(self, unit: Number) -> dict[str, Any]:
+    def __call__(self, unit: Number, device: str = "cpu") -> dict[str, Any]:
         if unit.value < 0:
             raise DataError(f"{unit.value} has no root")
         self.seen.append(unit.value)
-        return {"rows_in": 1, "square": unit.value**2, "calls": len(self.seen)}
+        return {"rows_in": 1, "square": unit.value**2, "calls": len(self.seen), "device": device}
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +112,28 @@ def test_windows_follow_each_other(plans, monkeypatch: pytest.MonkeyPatch) -> No
     assert list(stream_steps(plans[0].folder, ToyTokenizer(), start_step=20)) == []
 
 
+def test_little_room_for_what_is_read_ahead_only_slows_down(plans, monkeypatch) -> None:
+    monkeypatch.setattr("rayembed.data.on_ray._BYTES_READ_AHEAD", 20_000)
+    monkeypatch.setattr("rayembed.data.on_ray._BLOCK_BYTES", 1)
+    monkeypatch.setattr("rayembed.data.on_ray._STEPS_PER_TASK", 4)
+    steps = [batch.step for batch in stream_steps(plans[0].folder, ToyTokenizer())]
+    assert steps == list(range(20))
+
+
 def test_results_keep_their_order_and_actors_their_process(cluster) -> None:
     units = [Number(i) for i in range(12)]
-    light = list(execute_with_ray_data(Squares(), units, False))
+    light = list(execute_with_ray_data(Squares(), units, "cpu"))
     assert [result["square"] for result in light] == [i * i for i in range(12)]
-    heavy = list(execute_with_ray_data(Squares(), units, True))
+    search = list(execute_with_ray_data(Squares(), units, "gpu or cpu"))
+    assert [result["square"] for result in search] == [i * i for i in range(12)]
+    heavy = list(execute_with_ray_data(Squares(), units, "gpu or machine"))
     assert [result["square"] for result in heavy] == [i * i for i in range(12)]
+    assert {result["device"] for result in (*light, *search, *heavy)} == {"cpu"}
     assert max(result["calls"] for result in heavy) == 12, "one machine, one process with a model"
 
 
 def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:
     with pytest.raises(DataError, match="-1 has no root"):
-        list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], False))
+        list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], "cpu"))
     with pytest.raises(DataError, match="3 workers cannot share batches of 8"):
         list(stream_steps(plans[0].folder, ToyTokenizer(), worker=0, num_workers=3))

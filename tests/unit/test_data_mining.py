@@ -24,7 +24,7 @@ def fake_vectors(texts, role="document") -> np.ndarray:
     return np.array(made, dtype=np.float32).reshape(-1, 4)
 
 
-def fake_teacher(config: MiningConfig):
+def fake_teacher(config: MiningConfig, device: str):
     def encode(texts, role):
         calls.append((role, len(texts)))
         return fake_vectors(texts)

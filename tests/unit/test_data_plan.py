@@ -229,7 +229,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     with pytest.raises(ArtifactError, match="no finished batch plan"):
         BatchPlan.open(str(folder))
 
-    def dies(task, units, heavy=False):
+    def dies(task, units, needs="cpu"):
         for number, unit in enumerate(units):
             if number == 3:
                 raise KeyboardInterrupt
@@ -240,7 +240,7 @@ def test_finished_plans_are_taken_and_unfinished_ones_are_not(parts, tmp_path: P
     assert not folder.exists()
     done = []
 
-    def counts(task, units, heavy=False):
+    def counts(task, units, needs="cpu"):
         for unit in units:
             done.append(unit)
             yield task(unit)
@@ -268,7 +268,7 @@ def test_of_two_runs_that_want_one_plan_the_second_waits_and_opens_it(
     done: list[str] = []
     made: dict[str, BatchPlan] = {}
 
-    def waits(task, units, heavy=False):
+    def waits(task, units, needs="cpu"):
         for unit in units:
             done.append(threading.current_thread().name)
             inside.set()

@@ -24,7 +24,7 @@ def vector(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(8)
 
 
-def load(config: Any):
+def load(config: Any, device: str):
     def encode(texts, role):
         embedded.append(len(texts))
         made = [
@@ -139,7 +139,7 @@ def test_what_is_there_is_not_done_again(root: Path, tmp_path: Path) -> None:
     storage = tmp_path / "out"
     done: list[Any] = []
 
-    def counts(task, units, heavy):
+    def counts(task, units, needs):
         for unit in units:
             done.append(unit)
             yield task(unit)
@@ -173,7 +173,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Pa
     for allowed in range(1, 40):
         left = allowed
 
-        def dies(task, units, heavy):
+        def dies(task, units, needs):
             nonlocal left, total
             for unit in units:
                 if left == 0:

@@ -85,6 +85,7 @@ def mine(
     num_negatives: int,
     max_relative_score: float,
     candidates: int,
+    device: str = "cpu",
 ) -> list[list[Found]]:
     """The hard negatives of each query, best first; fewer where the rule leaves fewer.
 
@@ -96,8 +97,9 @@ def mine(
         positive_scores: (Q,) the teacher's score of each query with its positive.
         shards: the corpus' vectors, in the order of `corpus`.
         candidates: depth of the search.
+        device: where to search, as in `top_k`.
     """
-    scores, ids = top_k(queries, shards, candidates)
+    scores, ids = top_k(queries, shards, candidates, device)
     limits = [highest_score(float(score), max_relative_score) for score in positive_scores]
     return [
         _choose(scores[i], ids[i], limits[i], known[i], corpus)[:num_negatives]

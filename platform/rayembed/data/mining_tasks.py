@@ -46,9 +46,9 @@ class EmbedPart:
     folder: str
     """Where vectors are kept, for one setting of the teacher."""
     config: MiningConfig
-    load: Callable[[MiningConfig], Encoder] = load_teacher
+    load: Callable[[MiningConfig, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit) -> Result:
+    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """`documents`: how many distinct positives there are."""
         index_path, query_path, document_path = _paths(self.folder, unit.part)
         rows = unit.part.rows
@@ -58,7 +58,7 @@ class EmbedPart:
             return {"rows_in": rows, "rows_out": rows, "rejected": {}, "documents": count}
         records = read_records(unit.part.path)
         texts, index = _documents(records)
-        encoder = self.load(self.config)
+        encoder = self.load(self.config, device)
         _save(query_path, encoder([r.query for r in records], "query").astype(np.float16))
         _save(document_path, encoder(texts, "document").astype(np.float16))
         buffer = io.BytesIO()
@@ -80,22 +80,23 @@ class MinePart:
     teacher: str
     """Fingerprint of its weights."""
 
-    def __call__(self, unit: PartUnit) -> Result:
+    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """`part` and `rows` of the new part, `mined` negatives, rows `without` any negative."""
         records = read_records(unit.part.path)
         queries = _load(_paths(self.vectors, unit.part)[1])
+        positive_scores = self._positive_scores(unit.part, queries)
         mined = mine(
             queries,
-            self._positive_scores(unit.part, queries),
+            positive_scores,
             [query_of(record) for record in records],
             self._shards(),
             self._corpus.known,
             num_negatives=self.config.num_negatives,
             max_relative_score=self.config.max_relative_score,
             candidates=self.config.candidates,
+            device=device,
         )
         texts = self._texts({f.document for found in mined for f in found})
-        scores = self._positive_scores(unit.part, queries).tolist()
         done = [
             with_negatives(
                 record,
@@ -104,7 +105,7 @@ class MinePart:
                 self.teacher,
                 self.config.num_negatives,
             )
-            for record, found, score in zip(records, mined, scores, strict=True)
+            for record, found, score in zip(records, mined, positive_scores.tolist(), strict=True)
         ]
         part = write_part(self.folder, done)
         return {

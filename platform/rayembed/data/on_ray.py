@@ -10,22 +10,28 @@ from typing import Any
 
 import ray
 import ray.data
-from ray.data import ActorPoolStrategy, TaskPoolStrategy
+from ray.data import ActorPoolStrategy
 
 from rayembed.config.run import Run
 from rayembed.data.plan import BatchPlan
 from rayembed.data.prepare import prepare
 from rayembed.data.step_batch import StepBatch
 from rayembed.data.stream import one_step
-from rayembed.data.units import Result, Task
+from rayembed.data.units import Needs, Result, Task
 from rayembed.errors import RayembedError
 from rayembed.models.contract import Tokenizer
 
-_TASKS = 2
+_ACTORS = 2
 """That make batches of one worker at the same time."""
 
-_STEPS_PER_EXECUTION = 512
-"""One block is one step, and 20,000 blocks take Ray 17 s to set up before the first is read."""
+_STEPS_PER_TASK = 16
+"""An actor's one after the other."""
+
+_STEPS_PER_EXECUTION = 8192
+"""20,000 tasks take Ray 17 s to set up before the first batch, and new actors take seconds too."""
+
+_BLOCK_BYTES = 4 << 20
+"""Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
 
 _BYTES_READ_AHEAD = 256 << 20
 """Of batches that wait in the object store, for each worker."""
@@ -43,17 +49,17 @@ def prepare_data(run: Run, storage: str) -> dict[str, str]:
     return prepare(run, storage, execute=execute_with_ray_data)
 
 
-def execute_with_ray_data(task: Task, units: Sequence[Any], heavy: bool) -> Iterator[Result]:
+def execute_with_ray_data(task: Task, units: Sequence[Any], needs: Needs) -> Iterator[Result]:
     """Results of the units in their order: an `Execute` that runs them all over the cluster."""
     rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     _keep_order(dataset)
-    if heavy:
-        gpus = int(ray.cluster_resources().get("GPU", 0))
+    gpus = 0 if needs == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    if gpus or needs == "gpu or machine":
         machines = sum(node["Alive"] for node in ray.nodes())
         made = dataset.map_batches(
             _TaskActor,
-            fn_constructor_args=(task,),
+            fn_constructor_args=(task, *(["cuda"] if gpus else [])),
             batch_size=1,
             compute=ActorPoolStrategy(min_size=1, max_size=min(gpus or machines, len(rows))),
             num_gpus=1 if gpus else 0,
@@ -74,28 +80,31 @@ def stream_steps(
 ) -> Iterator[StepBatch]:
     """One worker's batches from `start_step` to the plan's last step, in order.
 
-    Ray Data's tasks read and tokenise a few steps ahead on whatever CPUs there are. They reserve
-    none, so that they run beside training workers that hold all CPUs of a small machine.
+    Ray Data's actors read and tokenise a few steps ahead on whatever CPUs there are. They reserve
+    none, so that they run beside training workers that hold all CPUs of a small machine. Each
+    opens the plan and the tokenizer once.
 
     Raises:
         DataError, ArtifactError: as `stream.read_steps`.
     """
     plan = BatchPlan.open(plan_folder)
-    shared = ray.put((plan, tokenizer))
     for first in range(start_step, plan.num_steps, _STEPS_PER_EXECUTION):
         last = min(first + _STEPS_PER_EXECUTION, plan.num_steps)
         # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
-        dataset = ray.data.from_items(list(range(first, last)), override_num_blocks=last - first)
+        dataset = ray.data.from_items(
+            list(range(first, last)), override_num_blocks=-(-(last - first) // _STEPS_PER_TASK)
+        )
         options = _keep_order(dataset)
+        dataset.context.target_max_block_size = _BLOCK_BYTES
         options.resource_limits = options.resource_limits.copy(
             object_store_memory=_BYTES_READ_AHEAD
         )
         made = dataset.map_batches(
-            _make_step,
-            fn_args=(shared, worker, num_workers),
+            _StepActor,
+            fn_constructor_args=(plan, tokenizer, worker, num_workers),
             batch_size=1,
             num_cpus=0,
-            compute=TaskPoolStrategy(size=_TASKS),
+            compute=ActorPoolStrategy(size=_ACTORS),
         )
         yield from _results(made)
 
@@ -103,34 +112,40 @@ def stream_steps(
 class _TaskActor:
     """Keeps a process, and with it the model that the task loads into it."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: Task, *device: str) -> None:
+        self.task, self.device = task, device
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        return _run_task(batch, self.task)
+        return _run_task(batch, self.task, *self.device)
 
 
-def _run_task(batch: dict[str, Any], task: Task) -> dict[str, list[bytes]]:
-    return {"result": [_result_or_error(task, pickle.loads(unit)) for unit in batch["unit"]]}
+def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list[bytes]]:
+    units = [pickle.loads(unit) for unit in batch["unit"]]
+    return {"result": [_result_or_error(task, unit, *device) for unit in units]}
 
 
-def _make_step(
-    batch: dict[str, Any], shared: Any, worker: int, num_workers: int
-) -> dict[str, list[bytes]]:
-    plan, tokenizer = ray.get(shared) if isinstance(shared, ray.ObjectRef) else shared
+class _StepActor:
+    """Keeps the tokenizer, and the plan with the footer of the file that it reads."""
 
-    def make(step: Any) -> StepBatch:
-        return one_step(plan, tokenizer, int(step), worker, num_workers)
+    def __init__(
+        self, plan: BatchPlan, tokenizer: Tokenizer, worker: int, num_workers: int
+    ) -> None:
+        self.plan, self.tokenizer = plan, tokenizer
+        self.worker, self.num_workers = worker, num_workers
 
-    return {"result": [_result_or_error(make, step) for step in batch["item"]]}
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        return {"result": [_result_or_error(self._make, int(step)) for step in batch["item"]]}
+
+    def _make(self, step: int) -> StepBatch:
+        return one_step(self.plan, self.tokenizer, step, self.worker, self.num_workers)
 
 
-def _result_or_error(make: Callable[[Any], Any], argument: Any) -> bytes:
+def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
     """What is made, pickled, or an error of ours as a value: raised, Ray Data would keep only its
     text.
     """
     try:
-        return pickle.dumps(make(argument))
+        return pickle.dumps(make(*arguments))
     except RayembedError as error:
         return pickle.dumps(error)
 

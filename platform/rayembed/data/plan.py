@@ -1,8 +1,8 @@
 """The batch plan: what stands in each global batch, decided before training and kept in files.
 
 The plan knows no workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step, so the
-batches are the same for every W, and the plan can be read from any step with any W. (Training
-goes on only with the number of workers that wrote its checkpoint.)
+batches are the same for every W, and the plan can be read from any step with any W; so training may
+go on with another number of workers than wrote its checkpoint.
 G rows of a global batch.
 """
 

@@ -60,7 +60,7 @@ _EXAMPLES_SHOWN = 5
 class Teaching:
     """How the teacher of mining is found and loaded."""
 
-    load: Callable[[MiningConfig], Encoder] = load_teacher
+    load: Callable[[MiningConfig, str], Encoder] = load_teacher
     fingerprint: Callable[[str], str] = lambda reference: weights_fingerprint(
         resolve_model(reference)
     )
@@ -296,10 +296,10 @@ def _mined(
     vectors = join(storage, "data", "vectors", settings)
     units = [PartUnit(part) for part in records.parts]
     embed = EmbedPart(vectors, config, teaching.load)
-    run_units(folder, f"embed {dataset.name}", embed, units, execute, heavy=True)
+    run_units(folder, f"embed {dataset.name}", embed, units, execute, "gpu or machine")
     target = join(folder, "parts")
     task = MinePart(target, vectors, tuple(records.parts), config, weights)
-    results = run_units(folder, f"mine {dataset.name}", task, units, execute)
+    results = run_units(folder, f"mine {dataset.name}", task, units, execute, "gpu or cpu")
     names = [item for result in results for item in result["parts"]]
     manifest = _manifest(inputs, results, names, {}, began)
     manifest["mined"] = sum(result["mined"] for result in results)

@@ -31,9 +31,10 @@ _TOKENS_PER_BATCH_CPU = 4096
 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
-def load_teacher(config: MiningConfig) -> Encoder:
-    """The teacher's encoder, loaded once a process; on the GPU where the process has one."""
-    return _load(config.teacher, config.max_length, config.query_prefix, config.document_prefix)
+def load_teacher(config: MiningConfig, device: str = "cpu") -> Encoder:
+    """The teacher's encoder on `device`, loaded once a process."""
+    prefixes = config.query_prefix, config.document_prefix
+    return _load(config.teacher, config.max_length, *prefixes, device)
 
 
 def embedding_settings(config: MiningConfig, weights: str) -> str:
@@ -44,16 +45,17 @@ def embedding_settings(config: MiningConfig, weights: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _load(reference: str, max_length: int, query_prefix: str, document_prefix: str) -> Encoder:
+def _load(
+    reference: str, max_length: int, query_prefix: str, document_prefix: str, device: str
+) -> Encoder:
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
     torch.set_num_threads(os.cpu_count() or 1)
     model = load_model(resolve_model(reference), dtype=DTYPE)
     lengths = model.tokenizer.max_lengths
     model.tokenizer.max_lengths = {role: min(lengths[role], max_length) for role in lengths}
-    on_gpu = torch.cuda.is_available()
-    model.to("cuda" if on_gpu else "cpu")
-    budget = _TOKENS_PER_BATCH_GPU if on_gpu else _TOKENS_PER_BATCH_CPU
+    model.to(device)
+    budget = _TOKENS_PER_BATCH_CPU if device == "cpu" else _TOKENS_PER_BATCH_GPU
     prefixes: dict[Role, str] = {"query": query_prefix, "document": document_prefix}
     if isinstance(model.tokenizer, BiEncoderTokenizer):
         # In place of the prefixes that the teacher's folder names, not before them.

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow.fs
 
@@ -32,16 +32,23 @@ class Unit(Protocol):
         ...
 
 
-Task = Callable[[Any], Result]
-"""Does one unit. Doing it twice, also at the same time, gives the same files and result."""
+Task = Callable[..., Result]
+"""Does one unit. Doing it twice, also at the same time, gives the same files and result.
 
-Execute = Callable[[Task, Sequence[Any], bool], Iterator[Result]]
-"""Runs the task on every unit and yields the results in the units' order. True: the task holds a
-model, so it runs in few processes that stay."""
+Called with the unit, and with `"cuda"` after it in a process that has a GPU to itself; no other may
+use a GPU.
+"""
+
+Needs = Literal["cpu", "gpu or cpu", "gpu or machine"]
+"""What a task gets to itself: a GPU only where there are some; a machine for a model that uses
+all of its CPUs. With a GPU or a machine its processes stay, and with them what they have loaded."""
+
+Execute = Callable[[Task, Sequence[Any], Needs], Iterator[Result]]
+"""Runs the task on every unit and yields the results in the units' order."""
 
 
-def in_process(task: Task, units: Sequence[Any], heavy: bool = False) -> Iterator[Result]:
-    """Results of the units, one after the other in this process."""
+def in_process(task: Task, units: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+    """Results of the units, one after the other in this process, without a GPU."""
     for unit in units:
         yield task(unit)
 
@@ -52,15 +59,20 @@ class _Kept:
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
 
-    def __call__(self, unit: Unit) -> Result:
-        result = self.task(unit)
+    def __call__(self, unit: Unit, *device: str) -> Result:
+        result = self.task(unit, *device)
         content = json.dumps(result, sort_keys=True, ensure_ascii=False).encode()
         write_atomic(_result_path(self.folder, self.what, unit.key), content)
         return result
 
 
 def run_units(
-    folder: str, what: str, task: Task, units: Sequence[Unit], execute: Execute, heavy: bool = False
+    folder: str,
+    what: str,
+    task: Task,
+    units: Sequence[Unit],
+    execute: Execute,
+    needs: Needs = "cpu",
 ) -> list[Result]:
     """The result of each unit; those that `folder` has from an earlier try are not done again.
 
@@ -75,7 +87,7 @@ def run_units(
     made: dict[str, Result] = {}
     began = logged = time.monotonic()
     rows = 0
-    results = execute(_Kept(task, folder, what), missing, heavy) if missing else iter(())
+    results = execute(_Kept(task, folder, what), missing, needs) if missing else iter(())
     for unit, result in zip(missing, results, strict=True):
         made[unit.key] = result
         rows += int(result.get("rows_in", 0))

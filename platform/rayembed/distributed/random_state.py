@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 RandomState = dict[str, Tensor]
-"""Generator states by device: `cpu` and, with a GPU, the current `cuda` device."""
+"""Generator states by device: `cpu` and, where a GPU is in use, the current `cuda` device."""
 
 
 def capture() -> RandomState:
     """The state of the CPU's generator and of the current GPU's, if one is in use."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
+    # Not `is_available`: a CPU worker on a machine with GPUs would open one to ask for its state.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

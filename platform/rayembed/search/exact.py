@@ -23,7 +23,7 @@ _TILE_DOCUMENTS = 16_384
 
 
 def top_k(
-    queries: np.ndarray, shards: Iterable[np.ndarray], k: int
+    queries: np.ndarray, shards: Iterable[np.ndarray], k: int, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k documents of highest inner product of each query, best first, ties by lower id.
 
@@ -31,6 +31,8 @@ def top_k(
         queries: (Q, D), any float type.
         shards: parts of the corpus (n, D), any float type; read one at a time.
         k: results of each query.
+        device: where to search. A GPU only where the caller has it to itself: Ray's processes see
+            those of their machine also where they reserved none.
 
     Returns:
         Scores (Q, k) float32 and ids (Q, k) int64. Ids count through the shards in their order.
@@ -41,7 +43,6 @@ def top_k(
     """
     if k < 1:
         raise DataError(f"top_k: k is {k}; it must be at least 1")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wanted = torch.from_numpy(np.asarray(queries, dtype=np.float32)).to(device)
     scores = torch.full((len(wanted), k), -torch.inf, device=device)
     ids = torch.full((len(wanted), k), NO_RESULT, dtype=torch.int64, device=device)
