@@ -22,6 +22,7 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_remote, open_storage, write_atomic
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
@@ -30,7 +31,12 @@ from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.registry.provenance import node_hardware
-from rayembed.training.capacity import Node, await_capacity, worker_resources
+from rayembed.training.capacity import (
+    Node,
+    await_capacity,
+    worker_resources,
+    workers_that_fit,
+)
 from rayembed.training.export import export
 from rayembed.training.loop import StepRecord
 from rayembed.training.worker import StageJob, Surroundings, is_done, train_stage
@@ -182,6 +188,7 @@ def train_stage_on_ray(
         logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
     _wait_for_workers(job.run.placement)
+    _fetch_model(job.run)
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage(folder)
@@ -228,6 +235,33 @@ def _wait_for_workers(placement: Placement) -> None:
     if placement.wait_for_nodes_seconds > _WORKER_START_SECONDS:
         seconds = str(placement.wait_for_nodes_seconds)
         os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", seconds)
+
+
+def _fetch_model(run: Run) -> None:
+    """Have the backbone on each node that can hold a worker, before workers wait for one another.
+
+    A node that fetched it in its worker could outlast the time limit of the others' collective.
+    """
+    reference = run.model.backbone.path
+    nodes = [
+        node["NodeID"]
+        for node in ray.nodes()
+        if node["Alive"] and workers_that_fit(run.placement, [node["Resources"]])
+    ]
+    if len(nodes) > 1:
+        logger.info("having %s on each of %d nodes", reference, len(nodes))
+    # Soft: on a node that has gone meanwhile nobody needs it.
+    places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
+    fetch = ray.remote(num_cpus=0, max_retries=2)(resolve_model)
+    try:
+        ray.get([fetch.options(scheduling_strategy=p).remote(reference) for p in places])
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise WorkerError(
+            f"fetching {reference!r} to a node was lost with its process: {error}\nSubmit the run "
+            "again under the same name; if it fails again, give the nodes more memory."
+        ) from error
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
