@@ -2,33 +2,43 @@
 
 import json
 import os
-import signal
+import shutil
+import subprocess
+import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import ray
 import safetensors.torch
 import torch
 from failing_job import FailingJob
 from made_up_records import made_up_records
+from s3_server import BUCKET, s3_server
 from tiny_models import save_decoder
 
+from rayembed.assets.storage import exists, join, list_files, read_bytes
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import ArtifactError, DataError, PlacementError
-from rayembed.registry.metrics_log import MetricsLog
+from rayembed.errors import ArtifactError, DataError, PlacementError, WorkerError
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
 from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 
-STEPS = 8
+STEPS, CHECKPOINT_EVERY, KILL_AT = 30, 3, 8
+SECONDS = 120
+"""For what takes a few, on a machine with nothing else to do."""
 
 
-def make_run(folder: Path, *, seed: int = 0, **placement) -> Run:
+def make_run(
+    folder: Path, *, seed: int = 0, dropout: float = 0.3, dtype: str = "bfloat16", **placement
+) -> Run:
     return parse(
         Run,
         {
@@ -36,9 +46,9 @@ def make_run(folder: Path, *, seed: int = 0, **placement) -> Run:
             "seed": seed,
             "model": {
                 "kind": "nvembed",
-                "backbone": {"path": str(folder / "backbone"), "dtype": "bfloat16"},
+                "backbone": {"path": str(folder / "backbone"), "dtype": dtype},
                 "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
-                "lora": {"rank": 2, "alpha": 4, "dropout": 0.3},
+                "lora": {"rank": 2, "alpha": 4, "dropout": dropout},
                 "query_max_length": 32,
                 "document_max_length": 32,
             },
@@ -64,7 +74,7 @@ def make_run(folder: Path, *, seed: int = 0, **placement) -> Run:
                     "batch": {"global_pairs": 8, "num_negatives": 2, "in_batch_negatives": True},
                     "optimizer": {"learning_rate": 0.01, "warmup_steps": 1},
                     "steps": STEPS,
-                    "checkpoint_every_steps": 2,
+                    "checkpoint_every_steps": CHECKPOINT_EVERY,
                 }
             ],
             "evaluation": {"suite": "none"},
@@ -105,16 +115,57 @@ def job_of(run: Run, plan: str, name: str) -> StageJob:
 def train(run: Run, plan: str, name: str):
     job = job_of(run, plan, name)
     folder = Path(run.placement.storage_path) / name
-    train_stage_on_ray(job, str(folder), folder / "metrics.jsonl", 0)
-    return safetensors.torch.load_file(job.weights), MetricsLog(folder / "metrics.jsonl").records()
+    train_stage_on_ray(job, str(folder), folder / METRICS_FILE, 0)
+    return found_in(str(folder), run, folder / METRICS_FILE)
 
 
-def kill_a_worker_after(log: Path, step: int, killed: list[float]) -> threading.Thread:
-    """Send SIGKILL to one training worker of this Ray as soon as the log has the step."""
+def found_in(folder: str, run: Run, log: Path):
+    """Weights and steps of a stage that is done; it kept no more checkpoints than it should."""
+    files = list_files(join(folder, "train"), recursive=True)
+    kept = {part for name in files for part in name.split("/") if part.startswith("step-")}
+    # Those of the lowest loss, and the last one whatever its loss.
+    assert f"step-{STEPS:07d}" in kept
+    assert 0 <= len(kept) - run.placement.keep_checkpoints <= 1, kept
+    steps = MetricsLog(log).records()
+    assert [record["step"] for record in steps] == list(range(1, STEPS + 1)), "each step once"
+    return safetensors.torch.load(read_bytes(join(folder, "weights.safetensors"))), steps
 
-    def watch():
-        while len(MetricsLog(log).records()) < step:
-            time.sleep(0.02)
+
+@pytest.fixture(scope="module")
+def plan(cluster, folder):
+    return prepare_data(make_run(folder), str(folder / "out" / "data"))["only"]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster, folder, plan):
+    """Weights of the run that nothing interrupts."""
+    return train(make_run(folder), plan, "whole")[0]
+
+
+def assert_equal(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+
+
+class WorkerKiller(threading.Thread):
+    """Sends SIGKILL to one training worker of this Ray as soon as the log has the step."""
+
+    def __init__(self, log: Path, step: int) -> None:
+        super().__init__(daemon=True)
+        self._log, self._step = log, step
+        self._killed_at: float | None = None
+        self._problem = "training ended before the step was seen"
+        self._trained = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while len(MetricsLog(self._log).records()) < self._step:
+            if time.monotonic() > deadline:
+                self._problem = f"step {self._step} did not come within {SECONDS} s"
+            if time.monotonic() > deadline or self._trained.wait(0.02):
+                return
         # `process_iter` leaves out those that end while it looks.
         below = {p.pid for p in psutil.Process().children(recursive=True)}
         workers = [
@@ -122,44 +173,115 @@ def kill_a_worker_after(log: Path, step: int, killed: list[float]) -> threading.
             for p in psutil.process_iter(["cmdline"])
             if p.pid in below and "RayTrainWorker" in " ".join(p.info["cmdline"] or [])
         ]
-        killed.append(time.time())
-        os.kill(workers[-1].pid, signal.SIGKILL)
+        if not workers:
+            self._problem = "the step was there, but no training worker any more"
+            return
+        workers[-1].kill()
+        self._killed_at = time.time()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
-
-
-def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, folder):
-    run = make_run(folder)
-    plan = prepare_data(run, str(folder / "out" / "data"))["only"]
-    whole, steps = train(run, plan, "whole")
-    assert [r["step"] for r in steps] == list(range(1, STEPS + 1))
-
-    times: list[float] = []
-    killer = kill_a_worker_after(folder / "out" / "killed" / "metrics.jsonl", 5, times)
-    killed, steps = train(run, plan, "killed")
-    killer.join()
-    (killed_at,) = times
-    # Steps up to the last checkpoint that Train had taken were not done again, the others were.
-    kept = sum(r["time"] < killed_at for r in steps)
-    assert kept in (2, 4, 6), kept
-    assert [r["step"] for r in steps] == list(range(1, STEPS + 1)), "each step once"
-    for name in whole:
-        assert torch.equal(whole[name], killed[name]), name
-
-    # A stage that is done is not run again.
-    before = (folder / "out" / "whole" / "metrics.jsonl").read_text()
-    train(run, plan, "whole")
-    assert (folder / "out" / "whole" / "metrics.jsonl").read_text() == before
+    def killed_at(self) -> float:
+        """When it was, asked after training."""
+        self._trained.set()
+        self.join()
+        assert self._killed_at is not None, self._problem
+        return self._killed_at
 
 
-def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder):
-    run = make_run(folder)
-    plan = prepare_data(run, str(folder / "out" / "data"))["only"]
-    Path(job_of(run, plan, "whole").weights).unlink()  # of the test above: checkpoints stay
+def assert_went_on(steps: list, since: float) -> None:
+    """Steps up to a checkpoint in the middle were not done again, those after it were."""
+    kept = sum(record["time"] < since for record in steps)
+    assert 0 < kept < STEPS, kept
+    assert kept % CHECKPOINT_EVERY == 0, kept
+
+
+def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, folder, plan, whole):
+    killer = WorkerKiller(folder / "out" / "killed" / METRICS_FILE, KILL_AT)
+    killed, steps = train(make_run(folder), plan, "killed")
+    assert_went_on(steps, killer.killed_at())
+    assert_equal(killed, whole)
+
+
+def test_a_stage_that_is_done_is_not_run_again(cluster, folder, plan, whole):
+    log = folder / "out" / "whole" / METRICS_FILE
+    before = log.read_text()
+    train(make_run(folder), plan, "whole")
+    assert log.read_text() == before
+
+
+@contextmanager
+def driver(run: Run, plan: str, place: str, folder: Path, **environment: str):
+    """A process that trains the stage in a place of storage; it and its files lie in `folder`."""
+    folder.mkdir()
+    (folder / "run.yaml").write_text(run.to_yaml())
+    command = [sys.executable, f"{os.environ['TESTS_SUPPORT']}/stage_driver.py"]
+    command += [ray.get_runtime_context().gcs_address, f"{folder}/run.yaml", plan, place]
+    given = {"OMP_NUM_THREADS": "1", "RAYEMBED_CACHE": str(folder / "cache"), **environment}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **given}, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def killed_and_submitted_again(run: Run, plan: str, place: str, folder: Path, **environment: str):
+    """What came of a stage whose first driver got SIGKILL after a checkpoint."""
+    here = folder / "first" / "cache" / "run" if "://" in place else Path(place)
+    with driver(run, plan, place, folder / "first", **environment) as process:
+        deadline = time.monotonic() + SECONDS
+        while len(MetricsLog(here / METRICS_FILE).records()) < KILL_AT:
+            assert process.poll() is None, (folder / "first" / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "first" / "log").read_text()
+            time.sleep(0.02)
+    assert not exists(join(place, "weights.safetensors")), "it was killed too late"
+    again = time.time()
+    with driver(run, plan, place, folder / "second", **environment) as process:
+        assert process.wait(SECONDS) == 0, (folder / "second" / "log").read_text()
+    here = folder / "second" / "cache" / "run" if "://" in place else Path(place)
+    weights, steps = found_in(place, run, here / METRICS_FILE)
+    assert_went_on(steps, again)
+    return weights
+
+
+def test_submitted_again_after_its_driver_was_killed(cluster, folder, plan, whole, tmp_path):
+    place = str(folder / "out" / "again")
+    assert_equal(killed_and_submitted_again(make_run(folder), plan, place, tmp_path), whole)
+
+
+def test_submitted_again_elsewhere_with_storage_in_s3(
+    cluster, folder, plan, whole, tmp_path, monkeypatch
+):
+    with s3_server() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        place = f"s3://{BUCKET}/again"
+        found = killed_and_submitted_again(make_run(folder), plan, place, tmp_path, **environment)
+    assert_equal(found, whole)
+
+
+def test_submitted_again_with_fewer_workers(cluster, folder, plan):
+    """Without dropout, whose numbers other workers draw otherwise, it is the same training."""
+    calm = {"dropout": 0.0, "dtype": "float32"}
+    whole, _ = train(make_run(folder, **calm), plan, "calm")
+    killer = WorkerKiller(folder / "out" / "fewer" / METRICS_FILE, KILL_AT)
+    with pytest.raises(WorkerError, match="max_failures=0"):
+        train(make_run(folder, **calm, max_failures=0), plan, "fewer")
+    killer.killed_at()
+    again = time.time()
+    fewer, steps = train(make_run(folder, **calm, workers=1), plan, "fewer")
+    assert_went_on(steps, again)
+    for name, weight in whole.items():
+        torch.testing.assert_close(fewer[name], weight, atol=1e-4, rtol=1e-3)
+
+
+def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder, plan, whole):
+    taken = Path(shutil.copytree(folder / "out" / "whole", folder / "out" / "taken"))
+    (taken / "weights.safetensors").unlink()
     with pytest.raises(ArtifactError, match="run_fingerprint"):
-        train(make_run(folder, seed=1, max_failures=0), plan, "whole")
+        train(make_run(folder, seed=1, max_failures=0), plan, "taken")
 
 
 def train_failing(run: Run, plan: str, name: str, error: Exception, times: int) -> Path:
@@ -168,19 +290,18 @@ def train_failing(run: Run, plan: str, name: str, error: Exception, times: int) 
     out.mkdir(parents=True)
     fields = vars(job_of(run, plan, name))
     job = FailingJob(**fields, error=error, times=times, attempts=str(out / "attempts.txt"))
-    train_stage_on_ray(job, str(out), out / "metrics.jsonl", 0)
+    train_stage_on_ray(job, str(out), out / METRICS_FILE, 0)
     return out
 
 
-def test_an_error_of_ours_is_told_once_and_others_are_tried_again(cluster, folder):
+def test_an_error_of_ours_is_told_once_and_others_are_tried_again(cluster, folder, plan):
     run = make_run(folder, workers=1, max_failures=3)
-    plan = prepare_data(run, str(folder / "out" / "data"))["only"]
     with pytest.raises(DataError, match=r"^made up$"):
         train_failing(run, plan, "ours", DataError("made up"), 9)
     assert len((folder / "out" / "ours" / "attempts.txt").read_text().splitlines()) == 1
     others = train_failing(run, plan, "others", RuntimeError("made up"), 1)
     assert len((others / "attempts.txt").read_text().splitlines()) == 1
-    assert len(MetricsLog(others / "metrics.jsonl").records()) == STEPS
+    assert len(MetricsLog(others / METRICS_FILE).records()) == STEPS
 
 
 def test_more_workers_than_the_cluster_has_is_refused_at_once(cluster, folder):
