@@ -91,9 +91,8 @@ def stream_steps(
     for first in range(start_step, plan.num_steps, _STEPS_PER_EXECUTION):
         last = min(first + _STEPS_PER_EXECUTION, plan.num_steps)
         # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
-        dataset = ray.data.from_items(
-            list(range(first, last)), override_num_blocks=-(-(last - first) // _STEPS_PER_TASK)
-        )
+        tasks = -(-(last - first) // _STEPS_PER_TASK)
+        dataset = ray.data.from_items(list(range(first, last)), override_num_blocks=tasks)
         options = _keep_order(dataset)
         dataset.context.target_max_block_size = _BLOCK_BYTES
         options.resource_limits = options.resource_limits.copy(
@@ -104,7 +103,7 @@ def stream_steps(
             fn_constructor_args=(plan, tokenizer, worker, num_workers),
             batch_size=1,
             num_cpus=0,
-            compute=ActorPoolStrategy(size=_ACTORS),
+            compute=ActorPoolStrategy(size=min(_ACTORS, tasks)),
         )
         yield from _results(made)
 
