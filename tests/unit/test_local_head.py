@@ -15,7 +15,7 @@ import pytest
 
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.pipeline import local_head
-from rayembed.pipeline.on_ray import read_runtime_env, submit_command
+from rayembed.pipeline.on_ray import _submit, read_runtime_env, submit_command
 
 ROOT = Path(__file__).resolve().parents[2]
 loopback = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
@@ -234,3 +234,26 @@ def test_the_job_script_is_short_and_passes_arguments_on(monkeypatch):
         sys.executable, "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart",
         "--set", f"placement.storage_path={ROOT}/outputs", "--set", "seed=1",
     ]  # fmt: skip
+
+
+def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):
+    monkeypatch.setattr("rayembed.pipeline.on_ray.time.sleep", lambda seconds: None)
+
+    class Client:
+        def __init__(self, answers):
+            self.answers = answers
+
+        def submit_job(self, **given):
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    early = RuntimeError("status code 500: No available agent to submit job, please try again")
+    assert _submit(Client([early, early, "job-1"]), "true", {}) == "job-1"
+    other = RuntimeError("status code 500: disk full")
+    with pytest.raises(RuntimeError, match="disk full"):
+        _submit(Client([early, other, "job-1"]), "true", {})
+    monkeypatch.setattr("rayembed.pipeline.on_ray._AGENT_SECONDS", -1.0)
+    with pytest.raises(RuntimeError, match="No available agent"):
+        _submit(Client([early, "job-1"]), "true", {})

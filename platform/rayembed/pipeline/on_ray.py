@@ -20,6 +20,11 @@ from rayembed.registry.provenance import with_commit
 
 logger = logging.getLogger(__name__)
 
+_NO_AGENT = "No available agent"
+"""What the Jobs server says while the node that runs drivers is not known to it yet."""
+
+_AGENT_SECONDS = 120.0
+
 Echo = Callable[[str], object]
 """Takes text as it comes, with its line ends."""
 
@@ -107,7 +112,7 @@ def run_job(
     echo(f"Dashboard: {address}\nThe same by hand:\n  {command}\n")
     try:
         client = JobSubmissionClient(address)
-        job = client.submit_job(entrypoint=shlex.join(entrypoint), runtime_env=environment)
+        job = _submit(client, shlex.join(entrypoint), environment)
     except (RuntimeError, OSError) as error:
         raise PlacementError(f"the Ray at {address} does not take the job: {error}") from error
     echo(f"Job {job} is submitted; its log follows.\n")
@@ -117,6 +122,18 @@ def run_job(
         with local_head.deferred_signals():
             _stop_job(client, job, echo)
         raise
+
+
+def _submit(client: Any, entrypoint: str, environment: Mapping[str, Any]) -> str:
+    """The id of the submitted job; waits for the agent of a head that has just started."""
+    deadline = time.monotonic() + _AGENT_SECONDS
+    while True:
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=dict(environment)))
+        except RuntimeError as error:
+            if _NO_AGENT not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(1.0)
 
 
 def submit_command(entrypoint: Sequence[str], *, address: str, runtime_env: str) -> str:
