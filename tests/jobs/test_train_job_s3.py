@@ -1,21 +1,30 @@
 """The training job with its storage in S3: whole there, and found by a machine that knows nothing.
 
-Every submission starts a Ray of its own and has an empty cache folder, as another head node would.
+Every submission has an empty cache folder, as another head node would. They share this process and
+one Ray, because starting processes is what a tiny job spends its time on; from its command line the
+job runs in test_train_job.py.
 """
 
+import contextlib
+import io
 import json
+import os
 
 import numpy as np
 import pytest
 from s3_server import BUCKET, s3_server
-from tiny_job import submit, write_inputs
+from tiny_job import make_run, write_inputs
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, remove_folder
+from rayembed.config.override import override
+from rayembed.errors import ArtifactError
 from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
+from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.on_ray import _MetricsSink
+from rayembed.training.weights import read_made_of
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -24,29 +33,52 @@ RUN = f"{STORAGE}/runs/tiny"
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """Submits the job with an empty cache; the server is the only thing that stays."""
+def storage():
+    """An empty bucket and a Ray that knows it; the environment is as before afterwards."""
+    import ray
+
+    before = dict(os.environ)
+    with s3_server() as environment:
+        os.environ.update({**environment, "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"})
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            object_store_memory=200_000_000,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
+        )
+        yield
+        ray.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(storage, tmp_path_factory):
+    """Runs the job with an empty cache and gives what it printed; only the bucket stays."""
     folder = tmp_path_factory.mktemp("job")
     write_inputs(folder)
-    with s3_server() as environment, pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
 
-        def start(*arguments):
-            cache = tmp_path_factory.mktemp("cache")
-            settings = {"placement.storage_path": STORAGE}
-            settings["placement.tracking_uri"] = f"sqlite:///{folder}/mlflow.db"
-            given = [x for key, value in settings.items() for x in ("--set", f"{key}={value}")]
-            return submit(folder, *given, *arguments, environment={"RAYEMBED_CACHE": str(cache)})
+    # Less is scored than in test_train_job.py: two models lie and are found as four do.
+    settings = [f"placement.storage_path={STORAGE}"]
+    settings += [f"placement.tracking_uri=sqlite:///{folder}/mlflow.db"]
+    settings += ["evaluation.before_training=false", "evaluation.baselines=[]"]
 
-        yield start
+    def start(*assignments):
+        os.environ["RAYEMBED_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+        run = override(make_run(folder), [*settings, *assignments])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            train(run)
+        return printed.getvalue()
+
+    return start
 
 
 @pytest.fixture(scope="module")
 def trained(elsewhere):
-    done = elsewhere()
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    return elsewhere()
 
 
 def _written(path):
@@ -55,7 +87,9 @@ def _written(path):
 
 
 def _table(printed):
-    return [line for line in printed.splitlines() if "│" in line]
+    rows = [line.split() for line in printed.splitlines() if line.startswith("stage ")]
+    assert len(rows) == 2, printed
+    return rows
 
 
 def test_a_run_is_whole_in_storage(trained, tmp_path):
@@ -63,12 +97,12 @@ def test_a_run_is_whole_in_storage(trained, tmp_path):
     small = {"run.yaml", "metrics.jsonl", "mlflow.json", "mlflow_outbox.jsonl"}
     small |= {"mlflow_outbox.taken", "scores.md", "scores.csv", "scores.png", "loss.png"}
     assert small <= set(files)
-    for stage in ("untrained", "retrieval", "blend"):
+    for stage in ("retrieval", "blend"):
         held = {name for name in files if name.startswith(f"models/{stage}/")}
         assert {f"models/{stage}/{n}" for n in ("rayembed.json", "made-of.json")} <= held
     assert "models/blend/README.md" in files
     results = [name for name in files if name.endswith("/WikiSentenceRetrieval.json")]
-    assert len(results) == 4  # untrained, two stages, BM25
+    assert len(results) == 2
     assert all(name.startswith("evaluation/results/") for name in results)
     steps = [
         json.loads(line)["global_step"] for line in read_bytes(f"{RUN}/metrics.jsonl").splitlines()
@@ -80,38 +114,33 @@ def test_a_run_is_whole_in_storage(trained, tmp_path):
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
-def test_submitted_again_elsewhere_it_finds_everything_done(trained, elsewhere):
-    names = ["metrics.jsonl", "blend/weights.safetensors", "models/blend/made-of.json"]
-    names += [name for name in list_files(RUN, recursive=True) if name.startswith("evaluation/")]
-    before = {name: _written(join(RUN, name)) for name in names}
-    again = elsewhere()
-    assert again.returncode == 0, again.stderr[-4000:]
-    assert {name: _written(join(RUN, name)) for name in names} == before
-    assert "tiny version 1 (models:/tiny@candidate)" in again.stdout
-    assert _table(again.stdout) == _table(trained)
-
-
-def test_elsewhere_it_goes_on_with_the_same_metrics_log(trained, elsewhere):
+def test_elsewhere_it_does_only_what_is_not_done(trained, elsewhere):
+    """The second stage is lost; everything before it stays as it is, and it comes out the same."""
+    kept = ["retrieval/weights.safetensors", "models/retrieval/made-of.json"]
+    kept += [name for name in list_files(RUN, recursive=True) if name.startswith("evaluation/")]
+    before = {name: _written(join(RUN, name)) for name in kept}
     first = read_bytes(f"{RUN}/metrics.jsonl").splitlines()
+    weights = read_made_of(f"{RUN}/blend/weights.safetensors")  # and a digest of the tensors
     remove_folder(f"{RUN}/blend")
-    again = elsewhere()
-    assert again.returncode == 0, again.stderr[-4000:]
+    printed = elsewhere()
+    assert {name: _written(join(RUN, name)) for name in kept} == before
+    assert read_made_of(f"{RUN}/blend/weights.safetensors") == weights
     second = read_bytes(f"{RUN}/metrics.jsonl").splitlines()
     assert second[:4] == first[:4]
     assert second[4:] != first[4:], "the second stage ran again"
     assert [json.loads(line)["global_step"] for line in second] == [1, 2, 3, 4, 5, 6]
+    assert "tiny version 1 (models:/tiny@candidate)" in printed
+    assert _table(printed) == _table(trained)
 
 
 def test_another_run_of_that_name_is_refused_elsewhere(trained, elsewhere):
     before = _written(f"{RUN}/run.yaml")
-    other = elsewhere("--set", "seed=1")
-    assert other.returncode == 1
-    assert f"cannot go on in '{RUN}': there is another run of that name" in other.stderr
-    assert "Traceback" not in other.stderr
+    with pytest.raises(ArtifactError, match=f"cannot go on in '{RUN}': there is another run of"):
+        elsewhere("seed=1")
     assert _written(f"{RUN}/run.yaml") == before
 
 
-def test_a_step_that_a_checkpoint_counts_is_in_storage(elsewhere, tmp_path):
+def test_a_step_that_a_checkpoint_counts_is_in_storage(storage, tmp_path):
     place = f"{STORAGE}/sink/metrics.jsonl"
     sink = _MetricsSink(str(tmp_path / "metrics.jsonl"), place)
     for step in (1, 2):
