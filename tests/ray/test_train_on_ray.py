@@ -20,11 +20,11 @@ from made_up_records import made_up_records
 from s3_server import BUCKET, s3_server
 from tiny_models import save_decoder
 
-from rayembed.assets.storage import exists, join, list_files, read_bytes
+from rayembed.assets.storage import exists, is_remote, join, list_files, read_bytes
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import ArtifactError, DataError, PlacementError, WorkerError
+from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
 from rayembed.training.worker import StageJob
@@ -227,54 +227,47 @@ def driver(run: Run, plan: str, place: str, folder: Path, **environment: str):
         process.wait()
 
 
-def killed_and_submitted_again(run: Run, plan: str, place: str, folder: Path, **environment: str):
-    """What came of a stage whose first driver got SIGKILL after a checkpoint."""
-    here = folder / "first" / "cache" / "run" if "://" in place else Path(place)
-    with driver(run, plan, place, folder / "first", **environment) as process:
+def killed_and_submitted_again(runs: tuple, plan: str, place: str, folder: Path, **environment):
+    """Weights of a stage whose first driver got SIGKILL after a checkpoint, and its second none."""
+    first, second = (folder / name for name in ("first", "second"))
+    remote = is_remote(place)
+    with driver(runs[0], plan, place, first, **environment) as process:
+        log = MetricsLog((first / "cache" / "run" if remote else Path(place)) / METRICS_FILE)
         deadline = time.monotonic() + SECONDS
-        while len(MetricsLog(here / METRICS_FILE).records()) < KILL_AT:
-            assert process.poll() is None, (folder / "first" / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "first" / "log").read_text()
+        while len(log.records()) < KILL_AT:
+            assert process.poll() is None, (first / "log").read_text()
+            assert time.monotonic() < deadline, (first / "log").read_text()
             time.sleep(0.02)
     assert not exists(join(place, "weights.safetensors")), "it was killed too late"
     again = time.time()
-    with driver(run, plan, place, folder / "second", **environment) as process:
-        assert process.wait(SECONDS) == 0, (folder / "second" / "log").read_text()
-    here = folder / "second" / "cache" / "run" if "://" in place else Path(place)
-    weights, steps = found_in(place, run, here / METRICS_FILE)
+    with driver(runs[1], plan, place, second, **environment) as process:
+        assert process.wait(SECONDS) == 0, (second / "log").read_text()
+    log = MetricsLog((second / "cache" / "run" if remote else Path(place)) / METRICS_FILE)
+    weights, steps = found_in(place, runs[1], log.path)
     assert_went_on(steps, again)
     return weights
 
 
 def test_submitted_again_after_its_driver_was_killed(cluster, folder, plan, whole, tmp_path):
-    place = str(folder / "out" / "again")
-    assert_equal(killed_and_submitted_again(make_run(folder), plan, place, tmp_path), whole)
+    run, place = make_run(folder), str(folder / "out" / "again")
+    assert_equal(killed_and_submitted_again((run, run), plan, place, tmp_path), whole)
 
 
-def test_submitted_again_elsewhere_with_storage_in_s3(
-    cluster, folder, plan, whole, tmp_path, monkeypatch
+def test_submitted_again_elsewhere_from_s3_with_fewer_workers(
+    cluster, folder, plan, tmp_path, monkeypatch
 ):
+    """Without dropout, whose numbers other workers draw otherwise, it is the same training."""
+    calm = {"dropout": 0.0, "dtype": "float32"}
+    runs = (make_run(folder, **calm), make_run(folder, **calm, workers=1))
+    whole, _ = train(runs[0], plan, "calm")
     with s3_server() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         place = f"s3://{BUCKET}/again"
-        found = killed_and_submitted_again(make_run(folder), plan, place, tmp_path, **environment)
-    assert_equal(found, whole)
-
-
-def test_submitted_again_with_fewer_workers(cluster, folder, plan):
-    """Without dropout, whose numbers other workers draw otherwise, it is the same training."""
-    calm = {"dropout": 0.0, "dtype": "float32"}
-    whole, _ = train(make_run(folder, **calm), plan, "calm")
-    killer = WorkerKiller(folder / "out" / "fewer" / METRICS_FILE, KILL_AT)
-    with pytest.raises(WorkerError, match="max_failures=0"):
-        train(make_run(folder, **calm, max_failures=0), plan, "fewer")
-    killer.killed_at()
-    again = time.time()
-    fewer, steps = train(make_run(folder, **calm, workers=1), plan, "fewer")
-    assert_went_on(steps, again)
+        found = killed_and_submitted_again(runs, plan, place, tmp_path, **environment)
+    assert found.keys() == whole.keys()
     for name, weight in whole.items():
-        torch.testing.assert_close(fewer[name], weight, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(found[name], weight, atol=1e-4, rtol=1e-3)
 
 
 def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder, plan, whole):
