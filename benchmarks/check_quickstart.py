@@ -1,7 +1,8 @@
 """Whether a quickstart learnt what it should: its scores against those of the untrained model.
 
-The retrievals that it trains must gain at least 0.20 nDCG@10, no other task may lose. Ends with 1
-and names what does not hold. Run: python benchmarks/check_quickstart.py [RUN_FOLDER]
+The retrievals that it trains must gain at least 0.20 nDCG@10, the other tasks of stage 2 may not
+lose. Ends with 1 and names what does not hold; what is not trained is only told.
+Run: python benchmarks/check_quickstart.py [RUN_FOLDER]
 """
 
 import argparse
@@ -11,6 +12,7 @@ from pathlib import Path
 
 UNTRAINED = "untrained"
 TRAINED = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
+TRAINED_TOO = ("WikiTopicClassification", "WikiTopicClustering")
 GAIN = 0.20
 
 
@@ -29,16 +31,24 @@ def failures(scores):
     base, last = scores[UNTRAINED], scores[stages[-1]]
     found = [
         f"{task}: no score of {label!r}"
-        for task in sorted({*TRAINED, *base, *last})
+        for task in (*TRAINED, *TRAINED_TOO)
         for label in (UNTRAINED, stages[-1])
         if task not in scores[label]
     ]
-    for task in base.keys() & last.keys():
+    for task in ({*TRAINED, *TRAINED_TOO} & base.keys()) & last.keys():
         wanted = GAIN if task in TRAINED else 0.0
         gain = last[task] - base[task]
         if not gain >= wanted:  # also false for a score that is no number
             found.append(f"{task}: {base[task]:.3f} → {last[task]:.3f}, must gain {wanted:.2f}")
     return sorted(found)
+
+
+def print_untrained(scores):
+    """Tell how the tasks changed that no stage trains."""
+    base = scores[UNTRAINED]
+    last = scores[[label for label in scores if label.startswith("stage ")][-1]]
+    for task in sorted(base.keys() & last.keys() - {*TRAINED, *TRAINED_TOO}):
+        print(f"not trained: {task} {base[task]:.3f} → {last[task]:.3f}")
 
 
 def main(arguments=None):
@@ -53,7 +63,8 @@ def main(arguments=None):
     for line in found:
         print(line, file=sys.stderr)
     if not found:
-        print(f"{len(scores[UNTRAINED])} tasks hold: {path}")
+        print(f"What is trained holds: {path}")
+        print_untrained(scores)
     return 1 if found else 0
 
 
