@@ -94,8 +94,10 @@ def run_units(
         now = time.monotonic()
         if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(missing):
             logged = now
-            rate = rows / max(now - began, 1e-9)
-            log.info("%s: %d/%d, %d rows, %.0f rows/s", what, len(made), len(missing), rows, rate)
+            done = f"{len(made)}/{len(missing)}"
+            if rows:  # some tasks count none
+                done += f", {rows} rows, {rows / max(now - began, 1e-9):.0f} rows/s"
+            log.info("%s: %s", what, done)
     return [
         made[unit.key]
         if unit.key in made

@@ -1,5 +1,6 @@
 """Evaluation as a Ray task, on the resources that it is given."""
 
+import logging
 import tempfile
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def _evaluate(
 ) -> dict[str, float]:
     import torch
 
+    # Ray shows a task's output in the job's log: a line when a task of the benchmark is scored.
+    logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("rayembed").setLevel(logging.INFO)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory(prefix="scores-") as scratch:
         local = Path(scratch) if is_remote(results_folder) else Path(results_folder)
