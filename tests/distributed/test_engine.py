@@ -3,7 +3,7 @@
 import pytest
 import torch
 from made_up_records import made_up_records
-from plain_reference import reference_loss
+from plain_reference import train_by_hand
 from run_distributed import run_distributed
 from toy_model import ToyModel
 
@@ -73,31 +73,8 @@ def cases(rank, world):
     return found
 
 
-def reference(clipping=0.5, steps=STEPS):
-    """AdamW with decoupled decay and clipping, written out, over the loss of a loop over texts."""
-    model = ToyModel(context=True)
-    moments = {n: [torch.zeros_like(p), torch.zeros_like(p)] for n, p in model.named_parameters()}
-    norms = []
-    for step in range(steps):
-        model.zero_grad()
-        reference_loss(
-            model, records_of(step), temperature=0.1, num_negatives=2, in_batch=True
-        ).backward()
-        norm = torch.sqrt(sum((p.grad**2).sum() for p in model.parameters()))
-        norms.append(norm.item())
-        scale = min(1.0, clipping / norm.item()) if clipping else 1.0
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                peak = 0.01 if model.backbone_parameter(name) else 0.02
-                rate = peak * learning_rate_factor(step, STAGE)
-                if p.ndim >= 2:
-                    p.mul_(1 - rate * 0.1)
-                first, second = moments[name]
-                first.mul_(0.9).add_(p.grad * scale, alpha=0.1)
-                second.mul_(0.999).add_((p.grad * scale) ** 2, alpha=0.001)
-                unbiased = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
-                p.sub_(rate * (first / (1 - 0.9 ** (step + 1))) / unbiased)
-    return dict(model.named_parameters()), norms
+def reference(stage=STAGE):
+    return train_by_hand(ToyModel(context=True), stage, records_of)
 
 
 def distance(left, right):
@@ -121,7 +98,9 @@ def test_trained_weights_are_those_of_the_reference(world):
         # Adam divides by the root of the second moment: rounding of 1e-7 grows to about 1e-5.
         assert distance(weights, expected) < 5e-5, (zero, kind)
         assert seen == pytest.approx(norms, rel=1e-4), (zero, kind)
-    assert distance(reference(clipping=0.0)[0], expected) > 1e-4, "clipping must matter here"
+    optimizer = STAGE.optimizer.model_copy(update={"gradient_clipping": 0.0})
+    unclipped, _ = reference(STAGE.model_copy(update={"optimizer": optimizer}))
+    assert distance(unclipped, expected) > 1e-4, "clipping must matter here"
     if world == 1:
         cut = {z: _relative(found[z, "bf16"], found[z, "bf16 whole"], start) for z in range(4)}
         # Each micro-batch rounds its gradients to 8 bits; only fp32 sums do not round again.

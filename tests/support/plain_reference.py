@@ -1,12 +1,14 @@
-"""The global batch's loss in one process, written with loops over texts and no masks."""
+"""A stage in one process: the loss written with loops over texts and no masks, AdamW by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from rayembed.config.stage import StageConfig
 from rayembed.data.records import Record
 from rayembed.models.contract import EmbeddingModel
+from rayembed.training.schedule import learning_rate_factor
 
 
 def reference_loss(
@@ -60,3 +62,39 @@ def reference_loss(
         if statistics[0] is None
         else loss + model.auxiliary_loss(torch.stack(statistics).sum(0))
     )
+
+
+def train_by_hand(
+    model: EmbeddingModel, stage: StageConfig, records_of: Callable[[int], Sequence[Record]]
+) -> tuple[dict[str, Tensor], list[float]]:
+    """The model's trained weights after the stage, and the gradient's norm before clipping."""
+    config = stage.optimizer
+    learnt = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    moments = {n: [torch.zeros_like(p), torch.zeros_like(p)] for n, p in learnt.items()}
+    norms = []
+    for step in range(stage.steps):
+        model.zero_grad()
+        reference_loss(
+            model,
+            records_of(step),
+            temperature=stage.loss.temperature,
+            num_negatives=stage.batch.num_negatives,
+            in_batch=stage.batch.in_batch_negatives,
+        ).backward()
+        norm = torch.sqrt(sum((p.grad**2).sum() for p in learnt.values()))
+        norms.append(norm.item())
+        limit = config.gradient_clipping
+        scale = min(1.0, limit / norm.item()) if limit else 1.0
+        with torch.no_grad():
+            for name, p in learnt.items():
+                backbone = model.backbone_parameter(name)
+                peak = config.learning_rate if backbone else config.pooling_learning_rate
+                rate = peak * learning_rate_factor(step, stage)
+                if p.ndim >= 2:
+                    p.mul_(1 - rate * config.weight_decay)
+                first, second = moments[name]
+                first.mul_(0.9).add_(p.grad * scale, alpha=0.1)
+                second.mul_(0.999).add_((p.grad * scale) ** 2, alpha=0.001)
+                unbiased = (second / (1 - 0.999 ** (step + 1))).sqrt() + config.eps
+                p.sub_(rate * (first / (1 - 0.9 ** (step + 1))) / unbiased)
+    return {n: p.detach().clone() for n, p in learnt.items()}, norms

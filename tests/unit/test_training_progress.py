@@ -5,8 +5,7 @@ import logging
 from rayembed.config.override import override
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.on_ray import _Progress
-from rayembed.training.worker import StageJob
+from rayembed.training.progress import Progress
 
 
 def test_the_time_left_has_its_days(tmp_path, caplog):
@@ -16,7 +15,7 @@ def test_the_time_left_has_its_days(tmp_path, caplog):
         log.append("finetune", number, number, {**step, "seconds": 10.0})
     run = override(get_recipe("biencoder"), ["stages.finetune.steps=20002"])
     caplog.set_level(logging.INFO, logger="rayembed")
-    with _Progress(StageJob(run, 0, "plan", None, "weights"), log.path):
+    with Progress(run.stages[0], log.path):
         pass
     line = caplog.messages[-1]  # 20,000 steps of 10 s
     assert "step 2/20002" in line

@@ -2,10 +2,8 @@
 
 import logging
 import os
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,7 @@ from rayembed.training.capacity import (
 )
 from rayembed.training.export import export
 from rayembed.training.loop import StepRecord
+from rayembed.training.progress import Progress
 from rayembed.training.worker import StageJob, Surroundings, is_done, train_stage
 
 logger = logging.getLogger(__name__)
@@ -221,7 +220,7 @@ def train_stage_on_ray(
             logging_config=ray.train.LoggingConfig(log_level=_LOG_LEVEL),
         ),
     )
-    with _Progress(job, metrics_log):
+    with Progress(job.stage, metrics_log):
         try:
             trainer.fit()
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
@@ -253,15 +252,11 @@ def _fetch_model(run: Run) -> None:
     # Soft: on a node that has gone meanwhile nobody needs it.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
     fetch = ray.remote(num_cpus=0, max_retries=2)(resolve_model)
-    try:
-        ray.get([fetch.options(scheduling_strategy=p).remote(reference) for p in places])
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from error
-    except ray.exceptions.RayError as error:
-        raise WorkerError(
-            f"fetching {reference!r} to a node was lost with its process: {error}\nSubmit the run "
-            "again under the same name; if it fails again, give the nodes more memory."
-        ) from error
+    _wait_for(
+        [fetch.options(scheduling_strategy=p).remote(reference) for p in places],
+        f"fetching {reference!r} to a node",
+        "Give the nodes more memory if it fails again.",
+    )
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
@@ -293,15 +288,24 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
         WorkerError: the task was lost, also when it was tried again.
     """
     task = ray.remote(num_cpus=run.placement.cpus_per_worker, max_retries=2)(export)
+    _wait_for(
+        [task.remote(run, weights, folder)],
+        f"the export of {folder!r}",
+        "It needs memory for the whole model on one node: give the nodes more of it, or lower what "
+        "runs beside it.",
+    )
+
+
+def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
+    """Return when the tasks are done; their errors come unwrapped, a lost one as WorkerError."""
     try:
-        ray.get(task.remote(run, weights, folder))
+        ray.get(tasks)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
         raise WorkerError(
-            f"the export of {folder!r} was lost with its process or node: {error}\nIt needs "
-            "memory for the whole model on one node: give the nodes more of it, or lower what runs "
-            "beside it; then submit the run again under the same name to go on from here."
+            f"{what} was lost with its process or node: {error}\n{advice} Submit the run again "
+            "under the same name to go on from here."
         ) from error
 
 
@@ -354,51 +358,6 @@ def _train_on_worker(given: _WorkerInput) -> None:
     else:
         with checkpoint.as_directory() as folder:
             train_stage(job, Surroundings(stream, Path(folder), report_checkpoint, report_step))
-
-
-class _Progress:
-    """Lines in the driver's log while a stage is trained: step, loss, rate, time left."""
-
-    def __init__(self, job: StageJob, metrics_log: Path, every_seconds: float = 15.0) -> None:
-        self._stage, self._log, self._every = job.stage, MetricsLog(metrics_log), every_seconds
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)
-
-    def __enter__(self) -> None:
-        logger.info("stage %s: %d steps; starting workers", self._stage.name, self._stage.steps)
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._show(self._log.records())
-
-    def _watch(self) -> None:
-        shown = 0
-        while not self._stop.wait(self._every):
-            records = [r for r in self._log.records() if r["stage"] == self._stage.name]
-            if records and records[-1]["step"] != shown:
-                shown = records[-1]["step"]
-                self._show(records)
-
-    def _show(self, records: list[StepRecord]) -> None:
-        mine = [r for r in records if r["stage"] == self._stage.name]
-        if not mine:
-            return
-        recent = mine[-20:]
-        seconds = sum(r["seconds"] for r in recent) / len(recent)
-        left = timedelta(seconds=round((self._stage.steps - mine[-1]["step"]) * seconds))
-        logger.info(
-            "stage %s  step %d/%d  loss %.3f  lr %.2e  %.1f pairs/s  %.0f tokens/s  %s left",
-            self._stage.name,
-            mine[-1]["step"],
-            self._stage.steps,
-            sum(r["loss"] for r in recent) / len(recent),
-            mine[-1]["learning_rate"],
-            sum(r["pairs_per_second"] for r in recent) / len(recent),
-            sum(r["tokens"] for r in recent) / sum(r["seconds"] for r in recent),
-            left,
-        )
 
 
 def _here() -> NodeAffinitySchedulingStrategy:
