@@ -52,5 +52,5 @@ def test_a_task_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp
     with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
         evaluate_on_ray("bm25", run, name="x", results_folder=tmp_path)
     monkeypatch.setattr("rayembed.training.on_ray.export", dies)
-    with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*submit the run"):
+    with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
         export_on_ray(run, None, str(tmp_path / "model"))
