@@ -25,7 +25,7 @@ from pathlib import Path
 WARMUP = 2
 SIDES = ("peer", "bare", "full")
 MAX_LENGTH = 128
-MICRO_BATCH_TOKENS = 4096
+MICRO_BATCH_TOKENS = 1024
 
 
 def pairs(count):

@@ -16,9 +16,9 @@ ray.init()
 @ray.remote(num_cpus=0)
 def where():
     import rayembed
-    return [rayembed.__file__, rayembed.__doc__, platform.system()]
+    return [rayembed.__file__, rayembed.__doc__, platform.system(), os.nice(0)]
 
-print("DRIVER", json.dumps([rayembed.__file__, rayembed.__doc__, platform.system()]))
+print("DRIVER", json.dumps([rayembed.__file__, rayembed.__doc__, platform.system(), os.nice(0)]))
 print("WORKER", json.dumps(ray.get(where.remote())))
 print("FILES", json.dumps(sorted(os.listdir("."))))
 """

@@ -95,7 +95,7 @@ def test_dtype_cache_and_attention_are_set(tmp_path):
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model.rotary_emb.inv_freq.dtype == torch.float32
     assert model.config.use_cache is False
-    assert model.config._attn_implementation == "sdpa"
+    assert model.config._attn_implementation == "rayembed"
 
 
 def test_encoders_unused_pooler_is_frozen(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 from rayembed.config.model import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.attention import use_products
 
 Mask = Literal["bidirectional", "causal", "own"]
 """`own`: as the family has it, which for encoders is bidirectional."""
@@ -33,8 +34,9 @@ _HIDDEN_DROPOUT = (
 def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
     """The pretrained model of a folder, without a language-model head, in the config's dtype.
 
-    Attention is SDPA; no key-value cache is kept. An encoder's own pooler, which no embedding
-    uses, is frozen. The state of the random generators stays as it was.
+    Attention is SDPA or, in training on CPUs, `attention.attention`; no key-value cache is kept. An
+    encoder's own pooler, which no embedding uses, is frozen. The state of the random generators
+    stays as it was.
 
     Raises:
         ArtifactError: no such model, damaged, or weights missing.
@@ -129,6 +131,7 @@ def finish_backbone(model: Any, *, mask: Mask) -> Any:
         for module in model.modules():
             if hasattr(module, "is_causal"):
                 module.is_causal = False
+    use_products(model)
     pooler = getattr(model, "pooler", None)
     if isinstance(pooler, torch.nn.Module):
         pooler.requires_grad_(False)

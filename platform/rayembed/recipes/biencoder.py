@@ -100,4 +100,4 @@ def _stage(
 
 
 def _laptop() -> Placement:
-    return Placement(workers=1, cpus_per_worker=1.0, threads_per_worker=2, micro_batch_tokens=4096)
+    return Placement(workers=1, cpus_per_worker=1.0, threads_per_worker=2, micro_batch_tokens=1024)

@@ -71,7 +71,7 @@ def quickstart() -> Run:
             StageConfig(
                 name="retrieval",
                 datasets={"wiki-description": 1.0, "wiki-sentence": 2.0},
-                batch=BatchConfig(global_pairs=28, num_negatives=0, in_batch_negatives=True),
+                batch=BatchConfig(global_pairs=30, num_negatives=0, in_batch_negatives=True),
                 loss=InfoNCEConfig(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=1e-3,
@@ -79,8 +79,8 @@ def quickstart() -> Run:
                     weight_decay=0.03,
                     warmup_steps=3,
                 ),
-                steps=36,
-                checkpoint_every_steps=18,
+                steps=44,
+                checkpoint_every_steps=22,
             ),
             StageConfig(
                 name="blend",
@@ -116,7 +116,7 @@ def quickstart() -> Run:
             threads_per_worker=2,
             zero_stage=2,
             grad_cache=False,
-            micro_batch_tokens=2048,
+            micro_batch_tokens=512,
         ),
     )
 
