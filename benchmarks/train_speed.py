@@ -170,8 +170,9 @@ def full(batch, steps):
     import logging
 
     from rayembed.data.on_ray import prepare_data
+    from rayembed.pipeline.on_ray import connect
     from rayembed.registry.metrics_log import MetricsLog
-    from rayembed.training.on_ray import connect, train_stage_on_ray
+    from rayembed.training.on_ray import train_stage_on_ray
     from rayembed.training.worker import StageJob
 
     logging.disable(logging.INFO)

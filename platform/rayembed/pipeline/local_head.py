@@ -235,7 +235,7 @@ def _ray() -> str:
 def _head_environment() -> dict[str, str]:
     """The environment, with this Python first on the PATH: jobs run `python` from there.
 
-    Ray's workers get the priority of its other processes, as in `training.on_ray.connect`.
+    Ray's workers get the priority of its other processes, as in `on_ray.connect`.
     """
     values = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
     values.setdefault("RAY_worker_niceness", "0")

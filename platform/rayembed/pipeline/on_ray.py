@@ -1,12 +1,15 @@
-"""Jobs on a Ray cluster: submitted, followed to their end, and stopped when we are stopped.
+"""Ray as the pipeline meets it: a cluster to join, or a job on one.
 
-The same submission serves a laptop and a cluster; `run_on_local_head` only adds a head where none
-runs. The head itself is in `local_head`, which does not import Ray.
+A job is submitted, followed to its end, and stopped when we are stopped. The same submission serves
+a laptop and a cluster; `run_on_local_head` only adds a head where none runs. The head itself is in
+`local_head`, which does not import Ray.
 """
 
 import asyncio
 import logging
+import os
 import shlex
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +33,20 @@ Echo = Callable[[str], object]
 
 RUNTIME_ENV = "cluster/runtime_env.yaml"
 
+_LOG_LEVEL = "WARNING"
+
+_DASHBOARD_PORT = 8265
+"""Ray's own choice."""
+
+_QUIET = {
+    "RAY_DATA_LOG_LEVEL": _LOG_LEVEL,
+    "MLFLOW_LOGGING_LEVEL": _LOG_LEVEL,
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "TQDM_DISABLE": "1",
+}
+"""What keeps the libraries' progress out of a job's log, in its driver and its workers; warnings
+stay. A variable that is set already is left as it is."""
+
 # They list every ignored folder and the end of the log's connection between the job's own lines.
 _TALKATIVE = (
     "ray._private.runtime_env.packaging",
@@ -37,6 +54,58 @@ _TALKATIVE = (
     "ray.dashboard.modules.dashboard_sdk",
     "ray.dashboard.modules.job.sdk",
 )
+
+
+def connect() -> None:
+    """Join the cluster that `RAY_ADDRESS` names, as it does within a job, or start one.
+
+    Without it Ray would look for any cluster of this machine, and wait for one that has gone.
+    """
+    import ray
+    import ray.data
+
+    # Of the variables that a job's runtime environment names, Ray takes no second value.
+    unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
+    os.environ.update(unset)
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        started = _own_cluster(unset) if address == "local" else {}
+        ray.init(
+            address=address,
+            logging_level=_LOG_LEVEL,
+            runtime_env={"env_vars": unset},
+            **started,
+        )
+    # Those that are imported already have read the environment.
+    for name in ("ray.data", "ray.train", "mlflow"):
+        logging.getLogger(name).setLevel(_LOG_LEVEL)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+
+
+def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
+    """Arguments of `ray.init` that start a cluster of this process; completes its environment."""
+    # Ray's workers have the lowest priority otherwise, and each of its own processes that wakes up
+    # (100 times a second) takes a core from them: a tenth of the speed on two.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
+    # somebody's `ray start` last left its address of, and takes the controller for dead.
+    port = _free_port(_DASHBOARD_PORT)
+    environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
+
+
+def _free_port(wanted: int) -> int:
+    """The port if nothing has it, else any other."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise PlacementError("no port is free on 127.0.0.1 for Ray's dashboard; end what holds them")
 
 
 def run_on_local_head(

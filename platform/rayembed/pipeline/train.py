@@ -29,6 +29,7 @@ from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.model_card import CARD_FILE, instruction_template, model_card
@@ -39,7 +40,6 @@ from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
 from rayembed.training.on_ray import (
     check_placement,
-    connect,
     export_on_ray,
     train_stage_on_ray,
     worker_hardware,

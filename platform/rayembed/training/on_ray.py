@@ -58,42 +58,6 @@ _WORKER_START_SECONDS = 60
 
 _LOG_LEVEL = "WARNING"
 
-_QUIET = {
-    "RAY_DATA_LOG_LEVEL": _LOG_LEVEL,
-    "MLFLOW_LOGGING_LEVEL": _LOG_LEVEL,
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "TQDM_DISABLE": "1",
-}
-"""What keeps the libraries' progress out of a job's log, in its driver and its workers; warnings
-stay. A variable that is set already is left as it is."""
-
-
-def connect() -> None:
-    """Join the cluster that `RAY_ADDRESS` names, as it does within a job, or start one.
-
-    Without it Ray would look for any cluster of this machine, and wait for one that has gone.
-    """
-    # Of the variables that a job's runtime environment names, Ray takes no second value.
-    unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
-    os.environ.update(unset)
-    if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS") or "local"
-        if address == "local":
-            # Ray's workers have the lowest priority otherwise, and each of its own processes that
-            # wakes up (100 times a second) takes a core from them: a tenth of the speed on two.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-        ray.init(
-            address=address,
-            logging_level=_LOG_LEVEL,
-            runtime_env={"env_vars": unset},
-        )
-    # Those that are imported already have read the environment.
-    for name in ("ray.data", "ray.train", "mlflow"):
-        logging.getLogger(name).setLevel(_LOG_LEVEL)
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-
 
 def check_placement(placement: Placement) -> None:
     """Return when the cluster's nodes can hold the run's workers; it may wait for nodes to come.

@@ -1,0 +1,41 @@
+"""A cluster that a script starts for itself, seen from a process that imports Ray first there."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.ray
+
+SCRIPT = """
+import json, os
+from rayembed.pipeline.on_ray import connect
+connect()
+import ray
+
+@ray.remote(num_cpus=0)
+class Sees:
+    def all(self):
+        from ray.util.state import get_actor
+        state = get_actor(ray.get_runtime_context().get_actor_id())
+        return [os.nice(0), os.environ["RAY_API_SERVER_ADDRESS"], state and state.state]
+
+dashboard = ray._private.worker.global_worker.node.webui_url
+print("SEEN", json.dumps([*ray.get(Sees.remote().all.remote()), f"http://{dashboard}"]))
+"""
+
+
+def test_its_processes_ask_its_own_dashboard_and_have_its_priority():
+    """Train takes its controller for dead when it asks another cluster of the machine."""
+    unset = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=unset
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
+    assert lines, done.stderr[-3000:]
+    niceness, asked, state, dashboard = json.loads(lines[0].removeprefix("SEEN "))
+    assert niceness == os.nice(0)
+    assert asked == dashboard
+    assert state == "ALIVE"
