@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+import torch
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayembed.errors import DataError
-from rayembed.search import exact
-from rayembed.search.exact import NO_RESULT, top_k
+from rayembed.search import exact, two_passes
+from rayembed.search.exact import top_k
+from rayembed.search.order import NO_RESULT
 
 
 def brute_force(queries: np.ndarray, corpus: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,3 +70,88 @@ def test_wrong_width_and_k_are_errors() -> None:
         top_k(np.ones((1, 3)), [np.ones((2, 4))], 1)
     with pytest.raises(DataError, match="k is 0"):
         top_k(np.ones((1, 3)), [np.ones((2, 3))], 0)
+
+
+def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
+    vectors = np.random.default_rng(seed).standard_normal((count, width), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+@pytest.fixture
+def in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with bfloat16 units, with pieces of some tiles."""
+    monkeypatch.setattr(exact, "_has_bfloat16_units", lambda _: True)
+    monkeypatch.setattr(exact, "_RESULTS_OF_PIECE", 1.0)
+    monkeypatch.setattr(exact, "_PIECE_DOCUMENTS", 700)
+    monkeypatch.setattr(exact, "_TILE_QUERIES", 8)
+    monkeypatch.setattr(two_passes, "_TILE_DOCUMENTS", 256)
+    monkeypatch.setattr(two_passes, "_SLACK", 5)
+    monkeypatch.setattr(two_passes, "_SECOND_SLACK", 30)
+
+
+@pytest.mark.usefixtures("in_two_passes")
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 1500), k=st.integers(1, 60))
+def test_two_passes_equal_brute_force(seed: int, size: int, k: int) -> None:
+    corpus, queries = unit_vectors(size, 48, seed), unit_vectors(11, 48, seed + 1)
+    scores, ids = top_k(queries, [corpus[: size // 3], corpus[size // 3 :]], k)
+    expected_scores, expected_ids = brute_force(queries, corpus, k)
+    np.testing.assert_allclose(scores, expected_scores, atol=2e-6)
+    # Random scores may be a rounding apart, and then in either order.
+    closest = np.abs(np.diff(np.nan_to_num(expected_scores, neginf=-9.0), axis=1)).min(initial=1.0)
+    if closest > 2e-6:
+        np.testing.assert_array_equal(ids, expected_ids)
+
+
+@pytest.mark.usefixtures("in_two_passes")
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 1000), size=st.integers(1, 900), k=st.integers(1, 60))
+def test_two_passes_put_the_lower_id_first_among_equals(seed: int, size: int, k: int) -> None:
+    rng = np.random.default_rng(seed)
+    corpus = rng.integers(-2, 3, (size, 4)).astype(np.float16)
+    queries = rng.integers(-2, 3, (9, 4)).astype(np.float32)
+    scores, ids = top_k(queries, [corpus], k)
+    expected_scores, expected_ids = brute_force(queries, corpus.astype(np.float32), k)
+    np.testing.assert_array_equal(ids, expected_ids)
+    np.testing.assert_array_equal(scores, expected_scores)
+
+
+def hidden_by_rounding(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents that are all the same in bfloat16, of which the later ones are better."""
+    corpus = np.ones((count, 4), dtype=np.float32)
+    corpus[:, 0] += np.linspace(0, 1e-3, count, dtype=np.float32)
+    return np.ones((3, 4), dtype=np.float32), corpus
+
+
+@pytest.mark.usefixtures("in_two_passes")
+def test_what_rounding_hides_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    queries, corpus = hidden_by_rounding(600)
+    expected = list(range(599, 589, -1))
+    assert top_k(queries, [corpus], 10)[1].tolist() == [expected] * 3
+    # The control: without the margin the first pass would be believed.
+    monkeypatch.setattr(two_passes, "_margin", lambda queries, *_: torch.zeros(len(queries)))
+    assert top_k(queries, [corpus], 10)[1].tolist() != [expected] * 3
+
+
+def test_the_margin_holds_for_every_product() -> None:
+    """Also for long vectors; and it is no more than some times what rounding does."""
+    for seed, scale in ((0, 1.0), (1, 30.0)):
+        queries = torch.from_numpy(scale * unit_vectors(50, 96, seed))
+        piece = two_passes.Piece.of(torch.from_numpy(scale * unit_vectors(3000, 96, seed + 5)), 50)
+        rounded = (queries.bfloat16() @ piece.tiles[0].T).float()[:, :3000]
+        apart = (queries @ piece.exact.T - rounded).abs()
+        margin = torch.stack(
+            [two_passes._margin(queries, rounded[:, i], piece) for i in range(3000)], 1
+        )
+        assert (apart <= margin).all()
+        assert margin.mean() < 40 * apart.mean()
+
+
+def test_most_queries_need_no_second_look() -> None:
+    queries = torch.from_numpy(unit_vectors(64, 384, 0))
+    piece = two_passes.Piece.of(torch.from_numpy(unit_vectors(20_000, 384, 1)), 64)
+    assert two_passes.best_of_piece(queries, piece, 20)[2].all()

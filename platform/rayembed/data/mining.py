@@ -13,7 +13,8 @@ import numpy as np
 
 from rayembed.data.records import Negative, Record
 from rayembed.data.step_batch import NO_HASH, text_hash
-from rayembed.search.exact import NO_RESULT, top_k
+from rayembed.search.exact import top_k
+from rayembed.search.order import NO_RESULT
 
 RULE = "top_k_perc_pos"
 """Rule of mined negatives in their provenance."""

@@ -2,24 +2,27 @@
 
 Q queries, n documents of a shard, D embedding width, k results.
 
-Why torch: the matrix product is most of the time (0.47 of 0.62 s for 2,000 × 20,000 × 384 on two
-cores; FAISS's IndexFlatIP took 0.57 s), and with all scores of a tile at hand ties can be decided
-by id, which FAISS leaves to the order of its heap.
+Why not FAISS's flat index: ties are decided by id here, which FAISS leaves to the order of its
+heap, and on CPUs with bfloat16 units two passes are faster (docs/LOG.md has both in one run).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rayembed.errors import DataError
-
-NO_RESULT = -1
-"""Id of the places that stay empty when the corpus has fewer than k documents."""
+from rayembed.search.order import NO_RESULT, best_columns, merged
+from rayembed.search.two_passes import Piece, best_of_piece
 
 _TILE_QUERIES = 512
 _TILE_DOCUMENTS = 16_384
+_PIECE_DOCUMENTS = 131_072
+"""Of two passes: their rounded products with 512 queries take 128 MiB."""
+
+_RESULTS_OF_PIECE = 1 / 200
+"""Two passes pay where k is at most this share of the documents."""
 
 
 def top_k(
@@ -47,49 +50,60 @@ def top_k(
     scores = torch.full((len(wanted), k), -torch.inf, device=device)
     ids = torch.full((len(wanted), k), NO_RESULT, dtype=torch.int64, device=device)
     first_id = 0
-    for shard in shards:
-        if shard.ndim != 2 or shard.shape[1] != wanted.shape[1]:
-            raise DataError(
-                f"top_k: a shard has the shape {shard.shape}, expected (n, {wanted.shape[1]})"
-            )
-        for start in range(0, len(shard), _TILE_DOCUMENTS):
-            tile = np.asarray(shard[start : start + _TILE_DOCUMENTS], dtype=np.float32)
-            documents = torch.from_numpy(tile).to(device)
-            for row in range(0, len(wanted), _TILE_QUERIES):
-                rows = slice(row, row + _TILE_QUERIES)
-                found = _best(wanted[rows] @ documents.T, k)
-                scores[rows], ids[rows] = _merge(
-                    (scores[rows], ids[rows]), (found[0], found[1] + first_id + start)
-                )
-        first_id += len(shard)
+    for piece in _pieces(shards, wanted.shape[1]):
+        for rows, found, places in _search(wanted, torch.from_numpy(piece).to(device), k):
+            scores[rows], ids[rows] = merged((scores[rows], ids[rows]), (found, places + first_id))
+        first_id += len(piece)
     return scores.cpu().numpy(), ids.cpu().numpy()
 
 
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Scores and columns (Q, min(k, n)) of the best, the lower column first among equals."""
-    k = min(k, scores.shape[1])
-    values, columns = torch.topk(scores, k, dim=1)
-    # topk takes any of the columns that tie for the last places: put in the lowest ones.
-    last = values[:, -1:]
-    taken = (values == last).sum(1)
-    tied = (scores == last).sum(1)
-    for row in torch.nonzero(tied > taken).flatten().tolist():
-        lowest = torch.nonzero(scores[row] == last[row]).flatten()[: int(taken[row])]
-        columns[row, k - len(lowest) :] = lowest
-    return _sort(values, columns)
+def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
+    """The corpus in pieces of `_PIECE_DOCUMENTS`, small shards put together, large ones cut.
+
+    Raises:
+        DataError: a shard of another width.
+    """
+    waiting: list[np.ndarray] = []
+    count = 0
+    for shard in shards:
+        if shard.ndim != 2 or shard.shape[1] != width:
+            raise DataError(f"top_k: a shard has the shape {shard.shape}, expected (n, {width})")
+        start = 0
+        while start < len(shard):
+            part = shard[start : start + _PIECE_DOCUMENTS - count]
+            start += len(part)
+            count += len(part)
+            waiting.append(part)
+            if count == _PIECE_DOCUMENTS:
+                yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+                waiting, count = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
 
 
-def _merge(kept: tuple[Tensor, Tensor], found: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The best of two lists of scores and ids, as wide as `kept`; empty places last."""
-    width = kept[0].shape[1]
-    values, ids = _sort(torch.cat([kept[0], found[0]], 1), torch.cat([kept[1], found[1]], 1))
-    return values[:, :width], ids[:, :width]
+def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Rows of the queries with scores and places of their best in the piece of the corpus.
+
+    A row comes as often as there are tiles, or once.
+    """
+    left = torch.arange(len(queries), device=queries.device)
+    if _has_bfloat16_units(queries.device) and k <= len(documents) * _RESULTS_OF_PIECE:
+        piece, unproven = Piece.of(documents, _TILE_QUERIES), []
+        for some in torch.split(left, _TILE_QUERIES):
+            scores, places, proven = best_of_piece(queries[some], piece, k)
+            unproven.append(some[~proven])
+            yield some[proven], scores[proven], places[proven]
+        left = torch.cat(unproven)
+    for start in range(0, len(documents) if len(left) else 0, _TILE_DOCUMENTS):
+        tile = documents[start : start + _TILE_DOCUMENTS].float()
+        for some in torch.split(left, _TILE_QUERIES):
+            scores, places = best_columns(queries[some] @ tile.T, k)
+            yield some, scores, places + start
 
 
-def _sort(values: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sorted by falling value, then by rising id with `NO_RESULT` last."""
-    place = torch.where(ids == NO_RESULT, torch.iinfo(torch.int64).max, ids)
-    order = torch.argsort(place, dim=1, stable=True)
-    values, ids = values.gather(1, order), ids.gather(1, order)
-    order = torch.argsort(values, dim=1, descending=True, stable=True)
-    return values.gather(1, order), ids.gather(1, order)
+def _has_bfloat16_units(device: torch.device) -> bool:
+    """Whether products in bfloat16 are known to be faster by much; GPUs were not measured."""
+    if device.type != "cpu":
+        return False
+    found = torch.cpu.get_capabilities()
+    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
