@@ -31,7 +31,12 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority():
     """Train takes its controller for dead when it asks another cluster of the machine."""
     unset = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False, env=unset
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=unset,
+        timeout=120,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
     assert lines, done.stderr[-3000:]

@@ -9,6 +9,7 @@ from rayembed.models import attention as room
 from rayembed.models.attention import attention
 from rayembed.models.backbones import load_backbone
 
+SDPA = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
 ROWS, HEADS, LENGTH, WIDTH = 5, 4, 7, 8
 
 
@@ -41,12 +42,13 @@ def with_gradients(output, inputs):
     return [output, *torch.autograd.grad((output.double() * weights).sum(), inputs)]
 
 
+def refuse(*_, **__):
+    raise AssertionError("went to SDPA")
+
+
 @pytest.fixture(autouse=True)
 def sdpa_is_not_called(monkeypatch):
-    def refuse(*_, **__):
-        raise AssertionError("went to SDPA")
-
-    monkeypatch.setattr("transformers.integrations.sdpa_attention.sdpa_attention_forward", refuse)
+    monkeypatch.setattr(SDPA, refuse)
     # Groups of two texts: five texts make two whole ones and a rest.
     monkeypatch.setattr(room, "_SCORES_OF_GROUP", 2 * HEADS * LENGTH * LENGTH)
 
@@ -127,9 +129,14 @@ def test_long_texts_evaluation_and_cached_keys_go_to_sdpa(monkeypatch):
     attention(Layer(False).eval(), query, key, value, None)
     attention(Layer(False), query[:, :, :1], key, value, None)
     attention(Layer(False), query, key, value, None, position_bias=torch.zeros(1))
+    attention(Layer(False), query, key, value, torch.ones(LENGTH, LENGTH, dtype=torch.bool))
+    attention(Layer(False), query[:0], key[:0], value[:0], None)
     monkeypatch.setattr(room, "_SCORES_OF_TEXT", HEADS * LENGTH * LENGTH - 1)
     attention(Layer(False), query, key, value, None)
-    assert len(calls) == 4
+    monkeypatch.setattr(room, "_SCORES_OF_TEXT", 1 << 18)
+    monkeypatch.setattr(room, "_SCORES_KEPT", ROWS * HEADS * LENGTH * LENGTH - 1)
+    attention(Layer(False), query, key, value, None)
+    assert len(calls) == 7
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,6 @@ def test_long_texts_evaluation_and_cached_keys_go_to_sdpa(monkeypatch):
 def test_models_train_as_with_sdpa(tmp_path, family, mask, monkeypatch):
     """Padded micro-batches and whole ones, whose masks transformers makes differently."""
     monkeypatch.undo()
-    monkeypatch.setattr(room, "_SCORES_OF_GROUP", 3000)
     folder = save_encoder(tmp_path) if family == "bert" else save_decoder(tmp_path, family)
     config = BackboneConfig(path="unused", dtype="float32")
     model = load_backbone(folder, config, mask=mask).train()
@@ -152,6 +158,10 @@ def test_models_train_as_with_sdpa(tmp_path, family, mask, monkeypatch):
         found = []
         for name in (room.NAME, "sdpa"):
             model.set_attn_implementation(name)
+            monkeypatch.undo()
+            if name == room.NAME:
+                monkeypatch.setattr(SDPA, refuse)
+                monkeypatch.setattr(room, "_SCORES_OF_GROUP", 3000)
             model.zero_grad()
             states = model(input_ids=ids, attention_mask=seen).last_hidden_state
             # A causal model's padding attends to nothing that counts; only tokens are compared.

@@ -6,6 +6,8 @@ exact; attention dropout sends SDPA to a path that is slower still. The products
 scores at hand stay in the processor's cache, so they go by groups of texts; long texts go to SDPA.
 """
 
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -21,13 +23,20 @@ _SCORES_OF_TEXT = 1 << 18
 _SCORES_OF_GROUP = 1 << 19
 """2 MiB in float32."""
 
+_SCORES_KEPT = 1 << 24
+"""Of all texts of a layer, 64 MiB in float32: the backward pass needs them, SDPA's does not."""
+
 
 def use_products(model: Any) -> None:
-    """Let a transformers model attend by `attention`, if its family can be told how to attend."""
+    """Let a transformers model attend by `attention`, if its family can be told how to attend.
+
+    Families that ask for SDPA by its name (sparse attention of DeepSeek 3.2 and others) keep it.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    if model._can_set_attn_implementation():
+    asks_for_sdpa = '"sdpa"' in inspect.getsource(sys.modules[type(model).__module__])
+    if model._can_set_attn_implementation() and not asks_for_sdpa:
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, sdpa_mask)
         model.set_attn_implementation(NAME)
@@ -47,7 +56,8 @@ def attention(
     """Softmax attention, (B, T, H, D) of (B, H, T, D), as transformers calls it.
 
     By products in float32 for short texts on CPUs while the module trains, by SDPA otherwise; both
-    scale, mask and share key heads alike.
+    scale, mask and share key heads alike. A token that sees nothing gets the mean of all values
+    from the products.
     """
     rows, heads, length, width = query.shape
     scores_of_text = heads * length * key.shape[2]
@@ -55,7 +65,9 @@ def attention(
         module.training
         and query.device.type == "cpu"
         and length == key.shape[2]
-        and scores_of_text <= _SCORES_OF_TEXT
+        and 0 < scores_of_text <= _SCORES_OF_TEXT
+        and 0 < rows * scores_of_text <= _SCORES_KEPT
+        and (attention_mask is None or attention_mask.dim() == 4)
         and kwargs.get("position_bias") is None
     )
     if not by_products:
@@ -94,5 +106,5 @@ def _bias(
             return None
         mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
     if mask.dtype != torch.bool:
-        return mask.float()
+        return mask.float().clamp(min=lowest)
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, lowest)

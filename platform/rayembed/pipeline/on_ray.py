@@ -35,9 +35,6 @@ RUNTIME_ENV = "cluster/runtime_env.yaml"
 
 _LOG_LEVEL = "WARNING"
 
-_DASHBOARD_PORT = 8265
-"""Ray's own choice."""
-
 _QUIET = {
     "RAY_DATA_LOG_LEVEL": _LOG_LEVEL,
     "MLFLOW_LOGGING_LEVEL": _LOG_LEVEL,
@@ -90,22 +87,14 @@ def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
     # (100 times a second) takes a core from them: a tenth of the speed on two.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
-    # somebody's `ray start` last left its address of, and takes the controller for dead.
-    port = _free_port(_DASHBOARD_PORT)
+    # somebody's `ray start` last left its address of, and takes the controller for dead. All
+    # processes of such a cluster run on this machine.
+    with socket.socket() as probe:  # not Ray's own 8265, which a second script would want too
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
+    logger.info("Ray starts in this process; its dashboard: http://127.0.0.1:%d", port)
     return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
-
-
-def _free_port(wanted: int) -> int:
-    """The port if nothing has it, else any other."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise PlacementError("no port is free on 127.0.0.1 for Ray's dashboard; end what holds them")
 
 
 def run_on_local_head(

@@ -3,7 +3,7 @@
 Q queries, n documents of a shard, D embedding width, k results.
 
 Why not FAISS's flat index: ties are decided by id here, which FAISS leaves to the order of its
-heap, and on CPUs with bfloat16 units two passes are faster (docs/LOG.md has both in one run).
+heap, and on a CPU with bfloat16 units two passes were faster (docs/LOG.md has both in one run).
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,11 +24,17 @@ _PIECE_DOCUMENTS = 131_072
 _RESULTS_OF_PIECE = 1 / 200
 """Two passes pay where k is at most this share of the documents."""
 
+_WORTH_IT = 0.8
+"""Share of the queries that the first pass must prove, or the rest goes without it."""
+
 
 def top_k(
     queries: np.ndarray, shards: Iterable[np.ndarray], k: int, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k documents of highest inner product of each query, best first, ties by lower id.
+
+    Scores tie as computed in float32: copies of a document that stand in different pieces of a
+    large corpus may come out a rounding apart.
 
     Args:
         queries: (Q, D), any float type.
@@ -50,8 +56,10 @@ def top_k(
     scores = torch.full((len(wanted), k), -torch.inf, device=device)
     ids = torch.full((len(wanted), k), NO_RESULT, dtype=torch.int64, device=device)
     first_id = 0
+    if not len(wanted):
+        return scores.cpu().numpy(), ids.cpu().numpy()
     for piece in _pieces(shards, wanted.shape[1]):
-        for rows, found, places in _search(wanted, torch.from_numpy(piece).to(device), k):
+        for rows, found, places in _search(wanted, _as_tensor(piece).to(device), k):
             scores[rows], ids[rows] = merged((scores[rows], ids[rows]), (found, places + first_id))
         first_id += len(piece)
     return scores.cpu().numpy(), ids.cpu().numpy()
@@ -78,7 +86,13 @@ def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
                 yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
                 waiting, count = [], 0
     if waiting:
-        yield np.concatenate(waiting)
+        yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
+
+
+def _as_tensor(vectors: np.ndarray) -> Tensor:
+    """Half precision stays as it is, all else becomes float32."""
+    kind = np.float16 if vectors.dtype == np.float16 else np.float32
+    return torch.from_numpy(np.ascontiguousarray(vectors, dtype=kind))
 
 
 def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -93,6 +107,9 @@ def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor
             scores, places, proven = best_of_piece(queries[some], piece, k)
             unproven.append(some[~proven])
             yield some[proven], scores[proven], places[proven]
+            if proven.float().mean() < _WORTH_IT:  # scores too near one another
+                unproven.append(left[int(some[-1]) + 1 :])
+                break
         left = torch.cat(unproven)
     for start in range(0, len(documents) if len(left) else 0, _TILE_DOCUMENTS):
         tile = documents[start : start + _TILE_DOCUMENTS].float()
