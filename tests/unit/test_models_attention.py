@@ -120,10 +120,7 @@ def test_dropout_drops_weights_and_keeps_the_mean():
 def test_long_texts_evaluation_and_cached_keys_go_to_sdpa(monkeypatch):
     query, key, value = made()
     calls = []
-    monkeypatch.setattr(
-        "transformers.integrations.sdpa_attention.sdpa_attention_forward",
-        lambda *given, **_: calls.append(given) or (query, None),
-    )
+    monkeypatch.setattr(SDPA, lambda *given, **_: calls.append(given) or (query, None))
     attention(Layer(False), query, key, value, None)
     assert not calls
     attention(Layer(False).eval(), query, key, value, None)

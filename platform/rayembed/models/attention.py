@@ -1,9 +1,10 @@
 """Attention in training on CPUs: plain matrix products over a few short texts at a time.
 
-SDPA's flash kernel for CPUs is slow in bf16 where texts are short: forward and backward took 15 ms
-for 8 texts of 128 tokens (12 heads of 32, two cores), products in float32 take 11 and are twice as
-exact; attention dropout sends SDPA to a path that is slower still. The products gain while the
-scores at hand stay in the processor's cache, so they go by groups of texts; long texts go to SDPA.
+SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
+thirds to a third of its time, and their gradients lie nearer to those of float64
+(benchmarks/attention_speed.py, docs/LOG.md); attention dropout sends SDPA to a path that is slower
+still. The products gain while the scores at hand stay in the processor's cache, so they go by groups
+of texts; long texts go to SDPA.
 """
 
 import inspect
