@@ -31,8 +31,8 @@ MICRO_BATCH_TOKENS = 1024
 def pairs(count):
     from rayembed.assets.resolver import resolve
     from rayembed.assets.samples import WIKIPEDIA_EN
-    from rayembed.data.wikipedia import read_articles
-    from rayembed.data.wikipedia_records import sentence_pair
+    from rayembed.data.sources.wikipedia import read_articles
+    from rayembed.data.sources.wikipedia_records import sentence_pair
 
     found = [sentence_pair(article, 0) for article in read_articles(resolve(WIKIPEDIA_EN))]
     kept = [pair for pair in found if not isinstance(pair, str)]
@@ -140,8 +140,8 @@ def bare(batch, steps):
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.assets.samples import MINILM
+    from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
-    from rayembed.data.step_batch import make_step_batch
     from rayembed.models.build import build_model
     from rayembed.training.step import Passable, StepSettings, run_step
 

@@ -10,7 +10,7 @@ from toy_model import ToyModel
 from rayembed.config.run import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import make_step_batch
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.loop import train_steps
 from rayembed.training.schedule import learning_rate_factor

@@ -10,7 +10,7 @@ from toy_model import ToyModel
 
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import make_step_batch
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed.collectives import sums_of
 from rayembed.training import step as step_module
 from rayembed.training.step import Passable, StepSettings, run_step

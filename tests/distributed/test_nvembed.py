@@ -14,7 +14,7 @@ from rayembed.config.model import NVEmbedConfig
 from rayembed.config.run import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import make_step_batch
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.checkpoint import (

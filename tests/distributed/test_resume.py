@@ -15,7 +15,7 @@ from rayembed.config.model import NVEmbedConfig
 from rayembed.config.run import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import make_step_batch
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model, load_model
 from rayembed.models.encoding import encode

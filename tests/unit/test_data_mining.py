@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayembed.config.data import MiningConfig
-from rayembed.data.mining import highest_score
-from rayembed.data.mining_tasks import EmbedPart, MinePart, PartUnit
+from rayembed.data.mining.rules import highest_score
+from rayembed.data.mining.tasks import EmbedPart, MinePart, PartUnit
 from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Negative, Record
 

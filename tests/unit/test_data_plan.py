@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from made_up_records import made_up_records
 from toy_model import ToyTokenizer
 
-from rayembed.data import plan_files
-from rayembed.data.blend import Rows, blended
 from rayembed.data.parts import Part, write_part
-from rayembed.data.plan import BatchPlan, PlanConfig, write_plan
+from rayembed.data.plan import files as plan_files
+from rayembed.data.plan.batch_plan import BatchPlan, PlanConfig, write_plan
+from rayembed.data.plan.blended import Rows, blended
+from rayembed.data.plan.stream import read_steps
 from rayembed.data.records import Negative, Record
-from rayembed.data.stream import read_steps
 from rayembed.errors import ArtifactError, DataError
 
 
@@ -70,15 +70,15 @@ def plan(parts: dict[str, list[Part]], tmp_path_factory: pytest.TempPathFactory)
     folder = tmp_path_factory.mktemp("plan") / "stage"
     # Small files and row groups, so that steps and slices cross both.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayembed.data.plan.ROWS_PER_FILE", 40)
+        patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_FILE", 40)
         patch.setattr(plan_files, "ROWS_PER_GROUP", 5)
-        patch.setattr("rayembed.data.plan.ROWS_PER_GROUP", 5)
+        patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
         return write_plan(str(folder), parts, config())
 
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.plan.ROWS_PER_GROUP", 5)
+    monkeypatch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
     monkeypatch.setattr(plan_files, "ROWS_PER_GROUP", 5)
 
 
@@ -126,7 +126,7 @@ def test_seed_stage_and_weights_change_the_plan(changes, parts, plan, tmp_path: 
 def test_same_plan_in_another_process(parts, plan: BatchPlan, tmp_path: Path) -> None:
     script = (
         "import pickle, sys\n"
-        "from rayembed.data.plan import write_plan\n"
+        "from rayembed.data.plan.batch_plan import write_plan\n"
         "parts, config, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
         "print(write_plan(folder, parts, config).fingerprint)\n"
     )

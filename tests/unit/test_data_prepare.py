@@ -11,9 +11,9 @@ import pytest
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.parts import read_records
-from rayembed.data.plan import BatchPlan
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import Teaching, prepare
-from rayembed.data.wikipedia import Article, held_out_titles
+from rayembed.data.sources.wikipedia import Article, held_out_titles
 from rayembed.errors import ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")

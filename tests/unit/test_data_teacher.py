@@ -6,7 +6,7 @@ from tiny_models import save_encoder
 
 from rayembed.config.data import MiningConfig
 from rayembed.config.settings import parse
-from rayembed.data.teacher import load_teacher
+from rayembed.data.mining.teacher import load_teacher
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
 

@@ -9,7 +9,7 @@ import pytest
 from rayembed.config.data import DatasetConfig, WikipediaSource
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
-from rayembed.data.source_tasks import (
+from rayembed.data.sources.tasks import (
     HELD_OUT_TEXT,
     HELD_OUT_TITLE,
     ArticleRange,
@@ -17,7 +17,7 @@ from rayembed.data.source_tasks import (
     HeldOut,
     hold_out,
 )
-from rayembed.data.wikipedia import (
+from rayembed.data.sources.wikipedia import (
     NO_TOPIC,
     Article,
     held_out_texts,
@@ -26,7 +26,12 @@ from rayembed.data.wikipedia import (
     read_articles,
     split_sentences,
 )
-from rayembed.data.wikipedia_records import convert, description_pair, examples_of, sentence_pair
+from rayembed.data.sources.wikipedia_records import (
+    convert,
+    description_pair,
+    examples_of,
+    sentence_pair,
+)
 from rayembed.errors import DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics", NO_TOPIC)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from rayembed.data.wikipedia import Article
+from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import DataError
 from rayembed.evaluation import wikipedia_samples as samples
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks

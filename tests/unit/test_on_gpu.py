@@ -11,7 +11,7 @@ from tiny_models import save_decoder
 from rayembed.config.model import NVEmbedConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import make_step_batch
+from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.training.step import Passable, StepSettings, run_step

@@ -13,10 +13,10 @@ import ray.data
 from ray.data import ActorPoolStrategy
 
 from rayembed.config.run import Run
-from rayembed.data.plan import BatchPlan
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.step_batch import StepBatch
+from rayembed.data.plan.stream import one_step
 from rayembed.data.prepare import prepare
-from rayembed.data.step_batch import StepBatch
-from rayembed.data.stream import one_step
 from rayembed.data.units import Needs, Result, Task
 from rayembed.errors import RayembedError
 from rayembed.models.contract import Tokenizer

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import xxhash
 
 from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
+from rayembed.data.hashes import text_hash
 from rayembed.data.records import SCHEMA, Record
-from rayembed.data.step_batch import text_hash
 from rayembed.errors import ArtifactError
 
 ROWS_PER_PART = 8192

@@ -24,12 +24,13 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig, MiningConfig, PairsSource, WikipediaSource
 from rayembed.config.run import Run, fingerprint
-from rayembed.data.audit import write_audit
-from rayembed.data.mining_tasks import EmbedPart, MinePart, PartUnit
-from rayembed.data.pairs import Piece, check_columns, list_pieces
+from rayembed.data.mining.tasks import EmbedPart, MinePart, PartUnit
+from rayembed.data.mining.teacher import Encoder, embedding_settings, load_teacher
 from rayembed.data.parts import ROWS_PER_PART, Part, read_index
-from rayembed.data.plan import PlanConfig, write_plan
-from rayembed.data.source_tasks import (
+from rayembed.data.plan.audit import write_audit
+from rayembed.data.plan.batch_plan import PlanConfig, write_plan
+from rayembed.data.sources.files import Piece, check_columns, list_pieces
+from rayembed.data.sources.tasks import (
     HELD_OUT_TEXT,
     ArticleRange,
     ConvertArticles,
@@ -42,9 +43,8 @@ from rayembed.data.source_tasks import (
     select,
     with_source_path,
 )
-from rayembed.data.teacher import Encoder, embedding_settings, load_teacher
+from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.units import Execute, Result, add_up, in_process, run_units
-from rayembed.data.wikipedia import read_articles
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.fingerprints import weights_fingerprint
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rayembed.data.wikipedia import NO_TOPIC, Article, mask_title, split_sentences
+from rayembed.data.sources.wikipedia import NO_TOPIC, Article, mask_title, split_sentences
 from rayembed.errors import DataError
 
 WORDS_PER_TOKEN = 0.75

@@ -19,7 +19,7 @@ from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 
 from rayembed.config.run import fingerprint
-from rayembed.data.wikipedia import Article
+from rayembed.data.sources.wikipedia import Article
 from rayembed.evaluation import wikipedia_samples as samples
 from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
 

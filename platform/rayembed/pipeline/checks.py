@@ -9,8 +9,8 @@ from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import PairsSource, WikipediaSource
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.run import Run
-from rayembed.data.plan import BatchPlan
-from rayembed.data.source_tasks import with_source_path
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.sources.tasks import with_source_path
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.evaluate import BM25, suite_tasks
 from rayembed.models.build import check_buildable, check_loadable

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import StepBatch
+from rayembed.data.plan.step_batch import StepBatch
 from rayembed.errors import DataError
 from rayembed.models.contract import EmbeddingModel
 from rayembed.training.schedule import learning_rate_factor

@@ -24,7 +24,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_remote, open_storage, write_atomic
 from rayembed.config.run import Placement, Run
 from rayembed.data.on_ray import stream_steps
-from rayembed.data.step_batch import StepBatch
+from rayembed.data.plan.step_batch import StepBatch
 from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.models.contract import Tokenizer
 from rayembed.registry.metrics_log import MetricsLog

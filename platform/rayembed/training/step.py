@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayembed.config.stage import StageConfig
-from rayembed.data.step_batch import StepBatch
+from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import (
     gather,
     gather_with_gradient,

@@ -15,8 +15,8 @@ import torch
 from rayembed.assets.storage import exists
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
-from rayembed.data.plan import BatchPlan
-from rayembed.data.step_batch import StepBatch
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.errors import ArtifactError
 from rayembed.models.contract import Tokenizer

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.records import Negative, Record
-from rayembed.data.step_batch import NO_HASH, text_hash
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
 

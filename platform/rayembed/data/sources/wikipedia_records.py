@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.data.hashes import text_hash
 from rayembed.data.records import Negative, Record, has_content, reject_reason
-from rayembed.data.step_batch import text_hash
-from rayembed.data.wikipedia import (
+from rayembed.data.sources.wikipedia import (
     NO_TOPIC,
     Article,
     mask_title,

@@ -24,9 +24,9 @@ from filelock import FileLock
 
 from rayembed.assets.storage import exists, is_remote, join, open_storage, read_bytes, write_atomic
 from rayembed.config.run import fingerprint
-from rayembed.data.blend import Rows, blended
 from rayembed.data.parts import Part, PartIndex, read_index
-from rayembed.data.plan_files import (
+from rayembed.data.plan.blended import Rows, blended
+from rayembed.data.plan.files import (
     ROWS_PER_FILE,
     ROWS_PER_GROUP,
     Block,

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import xxhash
 
+from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.records import Record
 from rayembed.models.contract import Role, Tokenizer, Tokens
 
 NO_TEXT = -1
 """Stands in index arrays for a negative that a row does not have."""
-
-NO_HASH = 0
-"""Stands in hash arrays for "there is none"; no text or label has it."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +46,6 @@ class StepBatch:
     """(b,) int64 of data set and class, `NO_HASH` where there is no class."""
     dataset: list[str]
     """(b) names, for losses by data set."""
-
-
-def text_hash(text: str) -> int:
-    """Stable 64-bit hash of a text, never `NO_HASH`; equal on all machines."""
-    return xxhash.xxh3_64_intdigest(text.encode()) - 2**63 or 1
 
 
 def make_step_batch(

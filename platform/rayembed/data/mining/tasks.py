@@ -13,17 +13,17 @@ import numpy as np
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.data import MiningConfig
-from rayembed.data.mining import (
+from rayembed.data.hashes import NO_HASH, text_hash
+from rayembed.data.mining.rules import (
     Corpus,
     label_hash,
     mine,
     query_of,
     with_negatives,
 )
+from rayembed.data.mining.teacher import Encoder, load_teacher
 from rayembed.data.parts import Part, read_records, read_table, write_part
 from rayembed.data.records import Record
-from rayembed.data.step_batch import NO_HASH, text_hash
-from rayembed.data.teacher import Encoder, load_teacher
 from rayembed.data.units import Result
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.data.parts import Part, read_records
-from rayembed.data.plan import BatchPlan
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Record
 
 _EXAMPLES = 3

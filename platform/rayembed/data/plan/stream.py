@@ -4,8 +4,8 @@ import queue
 import threading
 from collections.abc import Iterator
 
-from rayembed.data.plan import BatchPlan
-from rayembed.data.step_batch import StepBatch, make_step_batch
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.step_batch import StepBatch, make_step_batch
 from rayembed.models.contract import Tokenizer
 
 _SECONDS_BETWEEN_LOOKS = 0.1

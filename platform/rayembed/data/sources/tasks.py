@@ -13,13 +13,13 @@ import xxhash
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig, WikipediaSource
-from rayembed.data.pairs import BadRow, Piece, convert_row, read_rows
+from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, read_table, write_part, write_table
 from rayembed.data.records import Record
-from rayembed.data.step_batch import text_hash
+from rayembed.data.sources.files import BadRow, Piece, convert_row, read_rows
+from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
+from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
 from rayembed.data.units import Result
-from rayembed.data.wikipedia import Article, held_out_texts, held_out_titles, read_articles
-from rayembed.data.wikipedia_records import Examples, convert, examples_of
 
 EXAMPLES_PER_UNIT = 3
 _SHOWN_CHARACTERS = 300

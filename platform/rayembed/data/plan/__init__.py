@@ -1,0 +1,1 @@
+"""The batch plan: policies that order rows, its files, and what a worker reads of it."""
