@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.config.data import MiningConfig
+from rayembed.config.mining import MiningConfig, PercPos
 from rayembed.data.mining.rules import highest_score
-from rayembed.data.mining.tasks import EmbedPart, MinePart, PartUnit
+from rayembed.data.mining.tasks import MinePart
 from rayembed.data.parts import Part, read_records, write_part
 from rayembed.data.records import Negative, Record
+from rayembed.data.vectors.embed import EmbedPart, PartUnit, Vectors
 
 WORDS = [f"text{i}" for i in range(40)]
 calls: list[tuple[str, int]] = []
@@ -67,7 +68,7 @@ def brute_force(records: list[Record], config: MiningConfig) -> list[list[tuple]
         room = config.num_negatives - len(kept)
         mined = []
         for rank, (minus, i) in enumerate(ranked[: config.candidates]):
-            limit = positive - (1 - config.max_relative_score) * abs(positive)
+            limit = positive - (1 - config.rule.max_relative_score) * abs(positive)
             text = documents[i]
             if -minus > limit or text == r.query or text in r.positives:
                 continue
@@ -79,10 +80,10 @@ def brute_force(records: list[Record], config: MiningConfig) -> list[list[tuple]
 
 
 def run_mining(folder: str, parts: list[Part], config: MiningConfig) -> list[Record]:
-    embed = EmbedPart(f"{folder}/vectors", config, fake_teacher)
+    embed = EmbedPart(Vectors(f"{folder}/vectors"), config, fake_teacher)
     for part in parts:
         assert embed(PartUnit(part))["rows_in"] == part.rows
-    mine = MinePart(f"{folder}/mined", f"{folder}/vectors", tuple(parts), config, "abc")
+    mine = MinePart(f"{folder}/mined", Vectors(f"{folder}/vectors"), tuple(parts), config, "abc")
     found = []
     for part in parts:
         result = mine(PartUnit(part))
@@ -107,14 +108,16 @@ def test_equals_brute_force(seed, candidates, labels, tmp_path_factory) -> None:
         dot = float((fake_vectors([source.query]) * fake_vectors([source.positives[0]])).sum())
         assert record.positive_score == dot
     # Teeth: the rule of the positive keeps something out that plain top-k would take.
-    loose = brute_force(records, config.model_copy(update={"max_relative_score": 1.0}))
+    loose = brute_force(
+        records, config.model_copy(update={"rule": PercPos(max_relative_score=1.0)})
+    )
     assert loose != expected or candidates == 5
 
 
 def test_vectors_are_kept(tmp_path) -> None:
     part = write_part(str(tmp_path / "p"), made_up(20, 0, False))
     config = MiningConfig(teacher="t")
-    embed = EmbedPart(str(tmp_path / "v"), config, fake_teacher)
+    embed = EmbedPart(Vectors(str(tmp_path / "v")), config, fake_teacher)
     first = embed(PartUnit(part))
     before = len(calls)
     assert embed(PartUnit(part)) == first

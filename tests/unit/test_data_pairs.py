@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayembed.config.data import DatasetConfig, PairsSource
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import PairsSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files as pairs
+from rayembed.data.sources.convert import with_source_path
 from rayembed.data.sources.files import BadRow, check_columns, convert_row, list_pieces, read_rows
-from rayembed.data.sources.tasks import ConvertPairs, HeldOut, PieceUnit, select, with_source_path
+from rayembed.data.sources.tasks import ConvertPairs, HeldOut, PieceUnit, select
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 ROWS = [

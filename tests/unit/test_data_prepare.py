@@ -12,8 +12,11 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.parts import read_records
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.prepare import Teaching, prepare
+from rayembed.data.prepare import prepare
+from rayembed.data.prepared import Workshop
 from rayembed.data.sources.wikipedia import Article, held_out_titles
+from rayembed.data.units import Execute, in_process
+from rayembed.data.vectors.teacher import Teaching
 from rayembed.errors import ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")
@@ -36,6 +39,10 @@ def load(config: Any, device: str):
 
 
 TEACHING = Teaching(load=load, fingerprint=lambda reference: f"weights of {reference}")
+
+
+def at(storage: object, execute: Execute = in_process) -> Workshop:
+    return Workshop(str(storage), 0, execute, TEACHING)
 
 
 @pytest.fixture
@@ -114,7 +121,7 @@ def manifests(storage: Path) -> dict[str, dict[str, Any]]:
 
 def test_plans_of_all_stages_and_no_row_lost(root: Path, tmp_path: Path) -> None:
     storage = tmp_path / "out"
-    plans = prepare(make_run(root), str(storage), teaching=TEACHING)
+    plans = prepare(make_run(root), at(storage))
     assert list(plans) == ["first", "second"]
     first, second = (BatchPlan.open(folder) for folder in plans.values())
     assert (first.num_steps, first.num_negatives, second.num_steps) == (6, 0, 5)
@@ -145,29 +152,33 @@ def test_what_is_there_is_not_done_again(root: Path, tmp_path: Path) -> None:
             yield task(unit)
 
     run = make_run(root)
-    plans = prepare(run, str(storage), counts, TEACHING)
+    plans = prepare(run, at(storage, counts))
     assert done
     before = {p: p.stat().st_mtime_ns for p in storage.rglob("*") if p.is_file()}
     done.clear()
-    assert prepare(run, str(storage), counts, TEACHING) == plans
+    assert prepare(run, at(storage, counts)) == plans
     assert not done
     assert {p: p.stat().st_mtime_ns for p in storage.rglob("*") if p.is_file()} == before
     # Another margin mines again with the vectors that are there; nothing else is done.
     embedded.clear()
-    mining = {"teacher": "small", "num_negatives": 3, "max_relative_score": 0.5}
+    mining = {
+        "teacher": "small",
+        "num_negatives": 3,
+        "rule": {"kind": "top_k_perc_pos", "max_relative_score": 0.5},
+    }
     other = make_run(root, data__datasets__0__mining=mining)
-    assert prepare(other, str(storage), counts, TEACHING) != plans
+    assert prepare(other, at(storage, counts)) != plans
     assert not embedded
     # Other content of a file is other data, under the same path.
     (root / "pairs.jsonl").write_text((root / "pairs.jsonl").read_text().replace("query 7", "Q7"))
-    changed = prepare(run, str(storage), counts, TEACHING)
+    changed = prepare(run, at(storage, counts))
     assert changed["first"] != plans["first"]
     assert changed["second"] == plans["second"]
 
 
 def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Path) -> None:
     run = make_run(root)
-    whole = prepare(run, str(tmp_path / "whole"), teaching=TEACHING)
+    whole = prepare(run, at(str(tmp_path / "whole")))
     storage = tmp_path / "killed"
     total = 0
     for allowed in range(1, 40):
@@ -183,7 +194,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Pa
                 yield task(unit)
 
         try:
-            plans = prepare(run, str(storage), dies, TEACHING)
+            plans = prepare(run, at(storage, dies))
         except KeyboardInterrupt:
             continue
         break
@@ -195,7 +206,7 @@ def test_a_killed_preparation_goes_on_and_ends_the_same(root: Path, tmp_path: Pa
 
 
 def test_no_text_of_a_held_out_title_in_any_plan(root: Path, tmp_path: Path) -> None:
-    plans = prepare(make_run(root), str(tmp_path / "out"), teaching=TEACHING)
+    plans = prepare(make_run(root), at(tmp_path / "out"))
     kept = {
         r.id
         for p in tmp_path.glob("out/data/records/text-*/parts/*.parquet")
@@ -236,7 +247,7 @@ def test_a_wikipedia_file_that_no_stage_uses_is_held_out_too(root: Path, tmp_pat
     rejected = []
     for number, changes in enumerate(({}, {"data__datasets": datasets})):
         storage = tmp_path / str(number)
-        prepare(make_run(root, seed=0, **changes), str(storage), teaching=TEACHING)
+        prepare(make_run(root, seed=0, **changes), at(storage))
         rejected.append(manifests(storage)["own:records"]["rejected"])
     assert rejected == [{"duplicate": 3}, {"duplicate": 3, "has a text of a held-out title": 1}]
 
@@ -248,25 +259,24 @@ def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: P
     with pytest.raises(
         DataError, match=r"'own': 2 of 35 rows .*\(2 × no positive\).*\n.*no positive here"
     ):
-        prepare(make_run(root), storage, teaching=TEACHING)
+        prepare(make_run(root), at(storage))
     lenient = {"kind": "pairs", "path": "pairs.jsonl", "max_rejected_share": 0.1}
-    prepare(make_run(root, data__datasets__2__source=lenient), storage, teaching=TEACHING)
+    prepare(make_run(root, data__datasets__2__source=lenient), at(storage))
     (root / "pairs.jsonl").write_text("\n")
     with pytest.raises(DataError, match=r"'own' is empty: .* has 0 rows"):
-        prepare(make_run(root), storage, teaching=TEACHING)
+        prepare(make_run(root), at(storage))
     with pytest.raises(ConfigError, match=r"num_negatives 5 .*'text' mines 3"):
-        prepare(make_run(root, stages__1__batch__num_negatives=5), storage, teaching=TEACHING)
+        prepare(make_run(root, stages__1__batch__num_negatives=5), at(storage))
 
 
 def test_more_than_a_batch_must_be_there(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="80 rows in all, fewer than one global batch of 400"):
         prepare(
             make_run(root, stages__0__batch__global_pairs=400),
-            str(tmp_path / "out"),
-            teaching=TEACHING,
+            at(tmp_path / "out"),
         )
     few = make_run(root, data__datasets__2__num_samples=3)
     with pytest.raises(
         DataError, match="'own' has 3 rows, but each batch of 8 pairs takes up to 4"
     ):
-        prepare(few, str(tmp_path / "out"), teaching=TEACHING)
+        prepare(few, at(tmp_path / "out"))

@@ -4,9 +4,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_models import save_encoder
 
-from rayembed.config.data import MiningConfig
+from rayembed.config.mining import MiningConfig
 from rayembed.config.settings import parse
-from rayembed.data.mining.teacher import load_teacher
+from rayembed.data.vectors.teacher import load_teacher
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import WikipediaSource
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.sources.tasks import (

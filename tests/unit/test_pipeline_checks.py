@@ -8,6 +8,7 @@ from tiny_models import save_decoder, save_encoder
 
 from rayembed.config.override import override
 from rayembed.data.prepare import prepare
+from rayembed.data.prepared import Workshop
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
 from rayembed.models.build import check_buildable, check_loadable, load_model
 from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
@@ -180,10 +181,10 @@ def test_instructions_of_rows_are_checked_in_the_plan(run, folder, tmp_path):
     tokenizer = check_inputs(run)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    check_row_instructions(run, prepare(run, str(tmp_path / "fits")), tokenizer)
+    check_row_instructions(run, prepare(run, Workshop(str(tmp_path / "fits"), run.seed)), tokenizer)
     for row in rows[:5]:  # a step has four of the eight
         row["task"] = LONG
     path.write_text("\n".join(map(json.dumps, rows)))
-    plans = prepare(run, str(tmp_path / "long"))
+    plans = prepare(run, Workshop(str(tmp_path / "long"), run.seed))
     with pytest.raises(ConfigError, match=r"column 'task' of the data set 'wiki': .*retrieve the"):
         check_row_instructions(run, plans, tokenizer)

@@ -3,10 +3,10 @@
 import pytest
 
 from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
-from rayembed.config.data import PairsSource, WikipediaSource
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed

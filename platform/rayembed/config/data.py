@@ -1,91 +1,29 @@
-"""What a run learns from: sources, data sets, mining, the held-out split."""
+"""What a run learns from: its data sets, what is done with each, the held-out split."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
+from rayembed.config.mining import CleaningConfig, ClusterConfig, ConsistencyConfig, MiningConfig
 from rayembed.config.settings import Settings
+from rayembed.config.sources import (
+    BeirSource,
+    ClassesSource,
+    MtebSource,
+    NLISource,
+    PairsSource,
+    RecordsSource,
+    Source,
+    STSSource,
+    WikipediaSource,
+)
 
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
 
-class PairsSource(Settings):
-    """The user's own pairs: JSONL, CSV or Parquet with a query and a positive a row."""
-
-    kind: Literal["pairs"] = "pairs"
-    path: str
-    """A file, a folder or an object-storage prefix; relative paths are taken from `data.root`."""
-    query: str = "query"
-    """Column of the query."""
-    positive: str = "positive"
-    """Column of the positive text, or of a list of positive texts."""
-    negatives: str | None = None
-    """Column of a list of negative texts; None: there are none, or they are mined."""
-    label: str | None = None
-    """Column of the class, where rows of one class must never be negatives of each other."""
-    instruction: str | None = None
-    """Column of the query's own task definition, put in place of the data set's
-    `query_instruction` (synthetic data with thousands of tasks); None: there is none."""
-    max_rejected_share: float = Field(default=0.01, ge=0.0, le=1.0)
-    """The job fails when a larger share of rows lacks a query or a positive."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
-
-
-class WikipediaSource(Settings):
-    """The sample of Wikipedia summaries (title, extract, description, topic), one JSON file."""
-
-    kind: Literal["wikipedia"] = "wikipedia"
-    path: str
-    """Asset reference of the JSON file."""
-    pairs: Literal["description", "sentence", "topic"]
-    """`description`: description → text with its title masked. `sentence`: one sentence → the
-    rest of its article. `topic`: text → another text (or the name) of its topic."""
-    label_form: Literal["example", "label"] = "example"
-    """For `topic`: positives and negatives are examples of the classes, or the classes' names
-    (NV-Embed, section 5.2.4)."""
-    text: Literal["extract", "description"] = "extract"
-    """For `topic`: which text is classified."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
-
-
-Source = Annotated[PairsSource | WikipediaSource, Field(discriminator="kind")]
-
-
-class MiningConfig(Settings):
-    """Hard negatives from a teacher model, positive-aware (arXiv 2407.15831, TopK-PercPos)."""
-
-    teacher: str
-    """Asset reference of an embedding model (sentence-transformers or transformers format)."""
-    num_negatives: PositiveInt = 7
-    """Negatives kept for each query (NV-Embed, Table 11)."""
-    max_relative_score: float = Field(default=0.95, gt=0.0, le=1.0)
-    """A candidate that scores above this share of the positive's score is a likely positive."""
-    candidates: PositiveInt = 100
-    """Depth of the search from which negatives are taken."""
-    max_length: PositiveInt = 128
-    """Tokens of a text that the teacher sees."""
-    query_prefix: str = ""
-    """Before queries, in place of the one that the teacher's folder names; empty: that one."""
-    document_prefix: str = ""
-    """As `query_prefix`, for documents."""
-
-    _no_credentials = field_validator("teacher")(refuse_credentials)
-
-    @model_validator(mode="after")
-    def _deep_enough(self) -> "MiningConfig":
-        if self.num_negatives > self.candidates:
-            raise ValueError(
-                f"num_negatives {self.num_negatives} cannot be found among candidates "
-                f"{self.candidates}; raise candidates"
-            )
-        return self
-
-
 class DatasetConfig(Settings):
-    """One data set of a run."""
+    """One data set of a run: converted, cleaned, filtered, mined and clustered in this order."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     """Unique within the run; stages refer to it, and it names folders."""
@@ -99,18 +37,42 @@ class DatasetConfig(Settings):
     in_batch_negatives: bool = True
     """Whether other records' documents may be negatives, in stages that use them at all."""
     num_samples: PositiveInt | None = None
-    """Records drawn from the source; None: all."""
+    """Records drawn from the cleaned ones; None: all."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """What is taken out beside exact duplicates."""
+    consistency: ConsistencyConfig | None = None
+    """Which pairs a weak model keeps; None: all stay."""
     mining: MiningConfig | None = None
     """How hard negatives are found; None: those of the source, or none."""
+    clusters: ClusterConfig | None = None
+    """How batches of similar pairs are made, for stages with the policy `clustered`."""
 
     @property
     def has_negatives(self) -> bool:
         """Whether its records can have hard negatives: mined, given, or of other classes."""
+        if self.mining is not None:
+            return True
         match self.source:
-            case PairsSource():
-                return self.mining is not None or self.source.negatives is not None
-            case WikipediaSource():
-                return self.mining is not None or self.source.pairs == "topic"
+            case PairsSource(negatives=negatives):
+                return negatives is not None
+            case WikipediaSource(pairs=pairs):
+                return pairs == "topic"
+            case NLISource() | ClassesSource() | RecordsSource() | MtebSource():
+                return True
+            case STSSource() | BeirSource():
+                return False
+
+    @model_validator(mode="after")
+    def _given_negatives_are_there(self) -> "DatasetConfig":
+        if self.mining is None or self.mining.pool != "given":
+            return self
+        if not self.model_copy(update={"mining": None}).has_negatives:
+            raise ValueError(
+                f"data set {self.name!r}: mining.pool 'given' keeps some of the negatives that "
+                "rows bring, and its source brings none; name their column (source.negatives) or "
+                "take the pool 'corpus'"
+            )
+        return self
 
 
 class HeldOutConfig(Settings):

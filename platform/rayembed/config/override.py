@@ -7,13 +7,12 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from rayembed.config.run import Run
-from rayembed.config.settings import Settings, kind_of, members, nearest, parse
+from rayembed.config.settings import Settings, SettingsT, kind_of, members, nearest, parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 
 
-def override(run: Run, assignments: Sequence[str]) -> Run:
+def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
     """The run with each `path.to.setting=value` put in, one after the other.
 
     The setting's type says how the value is read: a single value is what stands after `=`, to the
@@ -30,13 +29,13 @@ def override(run: Run, assignments: Sequence[str]) -> Run:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise ConfigError(f"--set {assignment!r}: expected path.to.setting=value")
-        _assign(values, path, text)
-    return parse(Run, values)
+        _assign(type(run), values, path, text)
+    return parse(type(run), values)
 
 
-def _assign(values: dict[str, Any], path: str, text: str) -> None:
+def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -> None:
     here: Any = values
-    annotation: Any = Run
+    annotation: Any = cls
     parts = path.split(".")
     while True:
         key, below, parts = _step(here, annotation, path, parts)

@@ -9,9 +9,10 @@ import yaml
 from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
-from rayembed.config.data import DataConfig, DatasetConfig, PairsSource, WikipediaSource
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import Settings, nearest, parse
+from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
 from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError

@@ -12,8 +12,13 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 class BatchConfig(Settings):
     """What stands in each global batch; decided before training, whatever the worker count."""
 
-    policy: Literal["blended"] = "blended"
-    """`blended`: every batch draws from all data sets of the stage, by weight."""
+    policy: Literal["blended", "homogeneous", "clustered"] = "blended"
+    """`blended`: every batch draws from all data sets of the stage, by weight (NV-Embed).
+    `homogeneous`: every batch is of one data set and one language (Nomic Embed, Causal2Vec).
+    `clustered`: every batch is one of those that a data set's `clusters` made (CDE)."""
+    temperature: PositiveFloat | None = None
+    """T: a data set's share is its weight times its number of rows to the power 1/T; None: its
+    weight alone. With `homogeneous` languages of a data set share alike."""
     global_pairs: PositiveInt
     """Queries in one step, over all workers."""
     num_negatives: int = Field(default=7, ge=0)
@@ -78,6 +83,11 @@ class StageConfig(Settings):
             raise ValueError(
                 f"stage {self.name!r}: warmup_steps {self.optimizer.warmup_steps} must be below "
                 f"its {self.steps} steps"
+            )
+        if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
+            raise ValueError(
+                f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "
+                "hard negatives of each other; batch.in_batch_negatives=false would leave them out"
             )
         if not self.batch.in_batch_negatives and self.batch.num_negatives == 0:
             raise ValueError(

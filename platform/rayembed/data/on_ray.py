@@ -12,11 +12,13 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy
 
+from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import one_step
 from rayembed.data.prepare import prepare
+from rayembed.data.prepared import Workshop
 from rayembed.data.units import Needs, Result, Task
 from rayembed.errors import RayembedError
 from rayembed.models.contract import Tokenizer
@@ -37,16 +39,21 @@ _BYTES_READ_AHEAD = 256 << 20
 """Of batches that wait in the object store, for each worker."""
 
 
-def prepare_data(run: Run, storage: str) -> dict[str, str]:
-    """Stage name → folder of its finished batch plan; see `prepare`.
+def workshop_on_ray(run: DataRun) -> Workshop:
+    """What preparation is given to do its work all over the cluster.
 
-    Conversion, embedding, mining and the plan's files are made by the cluster; `storage` must be
-    readable and writable on all of its machines.
+    The run's storage must be readable and writable on all machines.
+    """
+    return Workshop(run.storage_path, run.seed, execute_with_ray_data, root=run.data.root)
+
+
+def prepare_data(run: Run) -> dict[str, str]:
+    """Stage name → folder of its finished batch plan; see `prepare`.
 
     Raises:
         ConfigError, DataError: as `prepare`, also from within Ray's workers.
     """
-    return prepare(run, storage, execute=execute_with_ray_data)
+    return prepare(run, workshop_on_ray(data_of(run)))
 
 
 def execute_with_ray_data(task: Task, units: Sequence[Any], needs: Needs) -> Iterator[Result]:

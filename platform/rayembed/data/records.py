@@ -16,6 +16,7 @@ NEGATIVE = pa.struct(
         ("score", pa.float32()),  # the teacher's cosine
         ("rule", pa.string()),  # what chose it: `given`, `top_k_perc_pos`, `other_class`, …
         ("teacher", pa.string()),  # fingerprint of the teacher's weights
+        ("cross_score", pa.float32()),  # the cross-encoder's, where one rescored
     ]
 )
 
@@ -32,6 +33,9 @@ SCHEMA = pa.schema(
         ("in_batch", pa.bool_()),
         ("label", pa.string()),  # class; rows of one class are never each other's negatives
         ("positive_score", pa.float32()),  # the teacher's, where mined
+        ("language", pa.string()),  # code, where the source tells one
+        ("origin", pa.list_(pa.string())),  # rows of the source: `file#row`, `file@byte`, …
+        ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
     ]
 )
 """Parquet schema of records; every stage of preparation reads and writes it."""
@@ -46,6 +50,7 @@ class Negative:
     score: float | None = None
     rule: str = "given"
     teacher: str | None = None
+    cross_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Record:
     in_batch: bool = True
     label: str | None = None
     positive_score: float | None = field(default=None)
+    language: str | None = None
+    origin: tuple[str, ...] = ()
+    """Rows of the source that it was made of."""
+    false_negatives: tuple[int, ...] = ()
+    """`text_hash` of documents that may stand in the same batch and are no negatives of it."""
 
     def to_row(self) -> dict[str, Any]:
         """The row of `SCHEMA`."""
@@ -81,6 +91,8 @@ class Record:
         values = dict(row)
         values["positives"] = tuple(row["positives"])
         values["negatives"] = tuple(Negative(**dict(n)) for n in row.get("negatives") or ())
+        values["origin"] = tuple(row.get("origin") or ())
+        values["false_negatives"] = tuple(row.get("false_negatives") or ())
         return cls(**values)
 
 

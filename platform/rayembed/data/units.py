@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 """What a task tells of a unit: plain values for JSON. `rows_in`, `rows_out` and `rejected` (reason
-→ count) where it makes rows of rows."""
+→ count) where it makes rows of rows; see `add_up`."""
 
 _SECONDS_BETWEEN_LOGS = 5.0
 
@@ -107,14 +107,19 @@ def run_units(
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
-    """Rows in, rows out and rejected rows by reason over all results; none is lost."""
+    """Rows in, rows out and rejected rows by reason over all results; none is lost.
+
+    A task that makes several rows of one, or one of several, tells `rows_used`: of the rows in,
+    those that were not rejected.
+    """
     rows_in = sum(result["rows_in"] for result in results)
     rows_out = sum(result["rows_out"] for result in results)
+    used = sum(result.get("rows_used", result["rows_out"]) for result in results)
     rejected: dict[str, int] = {}
     for result in results:
         for reason, count in result["rejected"].items():
             rejected[reason] = rejected.get(reason, 0) + count
-    assert rows_in == rows_out + sum(rejected.values()), (rows_in, rows_out, rejected)
+    assert rows_in == used + sum(rejected.values()), (rows_in, used, rejected)
     return rows_in, rows_out, dict(sorted(rejected.items()))
 
 

@@ -20,9 +20,9 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.models import ModelMeta
 
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.config.data import WikipediaSource
 from rayembed.config.run import Run, fingerprint
 from rayembed.config.settings import nearest
+from rayembed.config.sources import WikipediaSource
 from rayembed.data.sources.wikipedia import Article, held_out_titles, read_articles
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta

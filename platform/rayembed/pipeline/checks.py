@@ -6,11 +6,11 @@ A mistake that only a worker could find would be told after hours of preparation
 from collections.abc import Iterator, Mapping
 
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.config.data import PairsSource, WikipediaSource
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.run import Run
+from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.tasks import with_source_path
+from rayembed.data.sources.convert import with_source_path
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.evaluate import BM25, suite_tasks
 from rayembed.models.build import check_buildable, check_loadable
@@ -37,7 +37,9 @@ def check_inputs(run: Run) -> Tokenizers:
     check_instructions(run, tokenizer)
     for dataset in run.data.datasets:
         if isinstance(dataset.source, WikipediaSource):
-            resolve(with_source_path(dataset, run.data.root).source.path)
+            source = with_source_path(dataset, run.data.root).source
+            assert isinstance(source, WikipediaSource)
+            resolve(source.path)
         if dataset.mining is not None:
             setting = f"data.datasets.{dataset.name}.mining.teacher"
             _check_encoder(setting, dataset.mining.teacher)

@@ -6,8 +6,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table
 
-from rayembed.config.data import DatasetConfig, PairsSource, WikipediaSource
+from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
+from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
 from rayembed.pipeline.requirements import (
     ModelSize,
@@ -152,6 +153,10 @@ def _source(dataset: DatasetConfig) -> str:
             return path
         case WikipediaSource(pairs=pairs, path=path):
             return f"{pairs} of {_short(path)}"
+        case MtebSource(task=task, split=split):
+            return f"{split} of mteb's {task}"
+        case source:
+            return f"{source.kind} of {_short(source.path)}"
 
 
 def _negatives(dataset: DatasetConfig) -> str:

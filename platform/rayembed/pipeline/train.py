@@ -120,7 +120,7 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     connect()
     check_placement(run.placement)
     tokenizer = check_inputs(run)
-    plans = prepare_data(run, join(run.placement.storage_path, "data"))
+    plans = prepare_data(run)
     check_row_instructions(run, plans, tokenizer)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)

@@ -7,13 +7,8 @@ Table 4 are `single_stage` and `reversed_stages`.
 from typing import Any
 
 from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
-from rayembed.config.data import (
-    DataConfig,
-    DatasetConfig,
-    HeldOutConfig,
-    MiningConfig,
-    WikipediaSource,
-)
+from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.mining import MiningConfig, PercPos
 from rayembed.config.model import (
     BackboneConfig,
     LatentAttentionPooling,
@@ -22,6 +17,7 @@ from rayembed.config.model import (
 )
 from rayembed.config.run import EvaluationConfig, Placement, Run
 from rayembed.config.settings import SettingsT
+from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.recipes.nvembed_data import (
@@ -239,7 +235,10 @@ def _published_stage(
 
 def _wikipedia_datasets(max_length: int) -> tuple[DatasetConfig, ...]:
     mining = MiningConfig(
-        teacher=MINILM, num_negatives=7, max_relative_score=0.95, max_length=max_length
+        teacher=MINILM,
+        num_negatives=7,
+        rule=PercPos(max_relative_score=0.95),
+        max_length=max_length,
     )
     topics = WikipediaSource(path=WIKIPEDIA_EN, pairs="topic", label_form="example", text="extract")
     return (

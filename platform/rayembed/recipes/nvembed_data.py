@@ -17,7 +17,9 @@ How the table is read where it leaves room:
 from dataclasses import dataclass
 from typing import Literal
 
-from rayembed.config.data import DatasetConfig, MiningConfig, PairsSource, TaskKind
+from rayembed.config.data import DatasetConfig, TaskKind
+from rayembed.config.mining import MiningConfig, PercPos
+from rayembed.config.sources import PairsSource
 
 LabelForm = Literal["example", "label"]
 
@@ -222,7 +224,7 @@ def _paired(row: Row, *, task: TaskKind, mined: bool, symmetric: bool = False) -
     teacher = MiningConfig(
         teacher=TEACHER,
         num_negatives=7,
-        max_relative_score=0.95,
+        rule=PercPos(max_relative_score=0.95),
         max_length=512,
         query_prefix=prefix,
         document_prefix=prefix if symmetric else "",

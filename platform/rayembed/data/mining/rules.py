@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rayembed.data.hashes import NO_HASH, text_hash
+from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.records import Negative, Record
 from rayembed.search.exact import top_k
 from rayembed.search.order import NO_RESULT
@@ -59,11 +59,6 @@ def query_of(record: Record) -> MiningQuery:
         label_hash(record.label),
         frozenset(text_hash(negative.text) for negative in record.negatives),
     )
-
-
-def label_hash(label: str | None) -> int:
-    """Hash of a class; `NO_HASH` for none."""
-    return NO_HASH if label is None else text_hash(label)
 
 
 def highest_score(positive_score: float, max_relative_score: float) -> float:

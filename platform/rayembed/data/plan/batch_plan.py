@@ -68,6 +68,7 @@ class PlanConfig:
     key: str = ""
     """Names the stage, so that two stages with one seed draw differently."""
     policy: str = "blended"
+    temperature: float | None = None
 
 
 @dataclass(frozen=True)

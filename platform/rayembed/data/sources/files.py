@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 import xxhash
 
 from rayembed.assets.storage import is_remote, open_storage
-from rayembed.config.data import DatasetConfig, PairsSource
+from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import nearest
+from rayembed.config.sources import PairsSource
 from rayembed.data.records import Negative, Record, has_content, reject_reason
 from rayembed.errors import ArtifactError, ConfigError, DataError
 

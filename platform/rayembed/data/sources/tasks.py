@@ -11,8 +11,8 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.resolver import resolve
-from rayembed.assets.storage import join
-from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import WikipediaSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, read_table, write_part, write_table
 from rayembed.data.records import Record
@@ -73,7 +73,6 @@ class ConvertArticles:
     reference: str
     dataset: DatasetConfig
     seed: int
-    num_negatives: int
     held_out: HeldOut
 
     def __call__(self, unit: ArticleRange) -> Result:
@@ -85,7 +84,7 @@ class ConvertArticles:
             if article.title in self.held_out.titles:
                 writer.reject(HELD_OUT_TITLE, article.title)
                 continue
-            made = convert(article, self.dataset, self.seed, self.num_negatives, examples)
+            made = convert(article, self.dataset, self.seed, examples)
             if isinstance(made, str):
                 writer.reject(made, article.title)
             elif self.held_out.touches(made):
@@ -230,15 +229,6 @@ class _Writer:
         if self.waiting:
             self.parts.append(write_part(self.folder, self.waiting))
             self.waiting = []
-
-
-def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
-    """The data set with its source's path below `root`, unless it is absolute or a reference."""
-    path = dataset.source.path
-    if not root or "://" in path or Path(path).is_absolute():
-        return dataset
-    source = dataset.source.model_copy(update={"path": join(root, path)})
-    return dataset.model_copy(update={"source": source})
 
 
 def _name(part: Part) -> str:

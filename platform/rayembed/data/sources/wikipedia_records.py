@@ -6,7 +6,8 @@ Pure functions of articles and a seed: the record of an article depends on no or
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rayembed.config.data import DatasetConfig, WikipediaSource
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import WikipediaSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Negative, Record, has_content, reject_reason
 from rayembed.data.sources.wikipedia import (
@@ -55,14 +56,12 @@ def convert(
     article: Article,
     dataset: DatasetConfig,
     seed: int,
-    num_negatives: int,
     examples: Examples | None = None,
 ) -> Record | str:
     """The record of a training article, or the reason why it gives none.
 
     Args:
         dataset: one whose source is a `WikipediaSource`.
-        num_negatives: negatives drawn for topic records.
         examples: of the data set; needed for topic records.
     """
     source = dataset.source
@@ -74,7 +73,7 @@ def convert(
             made = sentence_pair(article, seed)
         case "topic":
             assert examples is not None
-            return _topic_record(article, dataset, source, seed, num_negatives, examples)
+            return _topic_record(article, dataset, source, seed, source.num_negatives, examples)
     if isinstance(made, str):
         return made
     query, positive = made

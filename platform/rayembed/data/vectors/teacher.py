@@ -1,20 +1,22 @@
-"""The teacher of mining: an embedding model that stays loaded in the process that uses it."""
+"""The teacher: an embedding model that stays loaded in the process that uses it."""
 
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.data import MiningConfig
+from rayembed.config.mining import Teacher
 from rayembed.config.model import Dtype
 from rayembed.config.run import fingerprint
 from rayembed.models.build import load_model
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
+from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.tokens import BiEncoderTokenizer
 
 log = logging.getLogger(__name__)
@@ -31,17 +33,30 @@ _TOKENS_PER_BATCH_CPU = 4096
 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
-def load_teacher(config: MiningConfig, device: str = "cpu") -> Encoder:
+def load_teacher(config: Teacher, device: str = "cpu") -> Encoder:
     """The teacher's encoder on `device`, loaded once a process."""
     prefixes = config.query_prefix, config.document_prefix
     return _load(config.teacher, config.max_length, *prefixes, device)
 
 
-def embedding_settings(config: MiningConfig, weights: str) -> str:
+def embedding_settings(config: Teacher, weights: str) -> str:
     """Hexadecimal digits of everything that decides a text's vector; `weights`: their own."""
     return fingerprint(
         [weights, DTYPE, config.max_length, config.query_prefix, config.document_prefix]
     )
+
+
+def weights_of(reference: str) -> str:
+    """Fingerprint of the weights of the model that an asset reference names."""
+    return weights_fingerprint(resolve_model(reference))
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """How teachers are found and loaded; tests put in others."""
+
+    load: Callable[[Teacher, str], Encoder] = load_teacher
+    fingerprint: Callable[[str], str] = weights_of
 
 
 @lru_cache(maxsize=1)

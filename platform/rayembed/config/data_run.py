@@ -1,0 +1,46 @@
+"""A data run: data sets to prepare without a model to train, as the data jobs take it."""
+
+from pydantic import Field, field_validator, model_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.data import DataConfig
+from rayembed.config.run import Run
+from rayembed.config.settings import Settings
+
+
+class DataRun(Settings):
+    """What a data job does: the data part of a training run, or data sets by themselves."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Only names the job in its report; results are named by what they are made of."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of sampling, held-out titles, clusters."""
+    data: DataConfig
+    kept_for_evaluation: str | None = None
+    """Asset reference of a Wikipedia JSON file whose held-out titles no row may touch, beside those
+    of the data sets."""
+    storage_path: str = "outputs"
+    """Folder or object-storage prefix for results, the same as a training run's
+    `placement.storage_path`: what one made the other takes."""
+
+    _no_credentials = field_validator("storage_path", "kept_for_evaluation")(refuse_credentials)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "DataRun":
+        names = [dataset.name for dataset in self.data.datasets]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two data sets have the name {twice[0]!r}; it must be unique")
+        return self
+
+
+def data_of(run: Run) -> DataRun:
+    """The data part of a training run: its stages' data sets, in the same storage."""
+    evaluated = run.evaluation.suite == "wikipedia"
+    return DataRun(
+        name=run.name,
+        seed=run.seed,
+        data=run.data,
+        kept_for_evaluation=run.evaluation.source if evaluated else None,
+        storage_path=run.placement.storage_path,
+    )

@@ -1,0 +1,184 @@
+"""Where training rows come from and how their columns are read: one class a kind of source.
+
+A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
+gives a list. `title+text` joins several fields of one level by a space: `passages.title+text`.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, StringConstraints, field_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.settings import Settings
+
+Column = Annotated[str, StringConstraints(min_length=1)]
+
+LabelForm = Literal["example", "label"]
+
+DEFAULT_REJECTED_SHARE = 0.01
+
+
+class FileSource(Settings):
+    """What all sources that read files have."""
+
+    path: str
+    """A file, a folder, a prefix or a pattern (`*`): local, `s3://…`, `gs://…`, or Parquet, JSONL
+    and CSV files of the hub, `hf://datasets/owner/name@revision/…`; relative paths are taken from
+    `data.root`."""
+    max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
+    """The job fails when a larger share of rows lacks what its columns should hold."""
+    language: Column | None = None
+    """Column of a language code, by which batches and filters may be kept apart."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
+
+
+class PairsSource(FileSource):
+    """A query and its positives a row: retrieval, title–body, duplicate questions, cross-lingual
+    pairs.
+    """
+
+    kind: Literal["pairs"] = "pairs"
+    query: Column = "query"
+    """Column of the query."""
+    positive: Column = "positive"
+    """Column of the positive text, or of a list of positive texts."""
+    negatives: Column | None = None
+    """Column of a list of negative texts; None: there are none, or they are mined."""
+    label: Column | None = None
+    """Column of the class, where rows of one class must never be negatives of each other."""
+    instruction: Column | None = None
+    """Column of the query's own task definition, put in place of the data set's
+    `query_instruction` (synthetic data with thousands of tasks); None: there is none."""
+    both_directions: bool = False
+    """Each positive also asks for the query: duplicates, translations."""
+
+
+class NLISource(FileSource):
+    """Natural-language inference, a premise, a hypothesis and their relation a row.
+
+    All rows of a premise become one record: entailed hypotheses are its positives, contradicting
+    ones its negatives; a premise that entails nothing is rejected.
+    """
+
+    kind: Literal["nli"] = "nli"
+    premise: Column = "premise"
+    hypothesis: Column = "hypothesis"
+    label: Column = "label"
+    entailment: str = "0"
+    """Value of `label`; numbers are compared by their digits."""
+    contradiction: str = "2"
+    """Value of `label`."""
+
+
+class STSSource(FileSource):
+    """Two sentences and how similar they are; similar ones give a record in both directions."""
+
+    kind: Literal["sts"] = "sts"
+    first: Column = "sentence1"
+    second: Column = "sentence2"
+    score: Column = "score"
+    min_score: float = 4.0
+    """Pairs below it are rejected as `not similar`, which does not count against
+    `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
+
+
+class ClassesSource(FileSource):
+    """A text and its class a row: classification and clustering (NV-Embed, sections 4.2, 5.2.4)."""
+
+    kind: Literal["classes"] = "classes"
+    text: Column = "text"
+    label: Column = "label"
+    names: dict[str, str] = Field(default_factory=dict)
+    """Text of a label where the column holds a number or a code; others stand for themselves."""
+    label_form: LabelForm = "example"
+    """Positives and negatives are other examples of the classes, or the classes' names. With two
+    classes examples say little: take names."""
+    num_negatives: PositiveInt = 7
+    """Drawn of other classes for each row; fewer where there are fewer classes' names."""
+    examples_per_class: PositiveInt = 1000
+    """Of which examples are drawn, the same for all rows: those of the smallest seeded hash."""
+
+
+class BeirSource(FileSource):
+    """Retrieval in BEIR's layout: documents, queries, and judgements that join them.
+
+    `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
+    """
+
+    kind: Literal["beir"] = "beir"
+    corpus: str
+    """Files with `_id`, `title`, `text`."""
+    queries: str
+    """Files with `_id`, `text`."""
+    query_id: Column = "query-id"
+    document_id: Column = "corpus-id"
+    score: Column = "score"
+    min_score: float = 1.0
+    """Judgements of at least this are positives."""
+    document: Column = "title+text"
+    """Columns of the corpus that make a document."""
+    query: Column = "text"
+    """Columns of the queries that make a query."""
+
+    _no_credentials_each = field_validator("corpus", "queries")(refuse_credentials)
+
+
+class MtebSource(Settings):
+    """A split of an mteb task, turned into records by the task's type."""
+
+    kind: Literal["mteb"] = "mteb"
+    task: str
+    """Name of a retrieval, reranking, pair, sts, classification, clustering or bitext task."""
+    split: str = "train"
+    """Of the task's data; its evaluation splits are refused."""
+    subset: str | None = None
+    """One language or subset of the task; None: all."""
+    label_form: LabelForm = "example"
+    """As of `ClassesSource`."""
+    num_negatives: PositiveInt = 7
+    """As of `ClassesSource`."""
+    max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
+
+
+class RecordsSource(Settings):
+    """Records that a job of this platform wrote: prepared, mined, filtered or synthesised."""
+
+    kind: Literal["records"] = "records"
+    path: str
+    """The folder with its `manifest.json`; provenance of rows and negatives carries over."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
+
+
+class WikipediaSource(Settings):
+    """The sample of Wikipedia summaries (title, extract, description, topic), one JSON file."""
+
+    kind: Literal["wikipedia"] = "wikipedia"
+    path: str
+    """Asset reference of the JSON file."""
+    pairs: Literal["description", "sentence", "topic"]
+    """`description`: description → text with its title masked. `sentence`: one sentence → the
+    rest of its article. `topic`: text → another text (or the name) of its topic."""
+    label_form: LabelForm = "example"
+    """For `topic`: positives and negatives are examples of the classes, or the classes' names
+    (NV-Embed, section 5.2.4)."""
+    text: Literal["extract", "description"] = "extract"
+    """For `topic`: which text is classified."""
+    num_negatives: PositiveInt = 7
+    """For `topic`: drawn of other classes for each row."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
+
+
+Source = Annotated[
+    PairsSource
+    | NLISource
+    | STSSource
+    | ClassesSource
+    | BeirSource
+    | MtebSource
+    | RecordsSource
+    | WikipediaSource,
+    Field(discriminator="kind"),
+]

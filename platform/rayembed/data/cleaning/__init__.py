@@ -1,0 +1,1 @@
+"""What is taken out of converted rows: near-duplicates, texts of benchmarks."""

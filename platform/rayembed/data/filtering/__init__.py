@@ -1,0 +1,1 @@
+"""Which pairs stay: those whose document a weak model finds by itself."""

@@ -1,0 +1,138 @@
+"""Finished folders of records, each named by what it was made of.
+
+    storage/data/<kind>/<data set>-<fingerprint>/parts/     parts and their indexes
+                                                 units/     results of tasks, kept from try to try
+                                                 manifest.json, audit.html
+
+A folder is finished when its manifest is there, which is written last; a finished one is taken as
+it is, an unfinished one goes on where it stopped.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.run import fingerprint
+from rayembed.data.parts import Part
+from rayembed.data.units import Execute, Result, add_up, in_process
+from rayembed.data.vectors.teacher import Teaching
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+EXAMPLES_KEPT = 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished folder of records."""
+
+    folder: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its inputs."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def parts(self) -> list[Part]:
+        """Its files."""
+        return [
+            Part(join(self.folder, "parts", name), rows) for name, rows in self.manifest["parts"]
+        ]
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What every step of preparation is given beside the data set."""
+
+    storage: str
+    """Folder or prefix under which results lie, readable and writable on all machines."""
+    seed: int
+    execute: Execute = in_process
+    teaching: Teaching = field(default_factory=Teaching)
+    root: str = ""
+    """Where relative paths of settings start."""
+
+
+@dataclass
+class Making:
+    """A folder that is being made."""
+
+    storage: str
+    kind: Literal["records", "filtered", "mined", "clustered", "synthetic"]
+    dataset: str
+    inputs: Mapping[str, Any]
+    """All that decides its content, plain values; their fingerprint names the folder."""
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def folder(self) -> str:
+        """Where the manifest goes; `units` of tasks are kept here."""
+        named = f"{self.dataset}-{fingerprint(dict(self.inputs))}"
+        return join(self.storage, "data", self.kind, named)
+
+    @property
+    def parts_folder(self) -> str:
+        """Where parts go."""
+        return join(self.folder, "parts")
+
+    def found(self) -> Prepared | None:
+        """The finished folder, where an earlier run made it."""
+        if not exists(join(self.folder, MANIFEST)):
+            return None
+        prepared = open_prepared(self.folder)
+        log.info("%s %s is there: %s", self.kind, self.dataset, self.folder)
+        return prepared
+
+    def finish(
+        self,
+        results: Sequence[Result],
+        parts: Sequence[Sequence[Any]],
+        dropped: Mapping[str, int] | None = None,
+        **more: Any,
+    ) -> Prepared:
+        """Write the manifest: rows in are used or rejected, records made stay or are dropped.
+
+        Args:
+            results: of the tasks that read the rows: `rows_in`, `rows_out`, `rejected`, `examples`.
+            parts: name and rows of each part that is the outcome, in order.
+            dropped: reason → records made by the tasks that did not come into `parts`.
+            more: further entries of the manifest.
+        """
+        rows_in, made, rejected = add_up(results)
+        rows_out = sum(int(rows) for _, rows in parts)
+        lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
+        assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
+        manifest = {
+            "fingerprint": fingerprint(dict(self.inputs)),
+            "kind": self.kind,
+            "dataset": self.dataset,
+            "inputs": dict(self.inputs),
+            "rows_in": rows_in,
+            "rejected": rejected,
+            "records_made": made,
+            "dropped": lost,
+            "rows_out": rows_out,
+            "examples": [e for r in results for e in r.get("examples", [])][:EXAMPLES_KEPT],
+            "parts": [list(part) for part in parts],
+            **more,
+            "seconds": round(time.monotonic() - self.began, 3),
+        }
+        content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+        write_atomic(join(self.folder, MANIFEST), content)
+        return Prepared(self.folder, manifest)
+
+
+def open_prepared(folder: str) -> Prepared:
+    """The finished folder of records.
+
+    Raises:
+        ArtifactError: it has no manifest, so it is not finished, or is none.
+    """
+    return Prepared(folder, json.loads(read_bytes(join(folder, MANIFEST))))

@@ -1,0 +1,157 @@
+"""Vectors of parts: a task that embeds queries and documents, files kept and reused by all runs.
+
+Vectors are kept as float16 in files named by the teacher's settings and the part's content, so
+that they serve every later run that needs the same.
+"""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.mining import Teacher
+from rayembed.data.hashes import NO_HASH, label_hash, text_hash
+from rayembed.data.parts import Part, read_records
+from rayembed.data.prepared import Workshop
+from rayembed.data.records import Record
+from rayembed.data.units import Result, run_units
+from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
+
+
+@dataclass(frozen=True)
+class PartUnit:
+    """One part as a unit of work."""
+
+    part: Part
+
+    @property
+    def key(self) -> str:
+        """The part's content."""
+        return self.part.digest
+
+
+@dataclass(frozen=True)
+class PartTexts:
+    """What is known of a part's texts beside their vectors: n rows, M distinct positives."""
+
+    text_hash: np.ndarray
+    """(M,) int64 of the distinct positives, in the order of their vectors."""
+    first: np.ndarray
+    """(n + 1,) int64: row i has the positives `place[first[i]:first[i + 1]]`."""
+    place: np.ndarray
+    """int64 places in `text_hash`, a row's positives in their order."""
+    label_of: np.ndarray
+    """(L,) int64 hashes of texts that have a class."""
+    label_hash: np.ndarray
+    """(L,) int64 hashes of these classes."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The files of one teacher with its settings."""
+
+    folder: str
+
+    def texts(self, part: Part) -> PartTexts:
+        """What is known of the part's texts."""
+        with np.load(io.BytesIO(read_bytes(self._path(part, "index.npz")))) as loaded:
+            return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
+
+    def queries(self, part: Part) -> np.ndarray:
+        """(n, D) float16 of unit length, one a row."""
+        return _load(self._path(part, "queries.npy"))
+
+    def documents(self, part: Part) -> np.ndarray:
+        """(M, D) float16 of unit length, one for each distinct positive."""
+        return _load(self._path(part, "documents.npy"))
+
+    def has(self, part: Part) -> bool:
+        """Whether all files of the part are there."""
+        return exists(self._path(part, "index.npz"))  # written last
+
+    def save(
+        self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
+    ) -> None:
+        """Write the part's files."""
+        _save(self._path(part, "queries.npy"), queries.astype(np.float16))
+        _save(self._path(part, "documents.npy"), documents.astype(np.float16))
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **vars(texts))
+        write_atomic(self._path(part, "index.npz"), buffer.getvalue())
+
+    def _path(self, part: Part, name: str) -> str:
+        return join(self.folder, f"{part.digest}.{name}")
+
+
+@dataclass(frozen=True)
+class EmbedPart:
+    """Task: the vectors of a part's queries and of its distinct positives."""
+
+    vectors: Vectors
+    config: Teacher
+    load: Callable[[Teacher, str], Encoder] = load_teacher
+
+    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+        """Counts of rows; vectors that are there are not made again."""
+        rows = unit.part.rows
+        if not self.vectors.has(unit.part):
+            records = read_records(unit.part.path)
+            texts, known = texts_of(records)
+            encoder = self.load(self.config, device)
+            queries = encoder([record.query for record in records], "query")
+            self.vectors.save(unit.part, queries, encoder(texts, "document"), known)
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}}
+
+
+def embed_parts(
+    workshop: Workshop, dataset: str, folder: str, parts: Sequence[Part], teacher: Teacher
+) -> Vectors:
+    """The vectors of all parts, made by the cluster where they are not there yet.
+
+    Args:
+        dataset: names the task in the log.
+        folder: keeps the tasks' results.
+    """
+    settings = embedding_settings(teacher, workshop.teaching.fingerprint(teacher.teacher))
+    vectors = Vectors(join(workshop.storage, "data", "vectors", settings))
+    task = EmbedPart(vectors, teacher, workshop.teaching.load)
+    units = [PartUnit(part) for part in parts]
+    what = f"embed {dataset} {settings}"
+    run_units(folder, what, task, units, workshop.execute, "gpu or machine")
+    return vectors
+
+
+def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
+    """The distinct positives (M), in the order in which they come, and what is known of them."""
+    places: dict[str, int] = {}
+    classes: dict[tuple[int, int], None] = {}
+    place: list[int] = []
+    first = [0]
+    for record in records:
+        label = label_hash(record.label)
+        for text in record.positives:
+            place.append(places.setdefault(text, len(places)))
+            if label != NO_HASH:
+                classes[text_hash(text), label] = None
+        first.append(len(place))
+    pairs = np.array(list(classes), dtype=np.int64).reshape(-1, 2)
+    known = PartTexts(
+        text_hash=np.array([text_hash(text) for text in places], dtype=np.int64),
+        first=np.array(first, dtype=np.int64),
+        place=np.array(place, dtype=np.int64),
+        label_of=pairs[:, 0],
+        label_hash=pairs[:, 1],
+    )
+    return list(places), known
+
+
+def _save(path: str, array: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    write_atomic(path, buffer.getvalue())
+
+
+def _load(path: str) -> np.ndarray:
+    return np.asarray(np.load(io.BytesIO(read_bytes(path))))
