@@ -1,5 +1,6 @@
 """Hashes by which texts, queries and classes are compared; equal on all machines."""
 
+import numpy as np
 import xxhash
 
 NO_HASH = 0
@@ -14,3 +15,13 @@ def text_hash(text: str) -> int:
 def label_hash(label: str | None) -> int:
     """Hash of a class; `NO_HASH` for none."""
     return NO_HASH if label is None else text_hash(label)
+
+
+def seeded_order(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """(n,) uint64 that puts hashes in an order of its own for each seed and purpose; one to one."""
+    salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
+    values = hashes.view(np.uint64) ^ salt
+    with np.errstate(over="ignore"):  # the finalizer of SplitMix64
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(values ^ (values >> np.uint64(31)))
