@@ -1,7 +1,7 @@
 """The consistency filter: pairs stay whose document a weak model finds (Nomic Embed v2, §4.2).
 
-    folder/shards/   vectors cut by shard; removed when all ranks are known
-    folder/ranks/    the rank of each row's own document, a file for each shard
+folder/shards/   vectors cut by shard; removed when all ranks are known
+folder/ranks/    the rank of each row's own document, a file for each shard
 """
 
 import logging
@@ -141,17 +141,16 @@ def _ranks_of_parts(
 ) -> tuple[list[np.ndarray], list[Mapping[str, Any]]]:
     """For each part the ranks of its rows, and what stays of each language."""
     ranks = [np.zeros(part.rows, dtype=np.int32) for part in parts]
-    stays: dict[Language, list[int]] = {}
+    counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):
         of_part, row, rank = read_ranks(folder, number)
         for part in np.unique(of_part):
             ranks[part][row[of_part == part]] = rank[of_part == part]
-        counts = stays.setdefault(language, [0, 0])
-        counts[0] += len(rank)
-        counts[1] += int((rank <= top_k).sum())
+        rows, kept = counted.get(language, (0, 0))
+        counted[language] = rows + len(rank), kept + int((rank <= top_k).sum())
     assert all((rank > 0).all() for rank in ranks), "a row is in no shard"
-    shares = [
+    shares: list[Mapping[str, Any]] = [
         {"language": language, "rows": rows, "kept": kept, "share": round(kept / rows, 4)}
-        for language, (rows, kept) in stays.items()
+        for language, (rows, kept) in counted.items()
     ]
     return ranks, shares
