@@ -20,8 +20,12 @@ def label_hash(label: str | None) -> int:
 def seeded_order(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
     """(n,) uint64 that puts hashes in an order of its own for each seed and purpose; one to one."""
     salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
-    values = hashes.view(np.uint64) ^ salt
-    with np.errstate(over="ignore"):  # the finalizer of SplitMix64
+    return mixed(hashes.view(np.uint64) ^ salt)
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """(n,) uint64, one to one and without any pattern: the finalizer of SplitMix64."""
+    with np.errstate(over="ignore"):
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)))
