@@ -62,7 +62,7 @@ def similarities(text: str, evaluation: Sequence[str]) -> list[float]:
 @pytest.mark.parametrize("above", [0.53, 0.81])
 def test_matches_equal_the_definition(above: float, tmp_path: Path) -> None:
     evaluation = list(dict.fromkeys(made_up(150, 0)))
-    texts = made_up(150, 1, 20)
+    texts = made_up(150, 1, 20) + evaluation[:10]
     rng = np.random.default_rng(2)
     for text in evaluation[::3]:  # some words of an evaluation text, and some more
         split = text.split()
@@ -163,7 +163,8 @@ def find(
     starts = range(0, len(records), rows_per_part)
     parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
     keep = np.ones(len(records), dtype=bool)
-    return find_overlap(str(folder), "d", config, str(root), parts, keep, execute).tolist()
+    working = str(folder / "working")
+    return find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute).tolist()
 
 
 def test_files_of_all_kinds_and_what_is_wrong_with_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ as tasks and not as tasks times buckets, and who gathers a bucket reads one rang
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import xxhash
@@ -76,13 +77,39 @@ def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    rows: list[dict[str, Any]] = []
-    for name in files:
-        path = join(folder, name)
+    batches = read_bucket([join(folder, name) for name in files], bucket)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
+    """Write a file of the rows of a table, those of each bucket together and in their order.
+
+    Args:
+        bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
+    """
+    order = np.argsort(bucket, kind="stable")
+    edges = np.searchsorted(bucket[order], np.arange(num_buckets + 1))
+    batches = table.take(pa.array(order)).combine_chunks().to_batches()
+    ordered = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            writer.write_batch(ordered.slice(first, last - first))
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.RecordBatch]:
+    """The rows of a bucket, a batch for each file, in the files' order.
+
+    Raises:
+        ArtifactError: a file is missing or broken.
+    """
+    found = []
+    for path in paths:
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                rows += pa.ipc.open_file(file).get_batch(bucket).to_pylist()
+                found.append(pa.ipc.open_file(file).get_batch(bucket))
         except (OSError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
-    return rows
+    return found

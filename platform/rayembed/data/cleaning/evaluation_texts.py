@@ -76,10 +76,15 @@ def read_texts(source: TextSource) -> Iterator[str]:
     if source.task is None:
         yield from _texts_of_file(source.name)
         return
+    import httpx
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
     task = source.task
     try:
         task.load_data()
-    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(task, AbsTaskRetrieval):
+            task.convert_v1_dataset_format_to_v2(num_proc=None)
+    except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
         raise AssetError(
             f"cleaning.overlap.tasks: cannot load the data of the mteb task {source.name!r}: "
             f"{error}. Check the network or HF_ENDPOINT, or give its texts as a file"

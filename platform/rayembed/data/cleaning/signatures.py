@@ -16,11 +16,11 @@ from datasketch import MinHash, MinHashLSH
 
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.buckets import read_bucket, write_buckets
 from rayembed.data.cleaning.rows import RowsOfPart
 from rayembed.data.cleaning.words import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table
+from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
