@@ -20,13 +20,17 @@ from rayembed.data.units import Execute, Result, run_units
 log = logging.getLogger(__name__)
 
 
-def overlap_identity(config: Overlap, root: str) -> list[list[str]]:
+def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
     """Name and version of all that has evaluation texts: what decides which rows overlap.
+
+    Nothing where rows are not compared with any.
 
     Raises:
         ConfigError: a name that is neither a task nor a benchmark nor a file.
         ArtifactError: a file cannot be read.
     """
+    if config is None:
+        return []
     return [[source.name, source.version] for source in find_sources(config.tasks, root)]
 
 
