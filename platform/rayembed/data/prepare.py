@@ -14,13 +14,14 @@ it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.run import Run, fingerprint
 from rayembed.config.sources import WikipediaSource
+from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.mining.mine import make_mined
@@ -30,12 +31,10 @@ from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records, with_source_path
 from rayembed.data.sources.tasks import HeldOut, hold_out
 from rayembed.data.sources.wikipedia import read_articles
+from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-Step = Literal["records", "filtered", "mined", "clustered"]
-"""In the order in which they are done."""
 
 PLAN_VERSION = 3
 """Raised whenever plans come out otherwise of the same records."""
@@ -99,6 +98,8 @@ def prepare_datasets(
     done = {
         checked.dataset.name: [make_records(workshop, checked, held_out)] for checked in sources
     }
+    for folders in done.values():
+        write_folder_audit(folders[-1])
     reach = get_args(Step).index(until)
     for dataset in chosen:
         folders = done[dataset.name]
@@ -108,6 +109,8 @@ def prepare_datasets(
             folders.append(make_mined(workshop, dataset, folders[-1]))
         if reach >= 3 and dataset.clusters is not None:
             folders.append(make_clustered(workshop, dataset, folders[-1]))
+        for prepared in folders[1:]:
+            write_folder_audit(prepared)
     return done
 
 
