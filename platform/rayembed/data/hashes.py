@@ -17,6 +17,12 @@ def label_hash(label: str | None) -> int:
     return NO_HASH if label is None else text_hash(label)
 
 
+def seeded_order(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """(n,) uint64 that puts hashes in an order of its own for each seed and purpose; one to one."""
+    salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
+    return mixed(hashes.view(np.uint64) ^ salt)
+
+
 def mixed(values: np.ndarray) -> np.ndarray:
     """uint64 values in place of int64 or uint64 ones: SplitMix64's finalizer, one to one.
 
