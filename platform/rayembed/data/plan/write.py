@@ -18,10 +18,10 @@ from rayembed.data.parts import Part
 from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan
 from rayembed.data.plan.files import (
     ROWS_PER_FILE,
-    Block,
     Gather,
     PartPlaces,
     Scatter,
+    blocks_of,
     part_places,
 )
 from rayembed.data.plan.order import (
@@ -112,19 +112,7 @@ def _write(
     places = _all_places(usable, order, parts)
     scatter = Scatter(work, steps_per_file, config.num_negatives)
     scattered = run_units(work, f"plan {config.key} scatter", scatter, places, execute)
-    files: dict[int, list[str]] = {}
-    for result in scattered:
-        for block, path in result["files"].items():
-            files.setdefault(int(block), []).append(path)
-    blocks = [
-        Block(
-            number,
-            number * steps_per_file,
-            min(steps_per_file, config.num_steps - number * steps_per_file),
-            tuple(files[number]),
-        )
-        for number in sorted(files)
-    ]
+    blocks = blocks_of(scattered, config.num_steps, steps_per_file)
     gather = Gather(work, config.global_pairs)
     gathered = run_units(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
