@@ -2,6 +2,8 @@
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list. `title+text` joins several fields of one level by a space: `passages.title+text`.
+Web pages often open with their title: of a text, `text.first_line` is that line and
+`text.other_lines` what follows.
 """
 
 from typing import Annotated, Literal
