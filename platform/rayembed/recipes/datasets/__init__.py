@@ -1,1 +1,1 @@
-"""The training data sets of the papers: where each lives, how it is read, how much of it counts."""
+"""The data sets of the papers, where they live, and data recipes made of them."""
