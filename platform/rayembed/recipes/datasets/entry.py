@@ -79,6 +79,6 @@ def hub_page(repository: str) -> str:
     return f"https://huggingface.co/datasets/{repository}"
 
 
-def own_pairs(name: str, notes: str, url: str = "") -> Home:
+def own_folder(name: str, notes: str, url: str = "") -> Home:
     """Rows of `query` and `positive` (a text or a list) in the folder `name` below `data.root`."""
     return Home(PairsSource(path=f"{name}/"), url, "own", notes=notes)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rayembed.recipes.datasets import nvembed_homes as homes
 from rayembed.recipes.datasets.bge import bge_e5, bge_full
-from rayembed.recipes.datasets.entry import Home, own_pairs
+from rayembed.recipes.datasets.entry import Home, own_folder
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ RETRIEVAL = (
         "bioasq",
         "Given a query, retrieve documents that can help answer the question",
         2_400,
-        own_pairs(
+        own_folder(
             "bioasq",
             "Given out after registration; none of the copies on the hub holds questions with the "
             "abstracts that answer them. `query`: the question's body; `positive`: title and "
@@ -91,7 +91,7 @@ ADDED_RETRIEVAL = (
         "hover",
         _CLAIM,
         17_000,
-        own_pairs(
+        own_folder(
             "hover",
             "hover-nlp/hover has 18,171 claims with the titles of the articles that they rest on, "
             "but not their text, which is HotpotQA's copy of Wikipedia. `query`: the claim; "
