@@ -56,7 +56,9 @@ def _entries() -> dict[str, Entry]:
         *cde.unsupervised_entries(),
         *cde.supervised_entries(),
     )
-    return {entry.name: entry for entry in entries}
+    by_name = {entry.name: entry for entry in entries}
+    assert len(by_name) == len(entries)
+    return by_name
 
 
 def _recipes() -> dict[str, Callable[[], DataRun]]:

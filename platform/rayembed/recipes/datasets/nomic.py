@@ -286,7 +286,7 @@ def _finetuned(name: str, samples: int, home: Home, *, given: bool) -> Entry:
         pool="given" if given else "corpus",
     )
     config = DatasetConfig(
-        name=name,
+        name=f"finetuning-{name}",
         source=home.source,
         query_instruction=_QUERY,
         document_instruction=_DOCUMENT,

@@ -73,7 +73,6 @@ ALL_NLI = Home(
             "pair-class/train-*.parquet",
             "65dd38867b600f42241d2066ba1a35fbd097fcfe",
         ),
-        max_rejected_share=0.2,  # MultiNLI has premises that entail nothing
     ),
     hub_page("sentence-transformers/all-nli"),
     "seen",
