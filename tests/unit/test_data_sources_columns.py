@@ -60,5 +60,6 @@ def test_the_names_that_stand_beside_a_missing_column() -> None:
     names, level = level_of(ROW, "passages.titel+text")
     assert names == ["titel", "text"]
     assert set(level) == {"title", "text"}
-    assert level_of(ROW, "query.text") == (["query"], ROW)
+    assert level_of(ROW, "query.text") == (["query.text"], ROW), "a text has nothing below it"
+    assert level_of({"a": []}, "a.b") == (["a"], {"a": []}), "an empty list may have anything"
     assert set(level_of(ROW, "deep.in.y")[1]) == {"x"}

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
@@ -86,6 +86,11 @@ class Making:
         """Where parts go."""
         return join(self.folder, "parts")
 
+    @property
+    def working_folder(self) -> str:
+        """Where tasks put what only tasks after them read; it goes when the folder is finished."""
+        return join(self.folder, "working")
+
     def found(self) -> Prepared | None:
         """The finished folder, where an earlier run made it."""
         if not exists(join(self.folder, MANIFEST)):
@@ -130,6 +135,8 @@ class Making:
         }
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
+        if exists(self.working_folder):
+            remove_folder(self.working_folder)
         return Prepared(self.folder, manifest)
 
 

@@ -33,7 +33,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
     """The names that `column` looks up in the deepest object it reaches, and that object.
 
     For messages about a column that is not there: the names beside it are the ones to choose from.
-    Of a list on the way its first object counts.
+    Of a list on the way its first object counts. Where a cell on the way is empty, it is the last
+    name; where it is neither object nor list, the whole column is a name that is not there.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:
@@ -45,7 +46,7 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
             rest = rest.partition(".")[2]
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
-    return [head], row
+    return [head if below is None or below == [] else column], row
 
 
 def _below(value: Any, rest: str) -> Any:
