@@ -136,6 +136,8 @@ class MtebSource(Settings):
     """Of the task's data; its evaluation splits are refused."""
     subset: str | None = None
     """One language or subset of the task; None: all."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """As of `ClassesSource`, where a task's labels are numbers and have no text beside them."""
     label_form: LabelForm = "example"
     """As of `ClassesSource`."""
     num_negatives: PositiveInt = 7

@@ -6,7 +6,7 @@ The grammar stands in `rayembed.config.sources`; all columns that settings name 
 from collections.abc import Mapping
 from typing import Any
 
-FIRST_LINE, OTHER_LINES = "first_line", "other_lines"
+_LINES = ("first_line", "other_lines")
 
 
 def read_column(row: Mapping[str, Any], column: str) -> Any:
@@ -34,7 +34,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
 
     For messages about a column that is not there: the names beside it are the ones to choose from.
     Of a list on the way its first object counts. Where a cell on the way is empty, it is the last
-    name; where it is neither object nor list, the whole column is a name that is not there.
+    name; where it is neither object nor list nor a text's lines, the whole column is a name that is
+    not there.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:
@@ -46,7 +47,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
             rest = rest.partition(".")[2]
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
-    return [head if below is None or below == [] else column], row
+    empty_or_text = below is None or below == [] or (isinstance(below, str) and rest in _LINES)
+    return [head if empty_or_text else column], row
 
 
 def _below(value: Any, rest: str) -> Any:
@@ -72,9 +74,10 @@ def _below(value: Any, rest: str) -> Any:
 
 def _lines_of(text: str, which: str) -> str | None:
     """The first line of a text or the others, without space around them."""
+    if which not in _LINES:
+        return None
     first, _, others = text.partition("\n")
-    parts = {FIRST_LINE: first, OTHER_LINES: others}
-    return parts.get(which, "").strip() or None
+    return (first if which == _LINES[0] else others).strip() or None
 
 
 def _joined(fields: Mapping[str, Any]) -> Any:

@@ -62,6 +62,7 @@ LABELLED = (
             "mteb/AmazonReviewsClassification",
             "https://docs.opendata.aws/amazon-reviews-ml/license.txt",
             subset="en",
+            names={str(stars - 1): f"{stars} stars" for stars in range(1, 6)} | {"0": "1 star"},
         ),
     ),
     ClassRow(

@@ -30,10 +30,16 @@ def beir(repository: str, revision: str, layout: Layout, licence: str, notes: st
     )
 
 
-def mteb_classes(task: str, repository: str, licence: str, subset: str | None = None) -> Home:
+def mteb_classes(
+    task: str,
+    repository: str,
+    licence: str,
+    subset: str | None = None,
+    names: dict[str, str] | None = None,
+) -> Home:
     """The training split of a classification task, as the installed mteb reads it."""
     return Home(
-        MtebSource(task=task, split="train", subset=subset),
+        MtebSource(task=task, split="train", subset=subset, names=names or {}),
         hub_page(repository),
         "seen",
         licence,
