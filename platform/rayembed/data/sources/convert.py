@@ -232,7 +232,8 @@ def _selected(
     """Names and rows of the parts after duplicates are dropped and samples drawn."""
     names = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in names]
-    keep, dropped = select(read_index(parts).id_hash, dataset.num_samples, workshop.seed)
+    ids = read_index(parts).id_hash
+    keep, dropped = select(ids, dataset.num_samples, workshop.seed, dataset.sample_share)
     if not dropped:
         if dataset.num_samples is not None and len(keep) < dataset.num_samples:
             log.warning(

@@ -136,17 +136,19 @@ class KeepRows:
 
 
 def select(
-    id_hash: np.ndarray, num_samples: int | None, seed: int
+    id_hash: np.ndarray, num_samples: int | None, seed: int, share: float | None = None
 ) -> tuple[np.ndarray, dict[str, int]]:
     """(n,) bool of the rows that stay, and how many go for which reason.
 
     The first of rows with the same id stays; of those, the `num_samples` smallest by a hash of
-    seed and id are drawn, whatever the order of the rows.
+    seed and id are drawn, whatever the order of the rows; with `share`, that share of them.
     """
     keep = np.zeros(len(id_hash), dtype=bool)
     keep[np.unique(id_hash, return_index=True)[1]] = True
     rejected = {DUPLICATE: int((~keep).sum())}
     distinct = np.flatnonzero(keep)
+    if share is not None:
+        num_samples = max(1, round(share * len(distinct)))
     if num_samples is not None and len(distinct) > num_samples:
         salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0num_samples".encode()))
         order = np.argsort(_mixed(id_hash[distinct].view(np.uint64) ^ salt), kind="stable")
