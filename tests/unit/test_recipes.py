@@ -99,7 +99,7 @@ def test_version_2_mines_retrieval_and_sts_with_the_positive_aware_rule():
         assert (dataset.source.negatives is None) == mined
         if mined:
             assert dataset.mining.teacher.startswith("hf://intfloat/e5-mistral-7b-instruct")
-            assert dataset.mining.max_relative_score == 0.95
+            assert dataset.mining.rule.max_relative_score == 0.95
             prefix = f"Instruct: {dataset.query_instruction}\nQuery: "
             assert dataset.mining.query_prefix == prefix
 

@@ -261,6 +261,15 @@ def read_run(path: str | Path) -> Run:
     Raises:
         ConfigError: no such file, not YAML, or settings that do not hold.
     """
+    return parse(Run, read_mapping(path))
+
+
+def read_mapping(path: str | Path) -> dict[str, Any]:
+    """The settings in a YAML file, not yet checked.
+
+    Raises:
+        ConfigError: no such file, or not a mapping in YAML.
+    """
     try:
         values = read_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -269,4 +278,4 @@ def read_run(path: str | Path) -> Run:
         raise ConfigError(
             f"the run {str(path)!r} must be a mapping of settings, as --dry-run prints one"
         )
-    return parse(Run, values)
+    return values

@@ -21,7 +21,7 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
         "teacher": weights,
         "records": before.fingerprint,
     }
-    making = Making(workshop.storage, "mined", dataset.name, inputs)
+    making = Making(workshop.storage, "mined", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
     vectors = embed_parts(workshop, dataset.name, making.folder, before.parts, config)

@@ -42,7 +42,7 @@ def audit_dataset(
 ) -> str:
     """The Markdown section of one data set."""
     drawn = plan["datasets"][name]
-    rejected = {**manifest["rejected"], **drawn["rejected"]}
+    rejected = {**manifest["rejected"], **manifest["dropped"], **drawn["rejected"]}
     words = {
         "query": [len(r.query.split()) for r in records],
         "positive": [len(r.positives[0].split()) for r in records],
