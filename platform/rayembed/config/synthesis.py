@@ -1,13 +1,15 @@
 """Synthetic pairs: how many of which kind, which LLM writes them, what is accepted."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
-from rayembed.config.run import fingerprint
-from rayembed.config.settings import Settings
+from rayembed.config.data_run import DataPlacement
+from rayembed.config.run import fingerprint, read_mapping
+from rayembed.config.settings import Settings, parse
 from rayembed.config.yaml_text import write_yaml
 
 PairKind = Literal["short-long", "long-short", "short-short"]
@@ -144,15 +146,6 @@ class SynthesisConfig(Settings):
         return self
 
 
-class SynthesisPlacement(Settings):
-    """Where a synthesis leaves its results."""
-
-    storage_path: str = "outputs"
-    """Folder or object-storage prefix; answers and records lie below `data`."""
-
-    _no_credentials = field_validator("storage_path")(refuse_credentials)
-
-
 class SynthesisRun(Settings):
     """What `jobs/synthesize_pairs.py` does."""
 
@@ -161,7 +154,7 @@ class SynthesisRun(Settings):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of placeholders, languages, and the seeds that the LLM is sent."""
     synthesis: SynthesisConfig = SynthesisConfig()
-    placement: SynthesisPlacement = SynthesisPlacement()
+    placement: DataPlacement = DataPlacement()
 
     @property
     def fingerprint(self) -> str:
@@ -171,3 +164,12 @@ class SynthesisRun(Settings):
     def to_yaml(self) -> str:
         """The whole run as YAML, which `--recipe run.yaml` reads back."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def read_synthesis_run(path: str | Path) -> SynthesisRun:
+    """A synthesis from a YAML file that `SynthesisRun.to_yaml` wrote or a user did.
+
+    Raises:
+        ConfigError: no such file, not YAML, or settings that do not hold.
+    """
+    return parse(SynthesisRun, read_mapping(path))

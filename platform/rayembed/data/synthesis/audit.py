@@ -1,14 +1,12 @@
-"""The numbers of a synthesis for its manifest, and the page that a person reads."""
+"""The numbers of a synthesis for its manifest and its audit."""
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 import numpy as np
 
-from rayembed.config.synthesis import PairKind, SynthesisRun
+from rayembed.config.synthesis import PairKind
 from rayembed.data.hashes import text_hash
 from rayembed.data.prepared import EXAMPLES_KEPT
 from rayembed.data.records import Record
@@ -30,7 +28,7 @@ class Audit:
         self._rejected: dict[str, Counter[str]] = {}
         self._failed_tries: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._words: dict[tuple[str, str], list[int]] = {}
+        self._words: dict[str, list[int]] = {}
         self._languages: Counter[str] = Counter()
         self._examples: dict[str, list[tuple[int, str, dict[str, Any]]]] = {}
 
@@ -76,7 +74,7 @@ class Audit:
             "negative": [negative.text for negative in record.negatives],
         }
         for role, found in texts.items():
-            self._words.setdefault((kind, role), []).extend(map(count_words, found))
+            self._words.setdefault(f"{kind} {role}", []).extend(map(count_words, found))
         self._draw(kind, record)
 
     def _draw(self, kind: PairKind, record: Record) -> None:
@@ -105,21 +103,16 @@ class Audit:
     def numbers(self) -> dict[str, Any]:
         """Further entries of the manifest; lengths in words."""
         return {
-            "kinds": {
-                kind: {
-                    "asked": asked,
-                    "records": self._kept[kind],
-                    "duplicates": self._duplicates[kind],
-                    "rejected": dict(sorted(self._rejected.get(kind, Counter()).items())),
-                    "words": {
-                        role: _spread(words)
-                        for (of, role), words in self._words.items()
-                        if of == kind
-                    },
-                }
-                for kind, asked in sorted(self._asked.items())
+            "asked": dict(sorted(self._asked.items())),
+            "rejected_by_kind": {
+                f"{kind}: {reason}": count
+                for kind, reasons in sorted(self._rejected.items())
+                for reason, count in sorted(reasons.items())
             },
+            "duplicates": dict(sorted(self._duplicates.items())),
+            "records": dict(sorted(self._kept.items())),
             "failed_tries": dict(sorted(self._failed_tries.items())),
+            "words": {name: _spread(words) for name, words in self._words.items()},
             "languages": dict(sorted(self._languages.items())),
             "tokens": {name: self._tokens[name] for name in ("prompt", "answer")},
         }
@@ -128,78 +121,3 @@ class Audit:
 def _spread(words: list[int]) -> dict[str, int]:
     values = np.quantile(words, list(_QUANTILES.values()), method="nearest")
     return {name: int(value) for name, value in zip(_QUANTILES, values, strict=True)}
-
-
-_STYLE = (
-    "body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td,th{border:1px solid #bbb;padding:.2em .6em;text-align:left;"
-    "vertical-align:top}td.n{text-align:right}article{border-top:1px solid #bbb;padding:1em 0}"
-    "p{white-space:pre-wrap;margin:.3em 0}b{display:inline-block;min-width:6em}"
-)
-
-
-def audit_page(run: SynthesisRun, result: Mapping[str, Any], more: Mapping[str, Any]) -> str:
-    """HTML of the numbers and the examples. All texts are escaped: a model wrote them.
-
-    Args:
-        run: what was asked for.
-        result: rows in, rows out, rejected, examples.
-        more: as `Audit.numbers`, with `tasks` and `dropped`.
-    """
-    kinds = [
-        [
-            kind,
-            more["tasks"][kind]["tasks"],
-            numbers["asked"],
-            sum(numbers["rejected"].values()),
-            numbers["duplicates"],
-            numbers["records"],
-        ]
-        for kind, numbers in more["kinds"].items()
-    ]
-    words = [
-        [kind, role, *spread.values()]
-        for kind, numbers in more["kinds"].items()
-        for role, spread in numbers["words"].items()
-    ]
-    counts = {"Examples rejected": result["rejected"], "Tries failed": more["failed_tries"]}
-    parts = [
-        f"<h1>Synthetic pairs: {escape(run.name)}</h1>",
-        f"<p>Written by {escape(run.synthesis.llm.model)}, seed {run.seed}.</p>",
-        _table(["Kind", "Tasks", "Asked", "Rejected", "Repeated", "Records"], kinds),
-        *(f"<h2>{title}</h2>{_reasons(found)}" for title, found in counts.items()),
-        "<h2>Lengths in words</h2>",
-        _table(["Kind", "Text", *_QUANTILES], words),
-        "<h2>Examples</h2>",
-        *map(_example, result["examples"]),
-    ]
-    head = f"<meta charset=utf-8><title>{escape(run.name)}</title><style>{_STYLE}</style>"
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(parts)}</body></html>\n"
-
-
-def _reasons(found: Mapping[str, int]) -> str:
-    ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    return _table(["Reason", "Number"], [list(item) for item in ordered]) if ordered else "none"
-
-
-def _table(head: list[str], rows: list[list[Any]]) -> str:
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f"<table><tr>{names}</tr>{body}</table>"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, int):
-        return f"<td class=n>{value:,}</td>"
-    return f"<td>{escape(str(value))}</td>"
-
-
-def _example(shown: Mapping[str, Any]) -> str:
-    texts = [
-        ("task", shown["task"]),
-        ("query", shown["query"]),
-        ("positive", shown["positive"]),
-        *(("negative", text) for text in shown["negatives"]),
-    ]
-    lines = "".join(f"<p><b>{role}</b> {escape(text)}</p>" for role, text in texts)
-    return f"<article>{lines}</article>"

@@ -4,13 +4,13 @@ import json
 import logging
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig
 from rayembed.data.synthesis.answers import Rejected, normalised, read_tasks
 from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep, missing
+from rayembed.data.synthesis.prompts import prompts_fingerprint
 from rayembed.data.synthesis.requests import Answer, Ask, TaskRequest
 from rayembed.errors import DataError
 
@@ -38,15 +38,6 @@ class Tasks:
     def lacking(self) -> int:
         """Tasks that are wanted still."""
         return self.wanted - len(self.texts)
-
-    def numbers(self) -> dict[str, Any]:
-        """For the manifest."""
-        return {
-            "requests": self.asked,
-            "tasks": len(self.texts),
-            "repeated": self.repeated,
-            "rejected": dict(sorted(self.rejected.items())),
-        }
 
 
 def find_tasks(
@@ -97,7 +88,8 @@ def find_tasks(
 def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> str:
     """Where the tasks are written down, named by all that decides them beside the answers."""
     wanted = -(-config.examples[kind] // config.examples_per_task)
-    decides = [CODE_VERSION, seed, wanted, config.tasks_per_request, list(config.topics)]
+    prompt = prompts_fingerprint(kind)
+    decides = [CODE_VERSION, prompt, seed, wanted, config.tasks_per_request, list(config.topics)]
     return join(folder, f"{kind}-tasks-{fingerprint(decides)}.json")
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -152,5 +153,5 @@ def ask_and_keep(
 
 def _progress(done: int, total: int, seconds: float) -> str:
     rate = done / max(seconds, 1e-9)
-    left = (total - done) / rate
-    return f"{done}/{total} answers, {rate:.1f} answers/s, {left:.0f} s left"
+    left = timedelta(seconds=round((total - done) / rate))
+    return f"{done:,}/{total:,} answers, {rate:,.1f} answers/s, {left} left"

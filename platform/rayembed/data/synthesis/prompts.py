@@ -6,7 +6,9 @@ Tasks come from an LLM's answer, so they are put in as they are and never format
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from rayembed.config.run import fingerprint
 from rayembed.config.synthesis import PairKind
+from rayembed.data.synthesis.placeholders import VALUES
 
 
 class _Brainstorm(NamedTuple):
@@ -109,6 +111,18 @@ def example_prompt(
             "What to heed:\n" + _list(rules),
             "Reply with the JSON object and with nothing before or after it. Be inventive.",
         )
+    )
+
+
+def prompts_fingerprint(kind: PairKind) -> str:
+    """Changes with the wording of the kind's prompts and with the values of its placeholders."""
+    names = {name: f"{{{name}}}" for name in VALUES[kind]}
+    return fingerprint(
+        [
+            task_prompt(kind, 0, "{topic}"),
+            example_prompt(kind, "{task}", names, "{language}"),
+            {name: list(values) for name, values in VALUES[kind].items()},
+        ]
     )
 
 

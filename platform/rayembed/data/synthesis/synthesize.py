@@ -16,16 +16,18 @@ from typing import Any
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig, SynthesisRun
+from rayembed.data.audit import write_folder_audit
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.prepared import Making, Prepared
 from rayembed.data.records import Negative, Record
 from rayembed.data.synthesis.answers import Pair, Rejected, normalised, read_pair
-from rayembed.data.synthesis.audit import Audit, audit_page
+from rayembed.data.synthesis.audit import Audit
 from rayembed.data.synthesis.find_tasks import CODE_VERSION as TASKS_VERSION
 from rayembed.data.synthesis.find_tasks import Tasks, find_tasks
 from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep
 from rayembed.data.synthesis.placeholders import draw_language, least_words
+from rayembed.data.synthesis.prompts import prompts_fingerprint
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
 from rayembed.errors import DataError
 
@@ -40,9 +42,12 @@ _TASK_OF: dict[PairKind, str] = {
     "short-short": "retrieval",
 }
 
+REJECTED = "rejected.jsonl"
+"""In the folder: examples without a usable answer, the last answer and why it cannot be used."""
+
 _SHOWN = 3
 _CHARACTERS_SHOWN = 300
-_CHARACTERS_KEPT = 2000
+_CHARACTERS_KEPT = 1000
 
 
 def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
@@ -58,9 +63,10 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
         DataError: too few different tasks, or too many examples without a usable answer.
     """
     config = run.synthesis
-    settings = config.model_dump(mode="json", exclude={"llm", "max_failed_share"})
+    settings = config.model_dump(mode="json", exclude={"llm"})
     inputs = {
         "code": [CODE_VERSION, TASKS_VERSION],
+        "prompts": [prompts_fingerprint(kind) for kind in config.examples],
         "settings": settings,
         "model": model,
         "seed": run.seed,
@@ -68,13 +74,16 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
     storage = run.placement.storage_path
     making = Making(storage, "synthetic", run.name, inputs)
     if (found := making.found()) is not None:
+        write_folder_audit(found)
         return found
     sampling = [model, config.temperature, config.top_p, config.max_tokens]
     kept = KeptAnswers(join(storage, "data", "answers", fingerprint(sampling)))
     tasks = find_tasks(config, run.seed, ask, kept)
     plan = _Plan(run, {kind: found.texts for kind, found in tasks.items()})
     _ask_for_examples(plan, ask, kept)
-    return _Writing(plan, making, kept).finish(tasks)
+    prepared = _Writing(plan, making, kept).finish(tasks)
+    write_folder_audit(prepared)
+    return prepared
 
 
 @dataclass(frozen=True)
@@ -191,7 +200,7 @@ class _Writing:
             for first in group:
                 self._add(_tried(self.plan, first, answers))
         rejected = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rejected)
-        write_atomic(join(self.making.folder, "rejected.jsonl"), rejected.encode())
+        write_atomic(join(self.making.folder, REJECTED), rejected.encode())
         self._check()
         self._write(flush=True)
         if not self._parts:
@@ -204,16 +213,20 @@ class _Writing:
             "examples": audit.examples(),
         }
         more = {
-            "tasks": {kind: found.numbers() for kind, found in tasks.items()},
-            "llm": self.plan.config.llm.model_dump(mode="json"),
-            "answers": self.kept.folder,
+            "tasks": {kind: len(found.texts) for kind, found in tasks.items()},
+            "tasks_repeated": {kind: found.repeated for kind, found in tasks.items()},
+            "task_requests": {kind: found.asked for kind, found in tasks.items()},
+            "task_answers_rejected": {
+                f"{kind}: {reason}": count
+                for kind, found in tasks.items()
+                for reason, count in found.rejected.items()
+            },
             **audit.numbers(),
+            "llm": self.plan.config.llm.model_dump(mode="json"),
+            "answers": "/".join(self.kept.folder.split("/")[-2:]),
         }
         parts = [(part.path.rsplit("/", 1)[1], part.rows) for part in self._parts]
-        dropped = {"duplicate": audit.duplicates}
-        page = audit_page(self.plan.run, result, {**more, "dropped": dropped})
-        write_atomic(join(self.making.folder, "audit.html"), page.encode())
-        return self.making.finish([result], parts, dropped, **more)
+        return self.making.finish([result], parts, {"duplicate": audit.duplicates}, **more)
 
     def _add(self, tried: _Tried) -> None:
         kind = tried.request.kind
@@ -281,7 +294,7 @@ class _Writing:
         raise DataError(
             f"{failed} of {asked} examples have no usable answer ({reasons}), more than "
             f"synthesis.max_failed_share={self.plan.config.max_failed_share} allows:\n{shown}\n"
-            f"All of them: {join(self.making.folder, 'rejected.jsonl')}. Answers are kept: raise "
+            f"All of them: {join(self.making.folder, REJECTED)}. Answers are kept: raise "
             "synthesis.retries to ask for these again, or take another model"
         )
 
