@@ -19,7 +19,7 @@ from rayembed.recipes.datasets.catalogue import data_recipe_names
 pytestmark = pytest.mark.job
 
 ROOT = Path(rayembed.__file__).parents[2]
-WORDS = "cats dogs live fox jumps river ancient world Paris capital France bridge".split()
+WORDS = ["cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "capital", "France", "bridge"]
 BATCH = 8
 
 

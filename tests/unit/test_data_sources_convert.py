@@ -99,9 +99,7 @@ def test_parquet_reads_only_the_columns_that_are_named(tmp_path: Path, monkeypat
 
 def test_tsv_has_no_quotes_and_lists_have_numbered_columns(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('query\tpositive\n"open\tp 1\nq\t"p\n')
-    records, _ = made_records(
-        tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.tsv")}
-    )
+    records, _ = made_records(tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.tsv")})
     assert [(r.query, r.positives[0]) for r in records] == [('"open', "p 1"), ("q", '"p')]
     assert [r.origin for r in records] == [("a.tsv#0",), ("a.tsv#1",)]
     write_jsonl(tmp_path / "b.jsonl", [["q", "p", "n"], {"set": ["a", "b", "c"]}])
@@ -248,9 +246,7 @@ def test_rows_of_a_premise_come_together_from_all_files(tmp_path: Path) -> None:
     source = {"kind": "nli", "path": str(tmp_path / "in")}
     records, made = made_records(tmp_path / "out", source)
     wanted = brute_force_nli(rows)
-    assert {
-        r.query: (set(r.positives), {n.text for n in r.negatives}) for r in records
-    } == wanted
+    assert {r.query: (set(r.positives), {n.text for n in r.negatives}) for r in records} == wanted
     assert {n.rule for r in records for n in r.negatives} == {"given"}
     assert made.manifest["rows_in"] == len(rows)
     assert made.manifest["rejected"] == {
