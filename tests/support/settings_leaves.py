@@ -65,6 +65,8 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
             return leaf.value / 2 if leaf.value else 0.05
         case str():
             return leaf.value + "x"
+        case tuple() if members(leaf.annotation):
+            return [smallest(members(leaf.annotation)[0])]
         case tuple():
             return [*leaf.value, "x"] if get_args(leaf.annotation)[-1] is Ellipsis else [0.5, 0.5]
         case None:
@@ -80,12 +82,23 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 
 def _instead_of_none(annotation: Any) -> Any:
     if members(annotation):
-        required = [n for n, f in members(annotation)[0].model_fields.items() if f.is_required()]
-        return dict.fromkeys(required, "x")
+        return smallest(members(annotation)[0])
+    return _of_type(annotation)
+
+
+def smallest(cls: type[Settings]) -> dict[str, Any]:
+    """A value of each setting of the class that has no default."""
+    required = {n: f.annotation for n, f in cls.model_fields.items() if f.is_required()}
+    return {name: _of_type(annotation) for name, annotation in required.items()}
+
+
+def _of_type(annotation: Any) -> Any:
     kinds = str(annotation)
-    if "int" in kinds:
-        return 3
-    return 0.5 if "float" in kinds else "x"
+    if "tuple" in kinds:
+        return ["x"]
+    if "str" in kinds or "Column" in kinds:
+        return "x"
+    return 3 if "int" in kinds else 0.5
 
 
 def put(values: Any, path: tuple[str | int, ...], value: Any) -> None:

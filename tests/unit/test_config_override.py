@@ -1,5 +1,7 @@
 """`--set path.to.setting=value`."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def test_every_setting_can_be_set(run):
 
 def _written(value: object) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(f"'{item}'" for item in value) + "]"
+        return json.dumps(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -132,8 +132,9 @@ def test_plans_of_all_stages_and_no_row_lost(root: Path, tmp_path: Path) -> None
     seen = manifests(storage)
     assert sorted(seen) == ["own:records", "text:mined", "text:records", "topic:records"]
     for manifest in seen.values():
-        assert manifest["rows_in"] == manifest["rows_out"] + sum(manifest["rejected"].values())
-    assert seen["own:records"]["rejected"] == {"duplicate": 3}
+        assert manifest["rows_in"] == manifest["records_made"] + sum(manifest["rejected"].values())
+        assert manifest["records_made"] == manifest["rows_out"] + sum(manifest["dropped"].values())
+    assert seen["own:records"]["dropped"] == {"duplicate": 3}
     assert seen["own:records"]["rows_out"] == 30
     assert seen["text:records"]["rejected"] == {"held-out title": 10}
     audit = (Path(plans["second"]) / "audit.md").read_text()
@@ -249,7 +250,7 @@ def test_a_wikipedia_file_that_no_stage_uses_is_held_out_too(root: Path, tmp_pat
         storage = tmp_path / str(number)
         prepare(make_run(root, seed=0, **changes), at(storage))
         rejected.append(manifests(storage)["own:records"]["rejected"])
-    assert rejected == [{"duplicate": 3}, {"duplicate": 3, "has a text of a held-out title": 1}]
+    assert rejected == [{}, {"has a text of a held-out title": 1}]
 
 
 def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: Path) -> None:

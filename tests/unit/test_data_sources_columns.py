@@ -20,6 +20,9 @@ ROW: dict[str, Any] = {
     "number": 7,
     "set": ["first", "second", ["third"]],
     "translation": {"de": "eins", "en": "one"},
+    "page": "  Title \n\n first\nsecond ",
+    "line": "alone",
+    "pages": ["A\nb", "C\nd"],
 }
 
 
@@ -45,6 +48,10 @@ ROW: dict[str, Any] = {
         ("a.b", "literal"),
         ("a.c.d", "dotted"),
         ("c+d", "plus"),
+        ("page.first_line", "Title"),
+        ("page.other_lines", "first\nsecond"),
+        ("line.other_lines", None),
+        ("pages.other_lines", ["b", "d"]),
         ("set.1", "second"),
         ("set.9", None),
         ("title+number", 7),
@@ -56,11 +63,12 @@ def test_what_a_column_reads(column: str, value: Any) -> None:
 
 
 def test_the_names_that_stand_beside_a_missing_column() -> None:
-    assert level_of(ROW, "querry") == (["querry"], ROW)
-    names, level = level_of(ROW, "passages.titel+text")
-    assert names == ["titel", "text"]
+    assert level_of(ROW, "qwery") == (["qwery"], ROW)
+    names, level = level_of(ROW, "passages.tittle+text")
+    assert names == ["tittle", "text"]
     assert set(level) == {"title", "text"}
     assert level_of(ROW, "query.text") == (["query.text"], ROW), "a text has nothing below it"
+    assert level_of(ROW, "page.first_line") == (["page"], ROW), "but its lines"
     assert level_of({"a": []}, "a.b") == ([], {"a": []}), "an empty list does not tell"
     assert level_of({"b": 1}, "a.b") == (["a"], {"b": 1})
     assert set(level_of(ROW, "deep.in.y")[1]) == {"x"}

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,10 +52,10 @@ def made_up_articles(count: int = 80) -> list[Article]:
     ]
 
 
-def dataset(pairs: str, **source: str) -> DatasetConfig:
+def dataset(pairs: str, **source: Any) -> DatasetConfig:
     return DatasetConfig(
         name=f"wiki-{pairs}",
-        source=WikipediaSource(path="articles.json", pairs=pairs, **source),
+        source=WikipediaSource(path="articles.json", pairs=pairs, **{"num_negatives": 4, **source}),
         query_instruction="Find it",
         in_batch_negatives=pairs != "topic",
     )
@@ -176,11 +177,11 @@ def test_texts_without_a_visible_character_are_no_records() -> None:
     marks = " ".join(["\u0301\u200b"] * 6)
     article = Article("Cat", "The cat is a small animal here.", "Small animal", "x")
     config = dataset("description")
-    assert isinstance(convert(article, config, 0, 0), Record)
+    assert isinstance(convert(article, config, 0), Record)
     without = replace(article, description=marks)
-    assert convert(without, config, 0, 0) == "query has no visible character"
+    assert convert(without, config, 0) == "query has no visible character"
     without = replace(article, extract=marks)
-    assert convert(without, config, 0, 0) == "positive has no visible character"
+    assert convert(without, config, 0) == "positive has no visible character"
 
 
 def test_topic_records_take_other_examples_of_the_class() -> None:
@@ -191,7 +192,7 @@ def test_topic_records_take_other_examples_of_the_class() -> None:
     topic_of = {mask_title(a.extract, a.title): a.topic for a in articles}
     positives = set()
     for article in articles:
-        made = convert(article, config, 0, 4, examples)
+        made = convert(article, config, 0, examples)
         if article.topic == NO_TOPIC:
             assert made == "no topic"
             continue
@@ -207,19 +208,19 @@ def test_topic_records_take_other_examples_of_the_class() -> None:
         }
         assert {n.rule for n in made.negatives} == {"other_class"}
         positives.add(made.positives[0])
-        assert made == convert(article, config, 0, 4, examples)
+        assert made == convert(article, config, 0, examples)
     assert len(positives) > 20, "drawn by hash, not always the first"
-    other = convert(articles[0], config.model_copy(update={"name": "second"}), 0, 4, examples)
-    first = convert(articles[0], config, 0, 4, examples)
+    other = convert(articles[0], config.model_copy(update={"name": "second"}), 0, examples)
+    first = convert(articles[0], config, 0, examples)
     assert other.positives != first.positives or other.negatives != first.negatives
     alone = examples_of(articles[:1], config.source, frozenset())
-    assert convert(articles[0], config, 0, 4, alone) == "only example of its topic"
+    assert convert(articles[0], config, 0, alone) == "only example of its topic"
 
 
 def test_topic_records_with_names_of_classes() -> None:
     articles = made_up_articles()
     config = dataset("topic", label_form="label")
-    made = convert(articles[0], config, 0, 7, examples_of(articles, config.source, frozenset()))
+    made = convert(articles[0], config, 0, examples_of(articles, config.source, frozenset()))
     assert made.positives == ("Arts",)
     assert sorted(n.text for n in made.negatives) == ["Geography", "Mathematics"]
 
@@ -254,7 +255,7 @@ def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
     held_descriptions = {a.description for a in articles if a.title in held_out.titles}
 
     def rows(held: HeldOut) -> tuple[list[Record], dict]:
-        task = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, 4, held)
+        task = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, held)
         result = task(ArticleRange(0, len(articles)))
         assert result["rows_in"] == 80 == result["rows_out"] + sum(result["rejected"].values())
         return read_records(str(tmp_path / "out" / result["parts"][0][0])), result["rejected"]
@@ -275,13 +276,11 @@ def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
     # Control: without the split, held-out texts stand in the rows.
     assert touched(rows(HeldOut())[0]) > 0
     if pairs == "topic":  # control: leaving out the rows alone lets examples in
-        only_rows = ConvertArticles(
-            str(tmp_path / "out"), str(path), dataset(pairs), 0, 4, held_out
-        )
+        only_rows = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, held_out)
         source = only_rows.dataset.source
         leaky = examples_of(articles, source, frozenset())
         made = [
-            convert(a, only_rows.dataset, 0, 4, leaky)
+            convert(a, only_rows.dataset, 0, leaky)
             for a in articles
             if a.title not in held_out.titles
         ]

@@ -1,11 +1,24 @@
 """A data run: data sets to prepare without a model to train, as the data jobs take it."""
 
+from pathlib import Path
+
 from pydantic import Field, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig
-from rayembed.config.run import Run
-from rayembed.config.settings import Settings
+from rayembed.config.run import Run, fingerprint, read_mapping
+from rayembed.config.settings import Settings, parse
+from rayembed.config.yaml_text import write_yaml
+
+
+class DataPlacement(Settings):
+    """Where a data job leaves its results."""
+
+    storage_path: str = "outputs"
+    """Folder or object-storage prefix, the same as a training run's `placement.storage_path`: what
+    one made the other takes."""
+
+    _no_credentials = field_validator("storage_path")(refuse_credentials)
 
 
 class DataRun(Settings):
@@ -19,11 +32,9 @@ class DataRun(Settings):
     kept_for_evaluation: str | None = None
     """Asset reference of a Wikipedia JSON file whose held-out titles no row may touch, beside those
     of the data sets."""
-    storage_path: str = "outputs"
-    """Folder or object-storage prefix for results, the same as a training run's
-    `placement.storage_path`: what one made the other takes."""
+    placement: DataPlacement = DataPlacement()
 
-    _no_credentials = field_validator("storage_path", "kept_for_evaluation")(refuse_credentials)
+    _no_credentials = field_validator("kept_for_evaluation")(refuse_credentials)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "DataRun":
@@ -32,6 +43,17 @@ class DataRun(Settings):
         if twice:
             raise ValueError(f"two data sets have the name {twice[0]!r}; it must be unique")
         return self
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits of everything but the name and where things lie."""
+        values = self.model_dump(mode="json", exclude={"name", "placement"})
+        del values["data"]["root"]
+        return fingerprint(values)
+
+    def to_yaml(self) -> str:
+        """The whole run as YAML, which `--recipe run.yaml` of a data job reads back."""
+        return write_yaml(self.model_dump(mode="json"))
 
 
 def data_of(run: Run) -> DataRun:
@@ -42,5 +64,15 @@ def data_of(run: Run) -> DataRun:
         seed=run.seed,
         data=run.data,
         kept_for_evaluation=run.evaluation.source if evaluated else None,
-        storage_path=run.placement.storage_path,
+        placement=DataPlacement(storage_path=run.placement.storage_path),
     )
+
+
+def read_data_run(path: str | Path) -> DataRun:
+    """A data run from a YAML file; of a training run's file its data part.
+
+    Raises:
+        ConfigError: no such file, not YAML, or settings that do not hold.
+    """
+    values = read_mapping(path)
+    return data_of(parse(Run, values)) if "model" in values else parse(DataRun, values)

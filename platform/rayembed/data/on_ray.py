@@ -44,7 +44,8 @@ def workshop_on_ray(run: DataRun) -> Workshop:
 
     The run's storage must be readable and writable on all machines.
     """
-    return Workshop(run.storage_path, run.seed, execute_with_ray_data, root=run.data.root)
+    storage = run.placement.storage_path
+    return Workshop(storage, run.seed, execute_with_ray_data, root=run.data.root)
 
 
 def prepare_data(run: Run) -> dict[str, str]:

@@ -5,7 +5,7 @@
     storage/data/mined/<data set>-<fingerprint>/       with hard negatives
     storage/data/clustered/<data set>-<fingerprint>/   in batches of similar pairs
     storage/data/vectors/<teacher's settings>/         float16 vectors, reused by all runs
-    storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md
+    storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md, lineage.json
 
 A folder is finished when its manifest is there, which is written last; a finished one is taken as
 it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
@@ -14,28 +14,29 @@ it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
 import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.run import Run, fingerprint
 from rayembed.config.sources import WikipediaSource
+from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
+from rayembed.data.lineage import write_lineage
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import write_audit
-from rayembed.data.plan.batch_plan import PlanConfig, write_plan
+from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.write import write_plan
 from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records, with_source_path
 from rayembed.data.sources.tasks import HeldOut, hold_out
 from rayembed.data.sources.wikipedia import read_articles
+from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-Step = Literal["records", "filtered", "mined", "clustered"]
-"""In the order in which they are done."""
 
 PLAN_VERSION = 3
 """Raised whenever plans come out otherwise of the same records."""
@@ -69,8 +70,21 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
         folder = join(workshop.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
-        plan = write_plan(folder, parts, config, inputs=inputs, execute=workshop.execute)
+        batch_pairs = {
+            name: int(prepared[name].manifest["batch_pairs"])
+            for name in stage.datasets
+            if "batch_pairs" in prepared[name].manifest
+        }
+        plan = write_plan(
+            folder,
+            parts,
+            config,
+            inputs=inputs,
+            batch_pairs=batch_pairs,
+            execute=workshop.execute,
+        )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
+        write_lineage(folder, {name: steps[name] for name in stage.datasets})
         plans[stage.name] = folder
     return plans
 
@@ -99,6 +113,8 @@ def prepare_datasets(
     done = {
         checked.dataset.name: [make_records(workshop, checked, held_out)] for checked in sources
     }
+    for folders in done.values():
+        write_folder_audit(folders[-1])
     reach = get_args(Step).index(until)
     for dataset in chosen:
         folders = done[dataset.name]
@@ -108,6 +124,8 @@ def prepare_datasets(
             folders.append(make_mined(workshop, dataset, folders[-1]))
         if reach >= 3 and dataset.clusters is not None:
             folders.append(make_clustered(workshop, dataset, folders[-1]))
+        for prepared in folders[1:]:
+            write_folder_audit(prepared)
     return done
 
 

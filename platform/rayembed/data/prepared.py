@@ -12,7 +12,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
@@ -33,6 +33,8 @@ class Prepared:
 
     folder: str
     manifest: Mapping[str, Any]
+    reused: bool = False
+    """An earlier run made it."""
 
     @property
     def fingerprint(self) -> str:
@@ -65,10 +67,12 @@ class Making:
     """A folder that is being made."""
 
     storage: str
-    kind: Literal["records", "filtered", "mined", "clustered", "synthetic"]
+    kind: Literal["records", "documents", "filtered", "mined", "clustered", "synthetic"]
     dataset: str
     inputs: Mapping[str, Any]
     """All that decides its content, plain values; their fingerprint names the folder."""
+    before: Prepared | None = None
+    """The folder that it is made of, told in the manifest."""
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -91,9 +95,8 @@ class Making:
         """The finished folder, where an earlier run made it."""
         if not exists(join(self.folder, MANIFEST)):
             return None
-        prepared = open_prepared(self.folder)
-        log.info("%s %s is there: %s", self.kind, self.dataset, self.folder)
-        return prepared
+        log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
+        return replace(open_prepared(self.folder), reused=True)
 
     def finish(
         self,
@@ -119,6 +122,7 @@ class Making:
             "kind": self.kind,
             "dataset": self.dataset,
             "inputs": dict(self.inputs),
+            "made_of": "/".join(self.before.folder.split("/")[-2:]) if self.before else None,
             "rows_in": rows_in,
             "rejected": rejected,
             "records_made": made,

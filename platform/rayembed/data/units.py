@@ -8,6 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 import pyarrow.fs
@@ -21,6 +22,8 @@ Result = dict[str, Any]
 → count) where it makes rows of rows; see `add_up`."""
 
 _SECONDS_BETWEEN_LOGS = 5.0
+_BAR = 20
+"""Characters of the bar."""
 
 
 class Unit(Protocol):
@@ -94,16 +97,26 @@ def run_units(
         now = time.monotonic()
         if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(missing):
             logged = now
-            done = f"{len(made)}/{len(missing)}"
-            if rows:  # some tasks count none
-                done += f", {rows} rows, {rows / max(now - began, 1e-9):.0f} rows/s"
-            log.info("%s: %s", what, done)
+            log.info("%s: %s", what, _progress(len(made), len(missing), rows, now - began))
     return [
         made[unit.key]
         if unit.key in made
         else json.loads(read_bytes(_result_path(folder, what, unit.key)))
         for unit in units
     ]
+
+
+def _progress(done: int, of: int, rows: int, seconds: float) -> str:
+    """A bar, units, rows with their rate where tasks count them, and the time that is left."""
+    filled = round(_BAR * done / of)
+    parts = [f"{'█' * filled}{'░' * (_BAR - filled)} {done}/{of}"]
+    if rows:
+        parts.append(f"{rows:,} rows, {rows / max(seconds, 1e-9):,.0f} rows/s")
+    if done < of:
+        parts.append(f"{timedelta(seconds=round(seconds / done * (of - done)))} left")
+    else:
+        parts.append(f"{timedelta(seconds=round(seconds))}")
+    return ", ".join(parts)
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:

@@ -3,9 +3,11 @@
 A mistake that only a worker could find would be told after hours of preparation.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.data import DatasetConfig
+from rayembed.config.mining import Teacher
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.run import Run
 from rayembed.config.sources import PairsSource, WikipediaSource
@@ -40,15 +42,32 @@ def check_inputs(run: Run) -> Tokenizers:
             source = with_source_path(dataset, run.data.root).source
             assert isinstance(source, WikipediaSource)
             resolve(source.path)
-        if dataset.mining is not None:
-            setting = f"data.datasets.{dataset.name}.mining.teacher"
-            _check_encoder(setting, dataset.mining.teacher)
+    check_teachers(run.data.datasets)
     if run.evaluation.suite != "none":
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
         suite_tasks(run)
     return tokenizer
+
+
+def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
+    """Return when every teacher of the data sets was fetched and can be loaded.
+
+    Raises:
+        AssetError, ArtifactError: one is missing, corrupt or not supported.
+    """
+    for dataset in datasets:
+        path = f"data.datasets.{dataset.name}"
+        for name in ("consistency", "mining", "clusters"):
+            settings: Teacher | None = getattr(dataset, name)
+            if settings is not None:
+                _check_encoder(f"{path}.{name}.teacher", settings.teacher)
+        if dataset.mining is not None:
+            for place, further in enumerate(dataset.mining.further_teachers):
+                _check_encoder(f"{path}.mining.further_teachers.{place}", further.teacher)
+            if dataset.mining.rescoring is not None:
+                resolve_model(dataset.mining.rescoring.model)
 
 
 def check_instructions(run: Run, tokenizer: Tokenizers) -> None:

@@ -39,7 +39,7 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
             case Action.DRY_RUN:
                 print_dry_run(run, out=sys.stdout, tables=sys.stderr)
             case Action.TRAIN:
-                _log_to_stderr()
+                log_to_stderr()
                 from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
 
                 train(run)
@@ -49,7 +49,7 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
     return 0
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Show the run's own progress; of the libraries only warnings."""
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"

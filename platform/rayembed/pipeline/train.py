@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,9 @@ from rayembed.assets.storage import (
 )
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
+from rayembed.data.lineage import read_lineage
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import ArtifactError, PlacementError
+from rayembed.errors import ArtifactError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
@@ -31,6 +31,7 @@ from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.model_card import CARD_FILE, instruction_template, model_card
 from rayembed.registry.provenance import collect_provenance
@@ -97,7 +98,9 @@ def train(run: Run) -> Outcome:
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
-    run = _with_absolute_storage(run)
+    storage = absolute_storage(run.placement.storage_path)
+    placement = run.placement.model_copy(update={"storage_path": storage})
+    run = run.model_copy(update={"placement": placement})
     folders = _folders(run)
     folders.local.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{folders.local}.lock")
@@ -130,6 +133,7 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     status: Status = "FAILED"
     try:
         found = collect_provenance(worker_hardware(run.placement))
+        found["data"] = {stage: read_lineage(plan) for stage, plan in plans.items()}
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
@@ -151,26 +155,6 @@ def _keep_at_the_end(folders: _Folders, status: Status) -> None:
         if status == "FINISHED":
             raise
         logger.warning("%s", error)
-
-
-def _with_absolute_storage(run: Run) -> Run:
-    """The run with a storage path that means the same in every process.
-
-    Raises:
-        PlacementError: a relative path in a submitted job, which works in a copy of the checkout
-            that is removed.
-    """
-    path = run.placement.storage_path
-    if is_remote(path) or Path(path).expanduser().is_absolute():
-        return run
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        raise PlacementError(
-            f"placement.storage_path={path!r} is relative, and a submitted job runs in a copy of "
-            "the checkout that is removed with its results; give a folder that all nodes see, "
-            "such as --set placement.storage_path=/shared/outputs, or s3://…"
-        )
-    placement = run.placement.model_copy(update={"storage_path": str(Path(path).absolute())})
-    return run.model_copy(update={"placement": placement})
 
 
 def _folders(run: Run) -> _Folders:

@@ -155,6 +155,7 @@ def _training(run: Run) -> str:
     rows = [
         f"- `{data.name}`: {data.task}"
         + (f", at most {data.num_samples} records" if data.num_samples else "")
+        + (f", {data.sample_share:.0%} of the records" if data.sample_share else "")
         + (f", hard negatives mined with `{data.mining.teacher}`" if data.mining else "")
         for data in run.data.datasets
     ]
@@ -188,6 +189,12 @@ def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:
     machine = [f"{hardware['cpu_cores']} cores" if hardware.get("cpu_cores") else ""]
     machine += [str(hardware.get("cpu") or ""), *(hardware.get("gpus") or [])]
     lines.append("- " + (", ".join(part for part in machine if part) or "hardware unknown"))
+    lines += [
+        f"- data of stage `{stage}`, `{name}`: "
+        + " → ".join(f"{f['kind']} `{f['fingerprint']}` ({f['rows_out']:,} rows)" for f in folders)
+        for stage, datasets in (provenance.get("data") or {}).items()
+        for name, folders in datasets.items()
+    ]
     return "\n".join(lines)
 
 

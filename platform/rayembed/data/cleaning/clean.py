@@ -62,7 +62,10 @@ def clean(
         keep[gone] = False
         dropped[OVERLAP] = len(gone)
     left = int(keep.sum())
-    keep = drawn(id_hash, keep, dataset.num_samples, workshop.seed)
+    wanted = dataset.num_samples
+    if dataset.sample_share is not None:
+        wanted = max(1, round(dataset.sample_share * left))
+    keep = drawn(id_hash, keep, wanted, workshop.seed)
     dropped[NOT_DRAWN] = left - int(keep.sum())
     if dataset.num_samples is not None and left < dataset.num_samples:
         log.warning(

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from rayembed.data.hashes import seeded_order
+from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.units import Result
 
@@ -30,7 +30,7 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
     left = np.flatnonzero(keep)
     if num_samples is None or len(left) <= num_samples:
         return keep
-    order = np.argsort(seeded_order(id_hash[left], seed, "num_samples"), kind="stable")
+    order = np.argsort(seeded_keys(id_hash[left], seed, "num_samples"), kind="stable")
     chosen = np.zeros_like(keep)
     chosen[left[order[:num_samples]]] = True
     return chosen

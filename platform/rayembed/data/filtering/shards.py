@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayembed.assets.storage import join
-from rayembed.data.hashes import seeded_order
+from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
@@ -46,7 +46,7 @@ class Shards:
         firsts = dict(zip(self.of, np.cumsum([0, *self.of.values()])[:-1].tolist(), strict=True))
         first = np.array([firsts[language] for language in languages], dtype=np.int64)
         count = np.array([self.of[language] for language in languages], dtype=np.uint64)
-        place = seeded_order(id_hash, self.seed, "consistency") % count
+        place = seeded_keys(id_hash, self.seed, "consistency") % count
         return first + place.astype(np.int64)
 
 

@@ -6,6 +6,8 @@ The grammar stands in `rayembed.config.sources`; all columns that settings name 
 from collections.abc import Mapping
 from typing import Any
 
+_LINES = ("first_line", "other_lines")
+
 
 def read_column(row: Mapping[str, Any], column: str) -> Any:
     """What a row has in a column; None where it has none.
@@ -15,7 +17,8 @@ def read_column(row: Mapping[str, Any], column: str) -> Any:
     to that element of a list, `set.0`. `title+text` joins texts of one level by a space and leaves
     out empty ones: `passages.title+text`, be `passages` an object, a list of objects or an object
     of lists; a text beside a list joins each of its elements. A value that is no text is not
-    joined but given back, for the reader to refuse.
+    joined but given back, for the reader to refuse. Of a text, `text.first_line` and
+    `text.other_lines` are its two parts, None where there is nothing but space.
     """
     if column in row:
         return row[column]
@@ -31,7 +34,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
 
     For messages about a column that is not there: the names beside it are the ones to choose from.
     Of a list on the way its first object counts. No names where a cell on the way is empty, so that
-    the row does not tell; the whole column where one is neither object nor list.
+    the row does not tell; the whole column where one is neither object nor list nor, for its lines,
+    a text.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:
@@ -43,7 +47,7 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
             rest = rest.partition(".")[2]
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
-    if head not in row:
+    if head not in row or (isinstance(below, str) and rest in _LINES):
         return [head], row
     return ([] if below is None or below == [] else [column]), row
 
@@ -51,6 +55,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
 def _below(value: Any, rest: str) -> Any:
     if isinstance(value, Mapping):
         return read_column(value, rest)
+    if isinstance(value, str):
+        return _lines_of(value, rest)
     if not isinstance(value, list):
         return None
     head, dot, below = rest.partition(".")
@@ -65,6 +71,14 @@ def _below(value: Any, rest: str) -> Any:
         else:
             found.append(inner)
     return found
+
+
+def _lines_of(text: str, which: str) -> str | None:
+    """The first line of a text or the others, without space around them."""
+    if which not in _LINES:
+        return None
+    first, _, others = text.partition("\n")
+    return (first if which == _LINES[0] else others).strip() or None
 
 
 def _joined(fields: Mapping[str, Any]) -> Any:

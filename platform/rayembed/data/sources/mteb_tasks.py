@@ -162,7 +162,10 @@ def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[Pi
             made = STSSource(first="first", second="second", min_score=1.0, **common)
         case _:
             made = ClassesSource(
-                label_form=source.label_form, num_negatives=source.num_negatives, **common
+                names=source.names,
+                label_form=source.label_form,
+                num_negatives=source.num_negatives,
+                **common,
             )
     pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
     return dataset.model_copy(update={"source": made}), tuple(pieces)

@@ -1,0 +1,8 @@
+"""Mine hard negatives with a teacher model."""
+
+import sys
+
+from rayembed.pipeline.data_jobs import run_data_job
+
+if __name__ == "__main__":
+    sys.exit(run_data_job(sys.argv[1:], until="mined", about=__doc__))

@@ -1,0 +1,147 @@
+"""A page beside each finished folder that lets a person judge it: counts, plots, examples.
+
+Everything comes from the manifest and the first part; a step that puts a number, a table or
+examples into its manifest shows them here without code of its own.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.data.parts import read_records
+from rayembed.data.prepared import Prepared
+from rayembed.data.records import Record
+
+AUDIT = "audit.html"
+
+_EXAMPLES = 20
+_SHOWN_CHARACTERS = 600
+
+_SHOWN_OTHERWISE = frozenset(
+    {
+        *("fingerprint", "kind", "dataset", "inputs", "made_of", "seconds", "parts", "histograms"),
+        *("rows_in", "rejected", "records_made", "dropped", "rows_out"),
+    }
+)
+
+
+def write_folder_audit(prepared: Prepared) -> str:
+    """Path of the audit in the folder; written where it is not there yet."""
+    path = join(prepared.folder, AUDIT)
+    if not exists(path):
+        parts = prepared.parts
+        records = read_records(parts[0].path) if parts else []
+        write_atomic(path, audit_page(prepared.manifest, records).encode())
+    return path
+
+
+def audit_page(manifest: Mapping[str, Any], records: Sequence[Record]) -> str:
+    """The page as HTML that needs no other file; texts of the data are escaped.
+
+    Args:
+        records: of which some evenly spaced ones are shown, and all counted for lengths.
+    """
+    template = jinja2.Template(
+        files("rayembed.data").joinpath(AUDIT).read_text(encoding="utf-8"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    places = np.linspace(0, len(records) - 1, min(_EXAMPLES, len(records))).astype(int)
+    more = {key: value for key, value in manifest.items() if key not in _SHOWN_OTHERWISE}
+    page: str = template.render(
+        title=f"{manifest['dataset']}: {manifest['kind']}",
+        manifest={"made_of": None, **manifest},
+        pictures=_pictures(manifest.get("histograms", {})),
+        tables=_tables(more),
+        lists={_words(key): _shown_items(value) for key, value in more.items() if _items(value)},
+        lengths=_lengths(records),
+        shown_rows=len(records),
+        records=[records[place] for place in places],
+        inputs=json.dumps(manifest["inputs"], indent=1, ensure_ascii=False),
+    )
+    return page
+
+
+def _tables(more: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Single numbers in one table, and a table for each mapping."""
+    single = [(_words(key), _number(v)) for key, v in more.items() if _is_single(v)]
+    tables = {"In numbers": single} if single else {}
+    for key, value in more.items():
+        if isinstance(value, Mapping) and value:
+            tables[_words(key)] = [(str(name), _number(item)) for name, item in value.items()]
+    return tables
+
+
+def _pictures(histograms: Mapping[str, Any]) -> dict[str, str]:
+    """Histograms of teacher scores, counts in equal bins over [-1, 1], as PNG in base64."""
+    drawn = {name: np.array(counts) for name, counts in histograms.items() if np.sum(counts)}
+    if not drawn:
+        return {}
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for name, counts in drawn.items():
+        edges = np.linspace(-1, 1, len(counts) + 1)
+        axes.stairs(
+            counts, edges, fill=True, alpha=0.45, label=f"{_words(name)} ({counts.sum():,})"
+        )
+    seen = np.flatnonzero(sum(drawn.values()))
+    bins = len(next(iter(drawn.values())))
+    axes.set_xlim(-1 + 2 * seen[0] / bins - 0.02, -1 + 2 * (seen[-1] + 1) / bins + 0.02)
+    axes.set_xlabel("cosine by the teacher")
+    axes.set_ylabel("texts")
+    axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return {"Scores": base64.b64encode(buffer.getvalue()).decode()}
+
+
+def _lengths(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:
+    words = {
+        "query": [len(r.query.split()) for r in records],
+        "positive": [len(r.positives[0].split()) for r in records],
+        "negative": [len(n.text.split()) for r in records for n in r.negatives],
+    }
+    rows = []
+    for name, counts in words.items():
+        if counts:
+            middle, high = np.percentile(counts, [50, 95])
+            rows.append((name, f"{middle:.0f}", f"{high:.0f}", f"{max(counts):,}"))
+    return rows
+
+
+def _items(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _shown_items(value: list[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [{key: _text(item) for key, item in found.items()} for found in value[:_EXAMPLES]]
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, int | float | str | bool)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4g}" if isinstance(value, float) else _text(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

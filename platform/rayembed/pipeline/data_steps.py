@@ -1,0 +1,34 @@
+"""The work of a data job on Ray: check, connect, do the steps, tell where the results are."""
+
+from collections.abc import Collection
+
+from rayembed.assets.storage import check_writable
+from rayembed.config.data_run import DataRun
+from rayembed.data.on_ray import workshop_on_ray
+from rayembed.data.prepare import prepare_datasets
+from rayembed.data.prepared import Prepared
+from rayembed.data.steps import Step
+from rayembed.pipeline.checks import check_teachers
+from rayembed.pipeline.data_tables import print_prepared
+from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.storage import absolute_storage
+
+
+def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, list[Prepared]]:
+    """Data set → its finished folders, after a table of them was printed.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    storage = absolute_storage(run.placement.storage_path)
+    placement = run.placement.model_copy(update={"storage_path": storage})
+    run = run.model_copy(update={"placement": placement})
+    check_writable(storage)
+    if until != "records":
+        check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
+    connect()
+    done = prepare_datasets(run, workshop_on_ray(run), names, until)
+    print_prepared(run, done)
+    return done

@@ -1,0 +1,130 @@
+"""What data jobs print: what they would do, what they did, the catalogue of data sets."""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
+from rayembed.config.data_run import DataRun
+from rayembed.config.sources import MtebSource, WikipediaSource
+from rayembed.data.prepared import Prepared
+from rayembed.recipes.datasets.catalogue import (
+    data_recipe_names,
+    dataset_names,
+    get_data_recipe,
+    get_dataset,
+)
+
+_STEPS = ("cleaning", "filter", "mining", "clusters")
+
+_WIDTH = 140
+"""Columns where the output is not a terminal."""
+
+
+def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
+    """Write a table of the data sets and what is done with each."""
+    table = Table(title=f"Data run {run.name}", title_justify="left")
+    for column in ("data set", "task", "rows", "source", *_STEPS):
+        table.add_column(column, no_wrap=column == "data set")
+    for dataset in run.data.datasets:
+        if dataset.name in names:
+            table.add_row(dataset.name, dataset.task, _rows(dataset), *_steps(dataset))
+    _console(out).print(table)
+
+
+def print_prepared(run: DataRun, done: Mapping[str, Sequence[Prepared]]) -> None:
+    """Print what each step left, where it lies, and what to run next."""
+    table = Table(title=f"Data run {run.name}", title_justify="left")
+    table.add_column("data set", no_wrap=True)
+    table.add_column("step", no_wrap=True)
+    for column in ("rows in", "rejected", "records", "dropped", "rows out", "seconds"):
+        table.add_column(column, justify="right")
+    for name, folders in done.items():
+        for prepared in folders:
+            found = prepared.manifest
+            table.add_row(
+                name,
+                str(found["kind"]),
+                f"{found['rows_in']:,}",
+                f"{sum(found['rejected'].values()):,}",
+                f"{found['records_made']:,}",
+                f"{sum(found['dropped'].values()):,}",
+                f"{found['rows_out']:,}",
+                "was there" if prepared.reused else f"{found['seconds']:.1f}",
+            )
+    console = _console(sys.stdout)
+    console.print(table)
+    for name, folders in done.items():
+        last = folders[-1]
+        console.print(f"{name}  {last.folder}")
+        console.print(f"  audit  {join(last.folder, 'audit.html')}")
+        console.print(f"  use    source: {{kind: records, path: {last.folder}}}")
+
+
+def print_catalogue(out: TextIO) -> None:
+    """Write the data recipes and the data sets of the catalogue."""
+    recipes = Table(title="Data recipes", title_justify="left")
+    for column in ("recipe", "data sets"):
+        recipes.add_column(column, no_wrap=column == "recipe")
+    for name in data_recipe_names():
+        datasets = get_data_recipe(name).data.datasets
+        shown = ", ".join(dataset.name for dataset in datasets[:6])
+        more = f" and {len(datasets) - 6} more" if len(datasets) > 6 else ""
+        recipes.add_row(name, shown + more)
+    table = Table(title="Catalogue", title_justify="left")
+    for column in ("data set", "paper", "task", "rows", "source", "instruction"):
+        table.add_column(column, no_wrap=column == "data set")
+    for name in dataset_names():
+        entry = get_dataset(name)
+        config = entry.config
+        table.add_row(
+            config.name,
+            f"{entry.paper}, {entry.table}",
+            config.task,
+            _rows(config),
+            _source(config),
+            config.query_instruction,
+        )
+    console = _console(out)
+    console.print(recipes)
+    console.print(table)
+
+
+def _rows(dataset: DatasetConfig) -> str:
+    return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
+
+
+def _source(dataset: DatasetConfig) -> str:
+    match dataset.source:
+        case MtebSource(task=task, split=split):
+            return f"{split} of mteb's {task}"
+        case WikipediaSource(pairs=pairs):
+            return f"Wikipedia sample, {pairs}"
+        case source:
+            return f"{source.kind}: {source.path}"
+
+
+def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str]:
+    cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
+    consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
+    return (
+        _source(dataset),
+        ", ".join(["duplicates", *(name.replace("_", "-") for name in cleaning)]),
+        "" if consistency is None else f"top {consistency.top_k} by {consistency.teacher}",
+        ""
+        if mining is None
+        else f"{mining.num_negatives} by {mining.rule.kind} with {mining.teacher}",
+        ""
+        if clusters is None
+        else f"batches of {clusters.batch_pairs}, {clusters.packing}, by {clusters.teacher}",
+    )
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(
+        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
+    )

@@ -1,0 +1,25 @@
+"""Where a job's results go, as every process of the job understands it."""
+
+import os
+from pathlib import Path
+
+from rayembed.assets.storage import is_remote
+from rayembed.errors import PlacementError
+
+
+def absolute_storage(path: str) -> str:
+    """The storage path as one that means the same in every process.
+
+    Raises:
+        PlacementError: a relative path in a submitted job, which works in a copy of the checkout
+            that is removed.
+    """
+    if is_remote(path) or Path(path).expanduser().is_absolute():
+        return path
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        raise PlacementError(
+            f"placement.storage_path={path!r} is relative, and a submitted job runs in a copy of "
+            "the checkout that is removed with its results; give a folder that all nodes see, "
+            "such as --set placement.storage_path=/shared/outputs, or s3://…"
+        )
+    return str(Path(path).absolute())
