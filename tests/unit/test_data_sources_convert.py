@@ -40,9 +40,6 @@ def balanced(manifest: Any) -> bool:
     return used >= 0 and made == manifest["records_made"]
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def test_patterns_folders_and_names_of_origins(tmp_path: Path) -> None:
     for name in ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl", "deep/er/train-9.jsonl"):
         write_jsonl(tmp_path / "in" / name, [{"query": name, "positive": "p"}])
@@ -99,9 +96,7 @@ def test_parquet_reads_only_the_columns_that_are_named(tmp_path: Path, monkeypat
 
 def test_tsv_has_no_quotes_and_lists_have_numbered_columns(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text('query\tpositive\n"open\tp 1\nq\t"p\n')
-    records, _ = made_records(
-        tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.tsv")}
-    )
+    records, _ = made_records(tmp_path / "out", {"kind": "pairs", "path": str(tmp_path / "a.tsv")})
     assert [(r.query, r.positives[0]) for r in records] == [('"open', "p 1"), ("q", '"p')]
     assert [r.origin for r in records] == [("a.tsv#0",), ("a.tsv#1",)]
     write_jsonl(tmp_path / "b.jsonl", [["q", "p", "n"], {"set": ["a", "b", "c"]}])
@@ -125,9 +120,6 @@ def test_missing_columns_name_what_stands_beside_them(tmp_path: Path) -> None:
         made_records(tmp_path / "o", source | {"positive": "answer"})
     with pytest.raises(ConfigError, match=r"source.language = 'lang'"):
         made_records(tmp_path / "o", source | {"positive": "answers.txt", "language": "lang"})
-
-
-# --- pairs and sentences --------------------------------------------------------------------------
 
 
 def test_both_directions_ask_for_each_other(tmp_path: Path) -> None:
@@ -216,9 +208,6 @@ def test_sentences_that_are_similar_enough_ask_for_each_other(tmp_path: Path) ->
         made_records(tmp_path / "out", source | {"max_rejected_share": 0.33})
 
 
-# --- natural-language inference ---------------------------------------------------------------------
-
-
 def nli_rows() -> list[dict[str, Any]]:
     rows = []
     for p in range(40):
@@ -248,9 +237,7 @@ def test_rows_of_a_premise_come_together_from_all_files(tmp_path: Path) -> None:
     source = {"kind": "nli", "path": str(tmp_path / "in")}
     records, made = made_records(tmp_path / "out", source)
     wanted = brute_force_nli(rows)
-    assert {
-        r.query: (set(r.positives), {n.text for n in r.negatives}) for r in records
-    } == wanted
+    assert {r.query: (set(r.positives), {n.text for n in r.negatives}) for r in records} == wanted
     assert {n.rule for r in records for n in r.negatives} == {"given"}
     assert made.manifest["rows_in"] == len(rows)
     assert made.manifest["rejected"] == {
@@ -308,9 +295,6 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert made.manifest["rows_in"] == 8
 
 
-# --- earlier records --------------------------------------------------------------------------------
-
-
 def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None:
     rows = [{"query": f"q {i}", "positive": f"p {i}", "neg": ["n"]} for i in range(5)]
     write_jsonl(tmp_path / "a.jsonl", rows)
@@ -338,9 +322,6 @@ def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None
     assert taken.manifest["rejected"] == {"has a text of a held-out title": 1}
     with pytest.raises(DataError, match=r"source.path = .*has no manifest.json"):
         made_records(tmp_path / "new", {"kind": "records", "path": str(tmp_path / "none")})
-
-
-# --- what holds for all -----------------------------------------------------------------------------
 
 
 def sources(folder: Path) -> dict[str, dict[str, Any]]:
@@ -385,9 +366,9 @@ def test_the_same_records_for_one_piece_and_for_many(tmp_path: Path, monkeypatch
     monkeypatch.setattr(files, "_BYTES_PER_PIECE", 700)
     assert len(list_pieces(str(tmp_path / "in" / "nli"))) > 3
     assert len(list_pieces(str(tmp_path / "in" / "nli-table"))) > 3
-    for name in whole:
+    for name, records in whole.items():
         again, made = made_records(tmp_path / "many", found[name])
-        assert again == whole[name], name
+        assert again == records, name
         assert balanced(made.manifest)
 
 
