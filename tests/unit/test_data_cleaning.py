@@ -144,7 +144,8 @@ def test_a_killed_cleaning_goes_on_and_ends_the_same(
     assert found.manifest["parts"] == whole.manifest["parts"]
     assert found.manifest["dropped"] == whole.manifest["dropped"]
     calls = 0
-    assert make(root, tmp_path / "b", dataset(), dies) == found
+    again = make(root, tmp_path / "b", dataset(), dies)
+    assert (again.folder, again.manifest, again.reused) == (found.folder, found.manifest, True)
     assert calls == 0
 
 

@@ -1,10 +1,12 @@
 """Rows brought together by a key, at any size: tasks scatter them, tasks gather a bucket each.
 
-What one task scatters is one Arrow file with a batch for each bucket, so there are as many files
-as tasks and not as tasks times buckets, and who gathers a bucket reads one range of each.
+What one task scatters is one file, bucket after bucket and at its end where each starts: as many
+files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,10 @@ BYTES_PER_BUCKET = 32 << 20
 
 _MOST_BUCKETS = 4096
 _BYTES_WAITING = 64 << 20
+_BYTES_OF_A_ROW = 400
+"""Of its Python objects, beside the texts."""
+
+_PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
@@ -31,6 +37,18 @@ def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> in
 def bucket_of(key: str, buckets: int) -> int:
     """Where rows of a key go."""
     return text_hash(key) % buckets
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket as a unit of work."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
 
 
 class Scatter:
@@ -46,7 +64,7 @@ class Scatter:
         """Put a row of the schema into a bucket."""
         self._waiting[bucket].append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
-        self._bytes += 8 * len(row)
+        self._bytes += _BYTES_OF_A_ROW
         if self._bytes > _BYTES_WAITING:
             self._flush()
 
@@ -58,12 +76,11 @@ class Scatter:
     def _flush(self) -> None:
         if not any(self._waiting):
             return
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(sink, self.schema, options=options) as writer:
-            for rows in self._waiting:
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, self.schema))
-        content = sink.getvalue().to_pybytes()
+        segments = [
+            _packed(pa.Table.from_pylist(rows, self.schema), "zstd") if rows else b""
+            for rows in self._waiting
+        ]
+        content = _joined(segments)
         name = f"{xxhash.xxh3_128_hexdigest(content)}.arrow"
         write_atomic(join(self.folder, name), content)
         self.files.append(name)
@@ -71,35 +88,35 @@ class Scatter:
         self._bytes = 0
 
 
-def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any]]:
-    """The rows of a bucket, file after file, each in the order in which they were added.
+def gather(folder: str, files: Sequence[str], bucket: int, buckets: int) -> list[dict[str, Any]]:
+    """The rows of one of so many buckets, file after file, each in the order in which they came.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    batches = read_bucket([join(folder, name) for name in files], bucket)
-    return [row for batch in batches for row in batch.to_pylist()]
+    tables = read_bucket([join(folder, name) for name in files], bucket, buckets)
+    return [row for table in tables if table is not None for row in table.to_pylist()]
 
 
-def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
+def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, buckets: int) -> None:
     """Write a file of the rows of a table, those of each bucket together and in their order.
 
     Args:
-        bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
+        bucket: (rows,) of each row, from 0 to `buckets`, that one excluded.
     """
     order = np.argsort(bucket, kind="stable")
-    edges = np.searchsorted(bucket[order], np.arange(num_buckets + 1))
-    batches = table.take(pa.array(order)).combine_chunks().to_batches()
-    ordered = batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-            writer.write_batch(ordered.slice(first, last - first))
-    write_atomic(path, sink.getvalue().to_pybytes())
+    edges = np.searchsorted(bucket[order], np.arange(buckets + 1)).tolist()
+    ordered = table.take(pa.array(order)).combine_chunks()
+    # Numbers and vectors, which compression would not make smaller.
+    segments = [
+        _packed(ordered.slice(first, last - first)) if last > first else b""
+        for first, last in pairwise(edges)
+    ]
+    write_atomic(path, _joined(segments))
 
 
-def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.RecordBatch]:
-    """The rows of a bucket, a batch for each file, in the files' order.
+def read_bucket(paths: Sequence[str], bucket: int, buckets: int) -> list[pa.Table | None]:
+    """The rows of one of so many buckets in each file, in their order; None: there are none.
 
     Raises:
         ArtifactError: a file is missing or broken.
@@ -109,7 +126,24 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.RecordBatch]:
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                found.append(pa.ipc.open_file(file).get_batch(bucket))
-        except (OSError, pa.ArrowException) as error:
+                table = file.size() - _PLACE.itemsize * (buckets + 1)
+                told = file.read_at(2 * _PLACE.itemsize, table + _PLACE.itemsize * bucket)
+                start, stop = (int(place) for place in np.frombuffer(told, _PLACE))
+                segment = file.read_at(stop - start, start) if stop > start else None
+            found.append(None if segment is None else pa.ipc.open_stream(segment).read_all())
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
     return found
+
+
+def _joined(segments: Sequence[bytes]) -> bytes:
+    places = np.cumsum([0, *map(len, segments)]).astype(_PLACE)
+    return b"".join([*segments, places.tobytes()])
+
+
+def _packed(table: pa.Table, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())

@@ -25,7 +25,6 @@ from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import rows_of_parts
 from rayembed.data.cleaning.signatures import (
     BandPart,
-    Bucket,
     PairsOfBucket,
     bands,
     bands_path,
@@ -41,6 +40,7 @@ from rayembed.data.cleaning.verified import (
     split_pairs,
 )
 from rayembed.data.parts import Part
+from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Execute, run_units
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def _candidate_pairs(
     task = BandPart(scratch, config, max(buckets, 1))
     run_units(folder, f"signatures {name}", task, units, execute)
     files = tuple(bands_path(scratch, unit) for unit in units)
-    find = PairsOfBucket(scratch, files, tuple(unit.first for unit in units))
+    firsts = tuple(unit.first for unit in units)
+    find = PairsOfBucket(scratch, files, firsts, task.num_buckets)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
     run_units(folder, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
@@ -110,7 +111,7 @@ def _removed(
     send = SendCandidates(scratch, config, len(units))
     run_units(folder, f"candidates {name}", send, candidates, execute)
     files = tuple(candidates_path(scratch, unit) for unit in candidates)
-    compare = ComparePairs(scratch, config.threshold, files)
+    compare = ComparePairs(scratch, config.threshold, files, len(units))
     run_units(folder, f"compare {name}", compare, units, execute)
     read = [read_similar(scratch, unit.number) for unit in units]
     similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])

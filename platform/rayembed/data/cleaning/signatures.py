@@ -20,7 +20,7 @@ from rayembed.data.cleaning.rows import RowsOfPart
 from rayembed.data.cleaning.words import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table
-from rayembed.data.shuffle import read_bucket, write_buckets
+from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
@@ -107,18 +107,6 @@ def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A share of all bands."""
-
-    number: int
-
-    @property
-    def key(self) -> str:
-        """Its number."""
-        return str(self.number)
-
-
-@dataclass(frozen=True)
 class PairsOfBucket:
     """Task: rows that share a band, as pairs."""
 
@@ -127,19 +115,19 @@ class PairsOfBucket:
     """Files of bands, one for each part."""
     first: tuple[int, ...]
     """Position among all rows of the first row of each of these parts."""
+    num_buckets: int
 
     def __call__(self, unit: Bucket) -> Result:
         """`pairs`: how many; they are written where `read_pairs` finds them."""
-        batches = read_bucket(self.bands, unit.number)
-        position = [
-            first + batch["row"].to_numpy().astype(np.int64)
-            for first, batch in zip(self.first, batches, strict=True)
-        ]
-        pairs = pairs_of(
-            np.concatenate([batch["key"].to_numpy() for batch in batches]),
-            np.concatenate([batch["id_hash"].to_numpy() for batch in batches]),
-            np.concatenate(position),
-        )
+        found = read_bucket(self.bands, unit.number, self.num_buckets)
+        tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
+        positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
+        pairs = np.empty((0, 2), dtype=np.int64)
+        if tables:
+            rows = pa.concat_tables([table for _, table in tables])
+            pairs = pairs_of(
+                rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
+            )
         buffer = io.BytesIO()
         np.save(buffer, pairs)
         write_atomic(_pairs_path(self.folder, unit.number), buffer.getvalue())

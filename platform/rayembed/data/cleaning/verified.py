@@ -138,10 +138,12 @@ class ComparePairs:
     threshold: float
     candidates: tuple[str, ...]
     """Files of candidates, one for each part."""
+    num_buckets: int
 
     def __call__(self, unit: Pairs) -> Result:
         """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
-        rows = pa.Table.from_batches(read_bucket(self.candidates, unit.number), _SENT)
+        found = read_bucket(self.candidates, unit.number, self.num_buckets)
+        rows = pa.concat_tables([table for table in found if table is not None])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
         places = order[np.searchsorted(positions, unit.pairs, sorter=order)]
