@@ -84,6 +84,9 @@ def test_every_row_is_there_or_dropped_for_a_reason(root: Path, tmp_path: Path) 
     assert sorted(row["reason"] for row in listed) == (
         ["near-duplicate"] * 6 + ["text of a benchmark"] * 4
     )
+    shown = made.manifest["removed"]
+    assert {row["reason"] for row in shown} == set(made.manifest["dropped"]) - {"duplicate"}
+    assert all(row in listed for row in shown)
     left = set(ids(made))
     assert len(left) == 40
     for row in listed:
