@@ -240,7 +240,7 @@ def test_a_killed_filter_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     assert [part.path.rsplit("/", 1)[-1] for part in found.parts] == [
         part.path.rsplit("/", 1)[-1] for part in whole.parts
     ]
-    assert not list(tmp_path.glob("b/data/filtered/*/shards"))
+    assert not list(tmp_path.glob("b/data/filtered/*/working"))
 
 
 def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
