@@ -47,8 +47,9 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
             rest = rest.partition(".")[2]
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
-    empty_or_text = below is None or below == [] or (isinstance(below, str) and rest in _LINES)
-    return [head if empty_or_text else column], row
+    lines = isinstance(below, str) and rest in _LINES
+    there = not rest or below is None or below == [] or lines
+    return [head if there else column], row
 
 
 def _below(value: Any, rest: str) -> Any:
