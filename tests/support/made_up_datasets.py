@@ -156,6 +156,26 @@ _FILES: dict[str, dict[str, dict[str, Rows]]] = {
             "test.jsonl": [{"text": "held out", "label": 0, "label_text": "rec.autos"}],
         }
     },
+    "mteb/emotion": {
+        "4f58c6b202a23cf9a4da393831edf4f9183cad37": {
+            "train.jsonl": [
+                {"text": f"{name} {n}", "label": number, "label_text": name}
+                for number, name in enumerate(("joy", "fear", "anger"))
+                for n in range(2)
+            ],
+            "test.jsonl": [{"text": "held out", "label": 0, "label_text": "joy"}],
+        }
+    },
+    "mteb/AmazonReviewsClassification": {
+        "6b5d328eaae8ef408dd7d775040245cf86f92e9d": {
+            f"{language}/{split}-00000-of-00001.parquet": [
+                {"text": f"{language} {split} review {label}", "label": label}
+                for label in range(5)
+            ]
+            for language in ("de", "en", "es", "fr", "ja", "zh")
+            for split in ("train", "validation", "test")
+        }
+    },
     "sentence-transformers/reddit-title-body": {
         "main": {
             "reddit_title_text_2018.jsonl.gz": [
@@ -211,12 +231,27 @@ _FILES: dict[str, dict[str, dict[str, Rows]]] = {
 }  # fmt: skip
 
 
+_CARDS = {
+    "mteb/AmazonReviewsClassification": "---\nconfigs:\n"
+    + "".join(
+        f"- config_name: {language}\n  data_files:\n"
+        + "".join(
+            f"  - split: {split}\n    path: {language}/{split}-*\n"
+            for split in ("train", "validation", "test")
+        )
+        for language in ("de", "en", "es", "fr", "ja", "zh")
+    )
+    + "---\n"
+}
+"""Beginnings of cards that say which files are which subset."""
+
+
 def made_up_repositories() -> Repositories:
     """All of them, with a card each, as `running_hub` takes them."""
     return {
         name: {
             revision: {
-                "README.md": f"# {name}\n".encode(),
+                "README.md": f"{_CARDS.get(name, '')}# {name}\n".encode(),
                 ".gitattributes": b"*.parquet filter=lfs\n",
                 **{path: encoded(path, rows) for path, rows in files.items()},
             }

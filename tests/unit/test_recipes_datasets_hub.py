@@ -5,7 +5,10 @@ real ones still look as they are described.
 """
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +226,33 @@ def test_records_that_the_synthesis_job_wrote(hub, tmp_path):
     taken = converted(config, tmp_path)
     assert pairs_of(taken) == PAIRS["cde/bge-fever"]
     assert {row["query_instruction"] for row in rows_of(taken)} == {"search_query: "}
+
+
+def test_training_splits_of_mtebs_tasks_come_through_its_own_loader(hub, tmp_path):
+    """In a process of its own: mteb's libraries read `HF_ENDPOINT` once, when they are imported."""
+    names = ("nvembed/emotion-examples", "nvembed/amazon-reviews-labels")
+    script = Path(__file__).parents[1] / "support" / "convert_entries.py"
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "out"), *names],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    emotion, reviews = json.loads(done.stdout.splitlines()[-1])
+    assert {row["query"]: row["label"] for row in emotion} == {
+        f"{name} {n}": name for name in ("joy", "fear", "anger") for n in range(2)
+    }
+    for row in emotion:
+        (positive,) = row["positives"]
+        assert positive.split()[0] == row["label"]
+        assert positive != row["query"]
+    stars = {f"en train review {n}": f"{n + 1} stars" if n else "1 star" for n in range(5)}
+    assert {row["query"]: row["positives"] for row in reviews} == {
+        text: [name] for text, name in stars.items()
+    }
+    for row in reviews:
+        others = {negative["text"] for negative in row["negatives"]}
+        assert others == set(stars.values()) - {row["label"]}
 
 
 def family(source: Source) -> tuple[str, ...]:
