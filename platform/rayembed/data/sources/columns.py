@@ -33,9 +33,9 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
     """The names that `column` looks up in the deepest object it reaches, and that object.
 
     For messages about a column that is not there: the names beside it are the ones to choose from.
-    Of a list on the way its first object counts. Where a cell on the way is empty, it is the last
-    name; where it is neither object nor list nor a text's lines, the whole column is a name that is
-    not there.
+    Of a list on the way its first object counts. No names where a cell on the way is empty, so that
+    the row does not tell; the whole column where one is neither object nor list nor a text whose
+    lines are asked for.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:
@@ -48,8 +48,9 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
     lines = isinstance(below, str) and rest in _LINES
-    there = not rest or below is None or below == [] or lines
-    return [head if there else column], row
+    if head not in row or not rest or lines:
+        return [head], row
+    return ([] if below is None or below == [] else [column]), row
 
 
 def _below(value: Any, rest: str) -> Any:

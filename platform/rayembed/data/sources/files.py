@@ -226,7 +226,7 @@ def _pieces_of(file: _File) -> list[Piece]:
         return [piece(size=file.size)]
     edges = list(range(0, max(file.size, 1), _BYTES_PER_PIECE))
     ends: list[int | None] = [*edges[1:], None]
-    return [piece(a, b, size=_BYTES_PER_PIECE) for a, b in zip(edges, ends, strict=True)]
+    return [piece(a, b, size=(b or file.size) - a) for a, b in zip(edges, ends, strict=True)]
 
 
 def _starts(sizes: list[int]) -> list[int]:

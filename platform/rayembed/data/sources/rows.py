@@ -57,7 +57,8 @@ def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[
         ArtifactError: the file cannot be read.
     """
     filesystem, inside = open_source(piece.path)
-    errors = (*reading_errors(piece.path), UnicodeDecodeError, csv.Error)
+    errors: tuple[type[Exception], ...] = (UnicodeDecodeError, csv.Error)
+    errors += reading_errors(piece.path)
     try:
         match piece.kind:
             case "jsonl":
@@ -85,9 +86,9 @@ def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[
     rows = islice(read_rows(piece, columns.values()), _ROWS_TO_FIND_COLUMNS)
     seen = [row.values for row in rows if isinstance(row, Row)]
     for setting, column in columns.items():
-        names = level_of(seen[0], column)[0] if seen else []
         missing = _missing(seen, column)
-        if missing and (setting not in lenient or len(missing) == len(names)):
+        fields = column.rpartition(".")[2].split("+")
+        if missing and (setting not in lenient or len(missing) == len(fields)):
             raise ConfigError(
                 f"{setting} = {column!r}: {piece.path!r} has no such column; "
                 f"{nearest(missing[0], _beside(piece, column))}"
@@ -96,14 +97,9 @@ def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[
 
 def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     """The names that `column` looks up and no row has."""
-    missing: dict[str, None] = {}
-    for number, row in enumerate(rows):
-        names, level = level_of(row, column)
-        absent = {name: None for name in names if name not in level}
-        missing = absent if number == 0 else {n: None for n in missing if n in absent}
-        if not missing:
-            break
-    return list(missing)
+    looked_up = (level_of(row, column) for row in rows)
+    absent = [[n for n in names if n not in level] for names, level in looked_up if names]
+    return [name for name in absent[0] if all(name in names for names in absent)] if absent else []
 
 
 def _beside(piece: Piece, column: str) -> dict[str, None]:
