@@ -67,7 +67,7 @@ class Making:
     """A folder that is being made."""
 
     storage: str
-    kind: Literal["records", "filtered", "mined", "clustered", "synthetic"]
+    kind: Literal["records", "documents", "filtered", "mined", "clustered", "synthetic"]
     dataset: str
     inputs: Mapping[str, Any]
     """All that decides its content, plain values; their fingerprint names the folder."""

@@ -34,8 +34,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
 
     For messages about a column that is not there: the names beside it are the ones to choose from.
     Of a list on the way its first object counts. No names where a cell on the way is empty, so that
-    the row does not tell; the whole column where one is neither object nor list nor a text whose
-    lines are asked for.
+    the row does not tell; the whole column where one is neither object nor list nor, for its lines,
+    a text.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:

@@ -1,0 +1,205 @@
+"""An OpenAI-compatible endpoint as an asynchronous session that never fails.
+
+Ray's HTTP processor calls `post` for a batch of payloads and then waits for one after the other:
+plain aiohttp would send them one after the other. It raises, and with it ends the job, for a
+status that it does not know, for a body that is no JSON, and after its last resend. This session,
+which the processor takes as its `session_factory`, sends at once, resends by itself, and answers
+every request with a small JSON object that says what came of it.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from rayembed.config.synthesis import OpenAICompatible
+from rayembed.data.synthesis.requests import Outcome
+
+_SENT_AGAIN = frozenset({408, 409, 425, 429})
+_REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
+"""Wrong key, no money, wrong address or model: the next request would be refused too."""
+
+_LONGEST_WAIT_SECONDS = 60.0
+_CHARACTERS_OF_PROBLEM = 300
+_MOST_TOKENS = 1 << 32
+"""Of one answer; what an endpoint counts is not checked otherwise."""
+
+
+class ChatEndpoint:
+    """Makes sessions that share one bound of requests in flight. Picklable until first used."""
+
+    def __init__(self, settings: OpenAICompatible, key: str | None) -> None:
+        self.settings = settings
+        self._headers = {"Content-Type": "application/json"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._slots: asyncio.Semaphore | None = None
+
+    @property
+    def url(self) -> str:
+        """Of chat completions."""
+        base, question, query = self.settings.url.partition("?")
+        return f"{base.rstrip('/')}/chat/completions{question}{query}"
+
+    def __call__(self) -> "ChatSession":
+        """A session for one batch, within a running event loop."""
+        if self._slots is None:
+            self._slots = asyncio.Semaphore(self.settings.concurrency)
+        return ChatSession(self, self._slots, self._headers)
+
+
+class _Response:
+    """What Ray's processor reads of a response."""
+
+    status = 200
+    reason = "OK"
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self._content = content
+
+    async def json(self) -> dict[str, Any]:
+        return self._content
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+
+class ChatSession:
+    """Requests of one batch; `post` gives a task that ends with a response whatever happens."""
+
+    def __init__(
+        self, endpoint: ChatEndpoint, slots: asyncio.Semaphore, headers: Mapping[str, str]
+    ) -> None:
+        self._settings, self._url = endpoint.settings, endpoint.url
+        self._slots, self._headers = slots, dict(headers)
+        self._tasks: list[asyncio.Task[_Response]] = []
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=self._settings.timeout_seconds)
+        connector = aiohttp.TCPConnector(limit=0)  # the slots are the limit
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._session.close()
+
+    def post(self, url: str, *, headers: Mapping[str, str], data: str) -> asyncio.Task[_Response]:
+        """The task of a request that is on its way. Address and headers are the endpoint's own."""
+        task = asyncio.create_task(self._post(data))
+        self._tasks.append(task)
+        return task
+
+    async def _post(self, data: str) -> _Response:
+        wait = self._settings.first_wait_seconds
+        for resent in range(self._settings.max_resends + 1):
+            async with self._slots:
+                found, asked_to_wait = await self._send(data)
+            if found["outcome"] != "lost" or resent == self._settings.max_resends:
+                break
+            await asyncio.sleep(min(max(wait, asked_to_wait), _LONGEST_WAIT_SECONDS))
+            wait *= 2
+        return _Response(found)
+
+    async def _send(self, data: str) -> tuple[dict[str, Any], float]:
+        """What came of sending once, and the seconds that the endpoint asks to wait."""
+        try:
+            async with self._session.post(self._url, data=data, headers=self._headers) as response:
+                body = await response.text(errors="replace")
+                asked_to_wait = _seconds(response.headers.get("Retry-After"))
+        except aiohttp.InvalidURL as error:
+            return _failed("stopped", f"no address: {error}"), 0.0
+        except TimeoutError:
+            seconds = self._settings.timeout_seconds
+            return _failed("lost", f"timeout: no answer within {seconds:g} s"), 0.0
+        except (aiohttp.ClientError, OSError) as error:
+            return _failed("lost", f"{type(error).__name__}: {error}"), 0.0
+        status = response.status
+        if status == 200:
+            return _read_completion(body), asked_to_wait
+        outcome: Outcome
+        if status in _SENT_AGAIN or status >= 500:
+            outcome = "lost"
+        elif status in _REFUSES_ALL or status < 400:
+            outcome = "stopped"
+        else:
+            outcome = "refused"
+        return _failed(outcome, f"HTTP {status}: {body}"), asked_to_wait
+
+
+def payload(
+    settings: OpenAICompatible,
+    prompt: str,
+    seed: int,
+    *,
+    temperature: float,
+    top_p: float,
+    max_tokens: int,
+) -> dict[str, Any]:
+    """The body of a chat completion with one message of the user."""
+    body: dict[str, Any] = {
+        "model": settings.model,
+        "messages": [{"role": "user", "content": prompt}],
+        "temperature": temperature,
+        "top_p": top_p,
+        settings.limit_name: max_tokens,
+    }
+    return body | {"seed": seed} if settings.send_seed else body
+
+
+def _read_completion(body: str) -> dict[str, Any]:
+    """The answer in the body of a completion; whatever else stands there counts as none."""
+    try:
+        completion = json.loads(body)
+        choice = completion["choices"][0]
+        text = choice["message"]["content"]
+        usage = completion.get("usage") or {}
+        names = ("prompt_tokens", "completion_tokens")
+        tokens = [min(max(int(usage.get(name) or 0), 0), _MOST_TOKENS) for name in names]
+        cut_off = choice.get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        return _failed("lost", f"no completion: {body}")
+    if text is None:  # a refusal, or a model that only thought
+        text = ""
+    if not isinstance(text, str):
+        return _failed("lost", f"no completion: {body}")
+    return {
+        "outcome": "answered",
+        "text": text.encode("utf-8", "replace").decode(),  # halves of characters fit no file
+        "problem": "",
+        "cut_off": cut_off,
+        "prompt_tokens": tokens[0],
+        "answer_tokens": tokens[1],
+    }
+
+
+def _failed(outcome: Outcome, problem: str) -> dict[str, Any]:
+    shown = problem.encode("utf-8", "replace").decode()[:_CHARACTERS_OF_PROBLEM]
+    return {
+        "outcome": outcome,
+        "text": "",
+        "problem": shown,
+        "cut_off": False,
+        "prompt_tokens": 0,
+        "answer_tokens": 0,
+    }
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of a `Retry-After` header; a date counts as none."""
+    try:
+        return max(float(retry_after or 0), 0.0)
+    except ValueError:
+        return 0.0

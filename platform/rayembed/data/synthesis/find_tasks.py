@@ -1,0 +1,159 @@
+"""The first step: tasks that an LLM thinks up, each once."""
+
+import json
+import logging
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.config.run import fingerprint
+from rayembed.config.synthesis import PairKind, SynthesisConfig
+from rayembed.data.synthesis.answers import Rejected, normalised, read_tasks
+from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep, missing
+from rayembed.data.synthesis.prompts import prompts_fingerprint
+from rayembed.data.synthesis.requests import Answer, Ask, TaskRequest
+from rayembed.errors import DataError
+
+log = logging.getLogger(__name__)
+
+CODE_VERSION = 1
+"""Of the first step; raised whenever other tasks come of the same answers."""
+
+
+@dataclass
+class Tasks:
+    """The different tasks of a kind, in the order of the requests."""
+
+    wanted: int
+    asked: int = 0
+    """Requests."""
+    texts: list[str] = field(default_factory=list)
+    """At most `wanted`."""
+    repeated: int = 0
+    """Tasks that another one equals but for case, marks and spaces."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Reason → answers."""
+
+    @property
+    def lacking(self) -> int:
+        """Tasks that are wanted still."""
+        return self.wanted - len(self.texts)
+
+
+def find_tasks(
+    config: SynthesisConfig, seed: int, ask: Ask, kept: KeptAnswers
+) -> dict[PairKind, Tasks]:
+    """Kind → as many different tasks as its examples need.
+
+    Each round asks for as many as are lacking, at the rate at which the answers so far gave new
+    ones. Requests are numbered through and tasks taken in their order, so that more tasks begin
+    with the same ones. What was found is written down: an answer that comes after all must not
+    put other tasks under the examples that are there.
+
+    Raises:
+        AssetError: as `ask_and_keep`.
+        DataError: there are too few after the last round.
+    """
+    files = {kind: _file(config, kind, seed, kept.folder) for kind in config.examples}
+    found = {
+        kind: Tasks(**json.loads(read_bytes(files[kind])))
+        if exists(files[kind])
+        else Tasks(-(-wanted // config.examples_per_task))
+        for kind, wanted in config.examples.items()
+    }
+    for round_ in range(config.task_rounds):
+        lacking = {kind: tasks for kind, tasks in found.items() if tasks.lacking}
+        if not lacking:
+            break
+        for tasks in lacking.values():
+            tasks.asked += _more(tasks, config.tasks_per_request)
+        requests = [
+            request
+            for kind, tasks in lacking.items()
+            for request in _requests(config, kind, seed, tasks.asked)
+        ]
+        what = "tasks" if round_ == 0 else f"tasks, round {round_ + 1}"
+        ask_and_keep(what, missing(requests, kept), ask, kept)
+        for kind, tasks in lacking.items():
+            found[kind] = _read(config, kind, seed, kept, tasks)
+    for kind, tasks in found.items():
+        log.info("%s: %d different tasks, %d repeated", kind, len(tasks.texts), tasks.repeated)
+        if tasks.lacking:
+            raise DataError(_too_few(config, kind, tasks))
+        if not exists(files[kind]):
+            write_atomic(files[kind], json.dumps(asdict(tasks), ensure_ascii=False).encode())
+    return found
+
+
+def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> str:
+    """Where the tasks are written down, named by all that decides them beside the answers."""
+    wanted = -(-config.examples[kind] // config.examples_per_task)
+    prompt = prompts_fingerprint(kind)
+    decides = [CODE_VERSION, prompt, seed, wanted, config.tasks_per_request, list(config.topics)]
+    return join(folder, f"{kind}-tasks-{fingerprint(decides)}.json")
+
+
+def _more(tasks: Tasks, per_request: int) -> int:
+    """Requests of the next round; at most twice as many as all before."""
+    if not tasks.asked:
+        return -(-tasks.lacking // per_request)
+    new_per_request = max(len(tasks.texts) / tasks.asked, 1.0)
+    return min(int(-(-tasks.lacking // new_per_request)), 2 * tasks.asked)
+
+
+def _requests(config: SynthesisConfig, kind: PairKind, seed: int, number: int) -> list[TaskRequest]:
+    topics = config.topics
+    return [
+        TaskRequest(
+            kind, i, seed, config.tasks_per_request, topics[i % len(topics)] if topics else None
+        )
+        for i in range(number)
+    ]
+
+
+def _read(
+    config: SynthesisConfig, kind: PairKind, seed: int, kept: KeptAnswers, before: Tasks
+) -> Tasks:
+    tasks = Tasks(before.wanted, before.asked)
+    rejected: Counter[str] = Counter()
+    seen: set[str] = set()
+    group, answers = "", dict[str, Answer]()
+    for request in _requests(config, kind, seed, before.asked):
+        if request.group != group:
+            group, answers = request.group, kept.read(request.group)
+        for text in _tasks_of(answers.get(request.key), rejected):
+            form = normalised(text)
+            if form in seen:
+                tasks.repeated += 1
+                continue
+            seen.add(form)
+            tasks.texts.append(text)
+    del tasks.texts[tasks.wanted :]
+    tasks.rejected = dict(rejected)
+    return tasks
+
+
+def _tasks_of(answer: Answer | None, rejected: Counter[str]) -> list[str]:
+    try:
+        if answer is None:
+            raise Rejected("no answer")
+        if answer.outcome == "refused":
+            raise Rejected("refused by the endpoint")
+        return read_tasks(answer)
+    except Rejected as error:
+        rejected[str(error)] += 1
+        return []
+
+
+def _too_few(config: SynthesisConfig, kind: PairKind, tasks: Tasks) -> str:
+    reasons = "; ".join(
+        f"{count} × {reason}" for reason, count in Counter(tasks.rejected).most_common(3)
+    )
+    return (
+        f"only {len(tasks.texts)} different tasks of the kind {kind!r} came of {tasks.asked} "
+        f"requests in synthesis.task_rounds={config.task_rounds} rounds, {tasks.wanted} are "
+        f"wanted; {tasks.repeated} were repeated"
+        + (f", {sum(tasks.rejected.values())} answers were unusable ({reasons})" if reasons else "")
+        + ". Raise synthesis.task_rounds or temperature, give synthesis.topics, raise "
+        f"examples_per_task, or ask for fewer: synthesis.examples.{kind}"
+    )

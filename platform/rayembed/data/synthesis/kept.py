@@ -1,0 +1,157 @@
+"""Answers on disk: what was answered once is never asked again, whatever else changes.
+
+    storage/data/answers/<model and sampling>/<group>/<content>.parquet
+
+Answers are written in small files as they come, and found by the content of their request. Another
+number of examples, another bound or another way to read answers finds those that are there.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join, list_files, write_atomic
+from rayembed.data.parts import parquet_bytes, read_table
+from rayembed.data.synthesis.requests import Answer, Ask, Request
+from rayembed.errors import AssetError
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("group", pa.string()),
+        ("key", pa.string()),
+        ("outcome", pa.string()),
+        ("text", pa.string()),
+        ("problem", pa.string()),
+        ("cut_off", pa.bool_()),
+        ("prompt_tokens", pa.int64()),
+        ("answer_tokens", pa.int64()),
+    ]
+)
+assert _SCHEMA.names == [field.name for field in fields(Answer)]
+
+_ANSWERS_PER_FILE = 256
+_SECONDS_PER_FILE = 10.0
+"""A kill loses what came after the last file, and what was in flight."""
+
+_SECONDS_BETWEEN_LOGS = 5.0
+
+_LOST_IN_A_ROW = 50
+"""Requests without an answer between them, each sent several times, after which the endpoint is
+taken to be away. The next ones would each wait as long."""
+
+
+class KeptAnswers:
+    """The answers of one model and one way to sample from it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._buffer: list[Answer] = []
+        self._written = time.monotonic()
+
+    def read(self, group: str) -> dict[str, Answer]:
+        """Key of a request → its answer, of all requests of a group that have one."""
+        folder = join(self.folder, group)
+        found: dict[str, Answer] = {}
+        for name in list_files(folder, recursive=False):
+            if name.endswith(".parquet"):
+                rows = read_table(join(folder, name)).to_pylist()
+                found |= {row["key"]: Answer(**row) for row in rows}
+        return found
+
+    def add(self, answer: Answer) -> None:
+        """Keep an answer; it is on disk after a moment, or after `flush`."""
+        self._buffer.append(answer)
+        waited = time.monotonic() - self._written
+        if len(self._buffer) >= _ANSWERS_PER_FILE or waited > _SECONDS_PER_FILE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Return when all answers are on disk."""
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for answer in self._buffer:
+            groups.setdefault(answer.group, []).append(asdict(answer))
+        for group, rows in groups.items():
+            content = parquet_bytes(pa.Table.from_pylist(rows, _SCHEMA))
+            name = f"{xxhash.xxh3_128_hexdigest(content)}.parquet"
+            write_atomic(join(self.folder, group, name), content)
+        self._buffer.clear()
+        self._written = time.monotonic()
+
+
+def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
+    """Those of the requests that have no answer; requests of a group must follow each other."""
+    left: list[Request] = []
+    group, answers = "", dict[str, Answer]()
+    for request in requests:
+        if request.group != group:
+            group, answers = request.group, kept.read(request.group)
+        if request.key not in answers:
+            left.append(request)
+    return left
+
+
+def ask_and_keep(
+    what: str, requests: Sequence[Request], ask: Ask, kept: KeptAnswers
+) -> Counter[str]:
+    """Reason → number of the requests that got no answer this time; all others are kept.
+
+    Args:
+        what: names the requests in the log.
+        requests: that have no answer yet.
+        ask: puts them to the LLM.
+        kept: where answers go.
+
+    Raises:
+        AssetError: the endpoint refuses all requests, or does not answer any more.
+    """
+    lost: Counter[str] = Counter()
+    if not requests:
+        return lost
+    began = logged = time.monotonic()
+    in_a_row = 0
+    try:
+        for done, answer in enumerate(ask(requests), 1):
+            match answer.outcome:
+                case "answered" | "refused":
+                    kept.add(answer)
+                    in_a_row = 0
+                case "lost":
+                    lost[answer.problem.partition(":")[0]] += 1
+                    in_a_row += 1
+                case "stopped":
+                    raise AssetError(
+                        f"{what}: the endpoint refuses what it is asked: {answer.problem}"
+                    )
+            if in_a_row >= _LOST_IN_A_ROW:
+                raise AssetError(
+                    f"{what}: {in_a_row} requests one after the other got no answer, the last one: "
+                    f"{answer.problem}. What was answered is kept; start the job again when the "
+                    "endpoint is back"
+                )
+            now = time.monotonic()
+            if now - logged > _SECONDS_BETWEEN_LOGS or done == len(requests):
+                logged = now
+                log.info("%s: %s", what, _progress(done, len(requests), now - began))
+    finally:
+        kept.flush()
+    assert done == len(requests), (done, len(requests))
+    if lost:
+        reasons = "; ".join(f"{count} × {reason}" for reason, count in lost.most_common(3))
+        log.warning("%s: %d requests got no answer: %s", what, sum(lost.values()), reasons)
+    return lost
+
+
+def _progress(done: int, total: int, seconds: float) -> str:
+    rate = done / max(seconds, 1e-9)
+    left = timedelta(seconds=round((total - done) / rate))
+    return f"{done:,}/{total:,} answers, {rate:,.1f} answers/s, {left} left"

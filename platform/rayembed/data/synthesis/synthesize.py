@@ -1,0 +1,303 @@
+"""Synthetic pairs in two steps: tasks, then examples of each task; records in a finished folder.
+
+    storage/data/answers/<model and sampling>/       every answer, reused by all runs
+    storage/data/synthetic/<name>-<fingerprint>/     records, manifest, rejected.jsonl, audit.html
+
+The driver plans the requests, keeps the answers and reads them group by group; it holds the tasks,
+a small object for each request that is open, and two hashes for each record. Who asks is an `Ask`.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.run import fingerprint
+from rayembed.config.synthesis import PairKind, SynthesisConfig, SynthesisRun
+from rayembed.data.audit import write_folder_audit
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import ROWS_PER_PART, Part, write_part
+from rayembed.data.prepared import Making, Prepared
+from rayembed.data.records import Negative, Record
+from rayembed.data.synthesis.answers import Pair, Rejected, normalised, read_pair
+from rayembed.data.synthesis.audit import Audit
+from rayembed.data.synthesis.find_tasks import CODE_VERSION as TASKS_VERSION
+from rayembed.data.synthesis.find_tasks import Tasks, find_tasks
+from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep
+from rayembed.data.synthesis.placeholders import draw_language, least_words
+from rayembed.data.synthesis.prompts import prompts_fingerprint
+from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
+from rayembed.errors import DataError
+
+log = logging.getLogger(__name__)
+
+CODE_VERSION = 1
+"""Of the second step; raised whenever other records come of the same answers."""
+
+_TASK_OF: dict[PairKind, str] = {
+    "short-long": "retrieval",
+    "long-short": "classification",
+    "short-short": "retrieval",
+}
+
+REJECTED = "rejected.jsonl"
+"""In the folder: examples without a usable answer, the last answer and why it cannot be used."""
+
+_SHOWN = 3
+_CHARACTERS_SHOWN = 300
+_CHARACTERS_KEPT = 1000
+
+
+def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
+    """The folder of the records that an LLM wrote; what was answered before is not asked again.
+
+    Args:
+        run: what is asked for.
+        model: what tells the LLM apart from others: a fingerprint of its weights, or its name.
+        ask: puts requests to it.
+
+    Raises:
+        AssetError: the LLM cannot be reached or refuses all requests.
+        DataError: too few different tasks, or too many examples without a usable answer.
+    """
+    config = run.synthesis
+    settings = config.model_dump(mode="json", exclude={"llm"})
+    inputs = {
+        "code": [CODE_VERSION, TASKS_VERSION],
+        "prompts": [prompts_fingerprint(kind) for kind in config.examples],
+        "settings": settings,
+        "model": model,
+        "seed": run.seed,
+    }
+    storage = run.placement.storage_path
+    making = Making(storage, "synthetic", run.name, inputs)
+    if (found := making.found()) is not None:
+        write_folder_audit(found)
+        return found
+    sampling = [model, config.temperature, config.top_p, config.max_tokens]
+    kept = KeptAnswers(join(storage, "data", "answers", fingerprint(sampling)))
+    tasks = find_tasks(config, run.seed, ask, kept)
+    plan = _Plan(run, {kind: found.texts for kind, found in tasks.items()})
+    _ask_for_examples(plan, ask, kept)
+    prepared = _Writing(plan, making, kept).finish(tasks)
+    write_folder_audit(prepared)
+    return prepared
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which examples are asked for."""
+
+    run: SynthesisRun
+    tasks: dict[PairKind, list[str]]
+
+    @property
+    def config(self) -> SynthesisConfig:
+        return self.run.synthesis
+
+    def groups(self) -> Iterator[list[ExampleRequest]]:
+        """First tries of all examples, kind by kind, those together whose answers lie together."""
+        for kind, wanted in self.config.examples.items():
+            for first in range(0, wanted, REQUESTS_PER_GROUP):
+                last = min(first + REQUESTS_PER_GROUP, wanted)
+                yield [self._request(kind, number) for number in range(first, last)]
+
+    def _request(self, kind: PairKind, number: int) -> ExampleRequest:
+        code = draw_language(self.config.languages, kind, self.run.seed, number)
+        return ExampleRequest(
+            kind,
+            number,
+            self.run.seed,
+            task=self.tasks[kind][number // self.config.examples_per_task],
+            language=self.config.languages[code],
+        )
+
+    def language(self, request: ExampleRequest) -> str:
+        """The code of the request's language."""
+        seed = self.run.seed
+        return draw_language(self.config.languages, request.kind, seed, request.number)
+
+
+@dataclass
+class _Tried:
+    """What came of an example so far."""
+
+    request: ExampleRequest
+    """The last try that was answered, or the first one."""
+    answer: Answer | None = None
+    pair: Pair | None = None
+    reasons: list[str] = field(default_factory=list)
+    """Of each try that failed."""
+    next: ExampleRequest | None = None
+    """The try that is open; None: there is a pair, or the bound is reached."""
+
+
+def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _Tried:
+    config = plan.config
+    tried = _Tried(first)
+    for attempt in range(config.retries + 1):
+        request = replace(first, attempt=attempt)
+        answer = answers.get(request.key)
+        if answer is None:
+            tried.next = request
+            return tried
+        tried.request, tried.answer = request, answer
+        least = config.min_words_share * least_words(request.kind, request.values)
+        try:
+            if answer.outcome == "refused":
+                raise Rejected("refused by the endpoint")
+            tried.pair = read_pair(
+                request.kind, answer, language=plan.language(request), least_words=least
+            )
+            return tried
+        except Rejected as error:
+            tried.reasons.append(str(error))
+    return tried
+
+
+def _ask_for_examples(plan: _Plan, ask: Ask, kept: KeptAnswers) -> None:
+    """Return when each example has a usable answer or has been asked for as often as allowed.
+
+    An example that got no answer is asked for again in each round too.
+    """
+    settled: set[int] = set()
+    for round_ in range(plan.config.retries + 1):
+        open_: list[ExampleRequest] = []
+        for index, group in enumerate(plan.groups()):
+            if index in settled:
+                continue
+            answers = kept.read(group[0].group)
+            left = [r for first in group if (r := _tried(plan, first, answers).next) is not None]
+            open_.extend(left)
+            if not left:
+                settled.add(index)
+        if not open_:
+            return
+        ask_and_keep("examples" if round_ == 0 else f"examples, retry {round_}", open_, ask, kept)
+
+
+class _Writing:
+    """From kept answers to parts, in the order of the requests; a group is held at a time."""
+
+    def __init__(self, plan: _Plan, making: Making, kept: KeptAnswers) -> None:
+        self.plan, self.making, self.kept = plan, making, kept
+        self.audit = Audit()
+        self._seen: set[int] = set()
+        self._buffer: list[Record] = []
+        self._parts: list[Part] = []
+        self._rejected: list[dict[str, Any]] = []
+
+    def finish(self, tasks: dict[PairKind, Tasks]) -> Prepared:
+        """The finished folder.
+
+        Raises:
+            DataError: too many examples have no usable answer.
+        """
+        for group in self.plan.groups():
+            answers = self.kept.read(group[0].group)
+            for first in group:
+                self._add(_tried(self.plan, first, answers))
+        rejected = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rejected)
+        write_atomic(join(self.making.folder, REJECTED), rejected.encode())
+        self._check()
+        self._write(flush=True)
+        if not self._parts:
+            raise DataError("no record came of the synthesis: every example repeats another")
+        audit = self.audit
+        result = {
+            "rows_in": audit.rows_in,
+            "rows_out": audit.records_made,
+            "rejected": dict(audit.rejected),
+            "examples": audit.examples(),
+        }
+        more = {
+            "tasks": {kind: len(found.texts) for kind, found in tasks.items()},
+            "tasks_repeated": {kind: found.repeated for kind, found in tasks.items()},
+            "task_requests": {kind: found.asked for kind, found in tasks.items()},
+            "task_answers_rejected": {
+                f"{kind}: {reason}": count
+                for kind, found in tasks.items()
+                for reason, count in found.rejected.items()
+            },
+            **audit.numbers(),
+            "llm": self.plan.config.llm.model_dump(mode="json"),
+            "answers": "/".join(self.kept.folder.split("/")[-2:]),
+        }
+        parts = [(part.path.rsplit("/", 1)[1], part.rows) for part in self._parts]
+        return self.making.finish([result], parts, {"duplicate": audit.duplicates}, **more)
+
+    def _add(self, tried: _Tried) -> None:
+        kind = tried.request.kind
+        self.audit.count_try(kind, tried.reasons, tried.answer)
+        if tried.pair is None:
+            reason = tried.reasons[-1] if tried.reasons else "no answer"
+            self.audit.reject(kind, reason)
+            self._rejected.append(
+                {
+                    "id": tried.request.id,
+                    "reason": reason,
+                    "tries": len(tried.reasons),
+                    "task": tried.request.task,
+                    "problem": tried.answer.problem if tried.answer else "",
+                    "answer": _cut(tried.answer.text if tried.answer else "", _CHARACTERS_KEPT),
+                }
+            )
+            return
+        record = self._record(tried, tried.pair)
+        own = {
+            text_hash(f"{record.query_instruction}\n{normalised(record.query)}"),
+            text_hash(f"{normalised(record.query)}\n{normalised(record.positives[0])}"),
+        }
+        if own & self._seen:
+            self.audit.duplicate(kind)
+            return
+        self._seen |= own
+        self.audit.keep(kind, record)
+        self._buffer.append(record)
+        self._write()
+
+    def _record(self, tried: _Tried, pair: Pair) -> Record:
+        request = tried.request
+        # Two texts with one label would be each other's negatives within a batch.
+        is_label = request.kind == "long-short"
+        return Record(
+            id=f"{self.plan.run.name}/{request.kind}/{request.number}",
+            query=pair.query,
+            positives=(pair.positive,),
+            negatives=tuple(Negative(text, rule="synthetic") for text in pair.negatives),
+            dataset=self.plan.run.name,
+            task=_TASK_OF[request.kind],
+            query_instruction=request.task,
+            in_batch=not is_label,
+            label=normalised(pair.positive) if is_label else None,
+            language=self.plan.language(request),
+            origin=(request.id,),
+        )
+
+    def _write(self, flush: bool = False) -> None:
+        while len(self._buffer) >= (1 if flush else ROWS_PER_PART):
+            rows, self._buffer = self._buffer[:ROWS_PER_PART], self._buffer[ROWS_PER_PART:]
+            self._parts.append(write_part(self.making.parts_folder, rows))
+
+    def _check(self) -> None:
+        failed, asked = len(self._rejected), self.audit.rows_in
+        if failed <= self.plan.config.max_failed_share * asked:
+            return
+        reasons = "; ".join(f"{n} × {reason}" for reason, n in self.audit.rejected.most_common(5))
+        shown = "\n".join(
+            f"  {row['id']}: {row['reason']} {row['problem']}: "
+            f"{_cut(row['answer'], _CHARACTERS_SHOWN)!r}"
+            for row in self._rejected[:_SHOWN]
+        )
+        raise DataError(
+            f"{failed} of {asked} examples have no usable answer ({reasons}), more than "
+            f"synthesis.max_failed_share={self.plan.config.max_failed_share} allows:\n{shown}\n"
+            f"All of them: {join(self.making.folder, REJECTED)}. Answers are kept: raise "
+            "synthesis.retries to ask for these again, or take another model"
+        )
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "…"
