@@ -4,10 +4,14 @@ Beside the files that an entry reads stand others of the real repository that it
 other splits, other languages, evaluation judgements, cards.
 """
 
+import gzip
+import io
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hub_server import Repositories, encoded
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -106,7 +110,6 @@ _FILES: dict[str, dict[str, dict[str, Rows]]] = {
                 {"title_body": "Why is the sky blue?", "upvoted_answer": "Scattering."}
             ],
         },
-        "main": {"chemistry.stackexchange.com.jsonl.gz": []},
     },
     "flax-sentence-embeddings/stackexchange_title_body_jsonl": {
         "main": {
@@ -207,7 +210,7 @@ _FILES: dict[str, dict[str, dict[str, Rows]]] = {
         "1ddc917116b730e1859edef32896ec5c16be51d0": {
             "multilingual/c4-cy.tfrecord-00000-of-00064.json.gz": [
                 {"text": "Llwynogod\nMaent yn byw\nyn y coed.", "timestamp": "t", "url": "u"},
-                {"text": "Dim ond teitl", "timestamp": "t", "url": "u"},
+                {"text": "Llwynogod yn unig", "timestamp": "t", "url": "u"},
             ],
             "multilingual/c4-cy-validation.tfrecord-00000-of-00001.json.gz": [
                 {"text": "held\nout", "timestamp": "t", "url": "u"}
@@ -221,7 +224,7 @@ _FILES: dict[str, dict[str, dict[str, Rows]]] = {
         "refs/convert/parquet": {
             "cy/train/0000.parquet": [
                 {"title": "Newyddion", "maintext": "Gwelwyd llwynog.", "language": "cy"},
-                {"title": None, "maintext": "Dim teitl.", "language": "cy"},
+                {"title": None, "maintext": "Heb deitl.", "language": "cy"},
             ],
             "cs/train/0000.parquet": [
                 {"title": "Zpr\u00e1vy", "maintext": "Li\u0161ka.", "language": "cs"}
@@ -246,16 +249,29 @@ _CARDS = {
 """Beginnings of cards that say which files are which subset."""
 
 
-def made_up_repositories() -> Repositories:
-    """All of them, with a card each, as `running_hub` takes them."""
+def made_up_repositories() -> dict[str, dict[str, bytes]]:
+    """Name → path → content of all repositories, with a card each."""
     return {
         name: {
-            revision: {
-                "README.md": f"{_CARDS.get(name, '')}# {name}\n".encode(),
-                ".gitattributes": b"*.parquet filter=lfs\n",
-                **{path: encoded(path, rows) for path, rows in files.items()},
-            }
-            for revision, files in revisions.items()
+            "README.md": f"{_CARDS.get(name, '')}# {name}\n".encode(),
+            ".gitattributes": b"*.parquet filter=lfs\n",
+            **{path: _encoded(path, rows) for path, rows in files.items()},
         }
         for name, revisions in _FILES.items()
+        for files in revisions.values()
     }
+
+
+def made_up_revisions() -> dict[str, tuple[str, ...]]:
+    """Name → the only revision that a repository is served at, the one that the catalogue asks."""
+    return {name: tuple(revisions) for name, revisions in _FILES.items()}
+
+
+def _encoded(path: str, rows: Rows) -> bytes:
+    """The file's content, in the format that its ending names."""
+    if path.endswith(".parquet"):
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(list(rows)), buffer)
+        return buffer.getvalue()
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    return gzip.compress(lines, mtime=0) if path.endswith(".gz") else lines

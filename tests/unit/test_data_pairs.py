@@ -215,6 +215,11 @@ def test_select_drops_duplicates_and_draws_whatever_the_order() -> None:
     assert sorted(twice[other]) != sorted(twice[drawn])
     assert 100 < (twice[drawn] > 0).sum() < 200, "drawn evenly over ids"
     assert select(ids, 2000, 0)[1] == {}
+    # A share is one of the distinct rows; the same ones as of that number.
+    third, rejected = select(twice, None, 0, share=0.3)
+    assert rejected == {"duplicate": 50, "not drawn (num_samples)": 700}
+    assert np.array_equal(third, drawn)
+    assert select(ids[:5], None, 0, share=0.01)[0].sum() == 1, "never none at all"
 
 
 def test_relative_paths_start_at_the_root() -> None:

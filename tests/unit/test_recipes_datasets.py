@@ -276,7 +276,7 @@ def test_every_entry_says_where_it_lives_and_how_that_is_known():
         source, home = entry.config.source, entry.home
         kinds.add(type(source))
         assert entry.paper in {"NV-Embed", "Nomic Embed v2", "Causal2Vec", "CDE"}
-        assert entry.table
+        assert re.match(r"arXiv 2\d{3}\.\d{5}, (Table \d|Appendix A|section \d)", entry.reference)
         assert entry.config.in_batch_negatives
         assert home.notes, name
         assert source == home.source or isinstance(source, ClassesSource | MtebSource)

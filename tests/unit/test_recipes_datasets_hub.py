@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import running_hub
-from made_up_datasets import made_up_repositories
+from dataset_hub import dataset_hub
+from made_up_datasets import made_up_repositories, made_up_revisions
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CleaningConfig
@@ -29,12 +29,12 @@ from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
 
 @pytest.fixture(scope="module")
 def hub():
-    """Requests that a hub with all made-up repositories answered, and `HF_ENDPOINT` for it."""
-    with pytest.MonkeyPatch.context() as patch, running_hub(made_up_repositories()) as served:
-        address, asked = served
-        patch.setenv("HF_ENDPOINT", address)
+    """A hub with all made-up repositories, and `HF_ENDPOINT` for it."""
+    served = dataset_hub(made_up_repositories(), revisions=made_up_revisions())
+    with pytest.MonkeyPatch.context() as patch, served as running:
+        patch.setenv("HF_ENDPOINT", running.address)
         patch.delenv("HF_HUB_OFFLINE", raising=False)
-        yield asked
+        yield running
 
 
 def config_of(name: str) -> DatasetConfig:
@@ -180,14 +180,12 @@ def test_a_ratio_is_drawn_of_the_records(hub, tmp_path):
 
 
 def test_only_files_of_the_entry_are_read_and_at_its_revision(hub, tmp_path):
-    hub.clear()
+    hub.asked.clear()
     converted(config_of("cde/bge-fever"), tmp_path)
-    read = {request.split(" ")[1] for request in hub if "/resolve/" in request}
-    commit = "78f5c99b534a52824ab26bd24edda592eaed4c7a"
-    start = f"/datasets/cfli/bge-full-data/resolve/{commit}/data/fever-0000"
-    assert read == {f"{start}{n}-of-00002.parquet" for n in range(2)}
-    listed = [request for request in hub if "/resolve/" not in request]
-    assert all(commit in request for request in listed)
+    read = {path.split("/resolve/")[1].partition("/")[2] for path in hub.asked if "resolve" in path}
+    assert read == {f"data/fever-0000{n}-of-00002.parquet" for n in range(2)}
+    pinned = "78f5c99b534a52824ab26bd24edda592eaed4c7a"
+    assert f"/api/datasets/cfli/bge-full-data/revision/{pinned}" in hub.asked
 
 
 def test_a_layout_that_has_changed_is_named(hub, tmp_path):
