@@ -96,8 +96,8 @@ def test_a_corpus_without_titles_and_one_without_ids(tmp_path: Path) -> None:
     (tmp_path / "in" / "corpus.jsonl").write_text("\n".join(plain))
     records, _ = made_records(tmp_path / "o", source, root=tmp_path / "in")
     assert all(text.startswith("x ") for r in records for text in r.positives)
-    with pytest.raises(ConfigError, match=r"source.document = 'titel\+text'"):
-        made_records(tmp_path / "o", source | {"document": "titel+text"}, root=tmp_path / "in")
+    with pytest.raises(ConfigError, match=r"source.document = 'heading\+text'"):
+        made_records(tmp_path / "o", source | {"document": "heading+text"}, root=tmp_path / "in")
     with pytest.raises(ConfigError, match=r"source.query_id = 'query'.*did you mean 'query-id'"):
         made_records(tmp_path / "o", source | {"query_id": "query"}, root=tmp_path / "in")
     (tmp_path / "in" / "corpus.jsonl").write_text('{"name": "d1", "text": "x"}')

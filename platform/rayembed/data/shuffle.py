@@ -1,12 +1,14 @@
 """Rows brought together by a key, at any size: tasks scatter them, tasks gather a bucket each.
 
-What one task scatters is one Arrow file with a batch for each bucket, so there are as many files
-as tasks and not as tasks times buckets, and who gathers a bucket reads one range of each.
+What one task scatters is one file, bucket after bucket and at its end where each starts: as many
+files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import xxhash
@@ -20,6 +22,10 @@ BYTES_PER_BUCKET = 32 << 20
 
 _MOST_BUCKETS = 4096
 _BYTES_WAITING = 64 << 20
+_BYTES_OF_A_ROW = 400
+"""Of its Python objects, beside the texts."""
+
+_PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
@@ -30,6 +36,18 @@ def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> in
 def bucket_of(key: str, buckets: int) -> int:
     """Where rows of a key go."""
     return text_hash(key) % buckets
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket as a unit of work."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
 
 
 class Scatter:
@@ -45,7 +63,7 @@ class Scatter:
         """Put a row of the schema into a bucket."""
         self._waiting[bucket].append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
-        self._bytes += 8 * len(row)
+        self._bytes += _BYTES_OF_A_ROW
         if self._bytes > _BYTES_WAITING:
             self._flush()
 
@@ -57,12 +75,9 @@ class Scatter:
     def _flush(self) -> None:
         if not any(self._waiting):
             return
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(sink, self.schema, options=options) as writer:
-            for rows in self._waiting:
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, self.schema))
-        content = sink.getvalue().to_pybytes()
+        segments = [_packed(rows, self.schema) if rows else b"" for rows in self._waiting]
+        places = np.cumsum([0, *map(len, segments)]).astype(_PLACE)
+        content = b"".join([*segments, places.tobytes()])
         name = f"{xxhash.xxh3_128_hexdigest(content)}.arrow"
         write_atomic(join(self.folder, name), content)
         self.files.append(name)
@@ -70,8 +85,8 @@ class Scatter:
         self._bytes = 0
 
 
-def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any]]:
-    """The rows of a bucket, file after file, each in the order in which they were added.
+def gather(folder: str, files: Sequence[str], bucket: int, buckets: int) -> list[dict[str, Any]]:
+    """The rows of one of so many buckets, file after file, each in the order in which they came.
 
     Raises:
         ArtifactError: a file is missing or broken.
@@ -82,7 +97,20 @@ def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                rows += pa.ipc.open_file(file).get_batch(bucket).to_pylist()
-        except (OSError, pa.ArrowException) as error:
+                table = file.size() - _PLACE.itemsize * (buckets + 1)
+                told = file.read_at(2 * _PLACE.itemsize, table + _PLACE.itemsize * bucket)
+                start, stop = (int(place) for place in np.frombuffer(told, _PLACE))
+                if stop > start:
+                    segment = file.read_at(stop - start, start)
+                    rows += pa.ipc.open_stream(segment).read_all().to_pylist()
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
     return rows
+
+
+def _packed(rows: list[Mapping[str, Any]], schema: pa.Schema) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema))
+    return bytes(sink.getvalue().to_pybytes())
