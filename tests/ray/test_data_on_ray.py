@@ -12,9 +12,11 @@ from toy_model import ToyTokenizer
 
 from rayembed.data.on_ray import execute_with_ray_data, stream_steps
 from rayembed.data.parts import write_part
-from rayembed.data.plan.batch_plan import BatchPlan, PlanConfig, write_plan
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import read_steps
+from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError
 
 pytestmark = pytest.mark.ray

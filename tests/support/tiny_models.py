@@ -136,6 +136,26 @@ def save_encoder(folder, *, seed=0):
     return folder
 
 
+def save_cross_encoder(folder, *, num_labels=1, seed=0):
+    """A tiny BERT that scores pairs, with random weights and a tokenizer, in a folder."""
+    config = transformers.BertConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        num_labels=num_labels,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = transformers.BertForSequenceClassification(config)
+        _spread(model)
+    model.save_pretrained(folder)
+    wordpiece_tokenizer().save_pretrained(folder)
+    return folder
+
+
 @torch.no_grad()
 def _spread(model):
     """Larger weights than the initial 0.02, so that attention and norms matter to the result."""

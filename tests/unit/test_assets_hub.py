@@ -156,16 +156,34 @@ def test_references(caplog):
 
 
 @pytest.mark.parametrize(
-    "reference", ["hf://name@v1", "hf://org/name/../x@v1", "hf://", "hf://a b/c"]
+    "reference",
+    [
+        "hf://name@v1",
+        "hf://org/name/../x@v1",
+        "hf://org/name@v1/../x",
+        "hf://org/name/a@v1/b",
+        "hf://",
+        "hf://a b/c",
+    ],
 )
 def test_references_that_cannot_be_read(reference):
     with pytest.raises(AssetError, match=r"cannot read the asset reference"):
         parse_hub_reference(reference)
 
 
-def test_a_revision_in_the_middle_is_explained():
-    with pytest.raises(AssetError, match="the revision stands last"):
-        parse_hub_reference("hf://org/name@v1/config.json")
+@pytest.mark.parametrize(
+    ("reference", "inside", "revision"),
+    [
+        ("hf://org/name@v1/config.json", "config.json", "v1"),
+        ("hf://org/name@refs/convert/parquet/default/x.parquet", "default/x.parquet", None),
+        ("hf://org/name@refs%2Fconvert%2Fparquet/default/x.parquet", "default/x.parquet", None),
+        ("hf://org/name@refs/convert/parquet", "", None),
+        ("hf://org/name@v1/a/b@c.txt", "a/b@c.txt", "v1"),
+    ],
+)
+def test_a_revision_may_stand_after_the_name(reference, inside, revision):
+    found = parse_hub_reference(reference)
+    assert found == HubReference("model", "org/name", inside, revision or "refs/convert/parquet")
 
 
 def test_pickled_weights_only_where_there_are_no_safetensors():

@@ -43,6 +43,8 @@ def changeable(run: Run) -> Run:
 def changed(run: Run, leaf) -> Run:
     values = run.model_dump(mode="json")
     put(values, leaf.path, other_value(leaf))
+    if leaf.path[-1] == "sample_share":  # in place of a number
+        put(values, (*leaf.path[:-1], "num_samples"), None)
     if leaf.path[:2] == ("data", "datasets") and leaf.path[-1] == "name":  # stages follow
         for stage in values["stages"]:
             weight = stage["datasets"].pop(leaf.value, None)

@@ -1,134 +1,175 @@
-"""Positive-aware mining against a loop over all documents."""
+"""Mining against its definition, for every rule and whatever the number of parts."""
 
+from functools import partial
+
+import mining_by_hand as by_hand
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mining_step import configured, dataset_of, mine, prepared, told, workshop
 
-from rayembed.config.mining import MiningConfig, PercPos
-from rayembed.data.mining.rules import highest_score
+from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MinePart
-from rayembed.data.parts import Part, read_records, write_part
+from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
-from rayembed.data.vectors.embed import EmbedPart, PartUnit, Vectors
 
-WORDS = [f"text{i}" for i in range(40)]
-calls: list[tuple[str, int]] = []
-
-
-def fake_vectors(texts, role="document") -> np.ndarray:
-    """Small whole numbers by text: exact in float16, with many equal scores."""
-    made = []
-    for text in texts:
-        rng = np.random.default_rng(sum(map(ord, text)) * 7 + len(text))
-        made.append(rng.integers(-2, 3, 4))
-    return np.array(made, dtype=np.float32).reshape(-1, 4)
+RULES = [
+    {"kind": "top_k"},
+    {"kind": "top_k_perc_pos", "max_relative_score": 0.8},
+    {"kind": "top_k_margin_pos", "margin": 1.0},
+    {"kind": "top_k_abs", "max_score": 1.0},
+]
 
 
-def fake_teacher(config: MiningConfig, device: str):
-    def encode(texts, role):
-        calls.append((role, len(texts)))
-        return fake_vectors(texts)
-
-    return encode
-
-
-def made_up(count: int, seed: int, labels: bool) -> list[Record]:
-    rng = np.random.default_rng(seed)
-    records = []
-    for i in range(count):
-        query, *positives = rng.choice(WORDS, 3, replace=False).tolist()
-        given_ = [
-            t for t in rng.choice(WORDS, i % 3, replace=False) if t not in (query, *positives)
-        ]
-        records.append(
-            Record(
-                id=str(i),
-                query=query,
-                positives=tuple(positives[: 1 + i % 2]),
-                negatives=tuple(Negative(str(t)) for t in given_),
-                dataset="d",
-                label=str(rng.choice(["x", "y", "z"])) if labels and i % 4 else None,
-            )
-        )
-    return records
-
-
-def brute_force(records: list[Record], config: MiningConfig) -> list[list[tuple]]:
-    """Negatives of each record by the rule, read from its definition."""
-    documents = list(dict.fromkeys(t for r in records for t in r.positives))
-    labels = {t: {r.label for r in records if t in r.positives and r.label} for t in documents}
-    vectors = fake_vectors(documents)
-    result = []
-    for r in records:
-        query = fake_vectors([r.query])[0]
-        positive = float(query @ fake_vectors([r.positives[0]])[0])
-        ranked = sorted((-float(query @ v), i) for i, v in enumerate(vectors))
-        kept = [(n.text, None, None, "given", None) for n in r.negatives]
-        room = config.num_negatives - len(kept)
-        mined = []
-        for rank, (minus, i) in enumerate(ranked[: config.candidates]):
-            limit = positive - (1 - config.rule.max_relative_score) * abs(positive)
-            text = documents[i]
-            if -minus > limit or text == r.query or text in r.positives:
-                continue
-            if text in [n.text for n in r.negatives] or (r.label and r.label in labels[text]):
-                continue
-            mined.append((text, rank, -minus, "top_k_perc_pos", "abc"))
-        result.append(kept + mined[: max(room, 0)])
-    return result
-
-
-def run_mining(folder: str, parts: list[Part], config: MiningConfig) -> list[Record]:
-    embed = EmbedPart(Vectors(f"{folder}/vectors"), config, fake_teacher)
-    for part in parts:
-        assert embed(PartUnit(part))["rows_in"] == part.rows
-    mine = MinePart(f"{folder}/mined", Vectors(f"{folder}/vectors"), tuple(parts), config, "abc")
-    found = []
-    for part in parts:
-        result = mine(PartUnit(part))
-        assert result["rows_in"] == result["rows_out"] == part.rows
-        found += read_records(f"{folder}/mined/{result['parts'][0][0]}")
-    return found
-
-
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 1000), candidates=st.sampled_from([5, 100]), labels=st.booleans())
-def test_equals_brute_force(seed, candidates, labels, tmp_path_factory) -> None:
-    folder = str(tmp_path_factory.mktemp("mining"))
-    records = made_up(50, seed, labels)
-    config = MiningConfig(teacher="t", num_negatives=4, candidates=candidates)
-    parts = [write_part(f"{folder}/p", records[i : i + 17]) for i in range(0, 50, 17)]
-    mined = run_mining(folder, parts, config)
-    assert [r.id for r in mined] == [r.id for r in records]
-    expected = brute_force(records, config)
-    for record, source, wanted in zip(mined, records, expected, strict=True):
-        found = [(n.text, n.rank, n.score, n.rule, n.teacher) for n in record.negatives]
-        assert found == wanted
-        dot = float((fake_vectors([source.query]) * fake_vectors([source.positives[0]])).sum())
-        assert record.positive_score == dot
-    # Teeth: the rule of the positive keeps something out that plain top-k would take.
-    loose = brute_force(
-        records, config.model_copy(update={"rule": PercPos(max_relative_score=1.0)})
-    )
-    assert loose != expected or candidates == 5
-
-
-def test_vectors_are_kept(tmp_path) -> None:
-    part = write_part(str(tmp_path / "p"), made_up(20, 0, False))
-    config = MiningConfig(teacher="t")
-    embed = EmbedPart(Vectors(str(tmp_path / "v")), config, fake_teacher)
-    first = embed(PartUnit(part))
-    before = len(calls)
-    assert embed(PartUnit(part)) == first
-    assert len(calls) == before
-    stored = sorted(p.suffixes[-2:] for p in (tmp_path / "v").iterdir())
-    assert stored == [[".documents", ".npy"], [".index", ".npz"], [".queries", ".npy"]]
-    assert np.load(next((tmp_path / "v").glob("*.queries.npy"))).dtype == np.float16
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["kind"])
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    labels=st.booleans(),
+    negatives=st.booleans(),
+    near=st.sampled_from([None, 0.5, 0.8]),
+    window=st.sampled_from([(0, 100), (0, 9), (5, 20)]),
+)
+def test_every_rule_equals_its_definition_with_1_2_and_3_parts(
+    rule, seed, labels, negatives, near, window, tmp_path_factory
+) -> None:
+    rows = by_hand.made_up_rows(30, seed, labels=labels, given=negatives)
+    config = configured(rule=rule, near_duplicate=near, skip=window[0], candidates=window[1])
+    wanted = by_hand.mined(rows, config)
+    for parts in (1, 2, 3):
+        found, manifest = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
+        assert [r.id for r in found] == [r.id for r in rows]
+        assert told(found) == wanted
+        kept = [[n.text for n in r.negatives] for r in rows]
+        assert manifest["mined"] == sum(len(n) for n, _ in wanted) - sum(map(len, kept))
+        assert manifest["short"] == sum(len(n) < 4 for n, _ in wanted)
+        assert manifest["without_negatives"] == sum(not n for n, _ in wanted)
 
 
 @pytest.mark.parametrize(
-    ("positive", "limit"), [(0.8, 0.76), (0.0, 0.0), (-0.2, -0.21), (1.0, 0.95)]
+    "changes",
+    [
+        {"rule": {"kind": "top_k_perc_pos", "max_relative_score": 1.0}},
+        {"rule": {"kind": "top_k"}},
+        {"near_duplicate": None},
+        {"near_duplicate": 0.99},
+        {"skip": 5},
+        {"candidates": 12},
+        {"further_teachers": [{"teacher": "b"}]},
+        {"teacher": "b"},
+    ],
+    ids=str,
 )
-def test_highest_score(positive: float, limit: float) -> None:
-    assert highest_score(positive, 0.95) == pytest.approx(limit)
+def test_every_setting_changes_what_the_definition_gives(changes) -> None:
+    """The control of the tests by definition: a step that ignored a setting would fail them."""
+    rows = by_hand.made_up_rows(30, 1, labels=True)
+    usual = {"near_duplicate": 0.5, "rule": RULES[1]}
+    without = by_hand.mined(rows, configured(**usual))
+    assert by_hand.mined(rows, configured(**(usual | changes))) != without
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), rule=st.sampled_from(RULES), count=st.sampled_from([3, 20]))
+def test_teachers_take_turns(seed, rule, count, tmp_path_factory) -> None:
+    rows = by_hand.made_up_rows(20, seed, labels=True)
+    others = [{"teacher": "b"}, {"teacher": "c", "max_length": 7}]
+    config = configured(further_teachers=others, rule=rule, num_negatives=count)
+    wanted = by_hand.mined(rows, config)
+    for parts in (1, 3):
+        found, manifest = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
+        assert told(found) == wanted
+    assert [one["weights"] for one in manifest["teachers"]] == [f"weights of {t}" for t in "abc"]
+    assert len(manifest["histograms"]) == 3
+    for record in found:
+        texts = [n.text for n in record.negatives]
+        assert len(set(texts)) == len(texts)
+
+
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 10_000), rule=st.sampled_from(RULES), labels=st.booleans())
+def test_given_negatives_are_filtered(seed, rule, labels, tmp_path_factory) -> None:
+    rows = by_hand.made_up_rows(30, seed, labels=labels, given=True)
+    config = configured(pool="given", rule=rule, num_negatives=2)
+    wanted = by_hand.mined(rows, config)
+    for parts in (1, 2, 3):
+        found, manifest = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
+        assert told(found) == wanted
+    assert manifest["candidates"] == sum(len(r.negatives) for r in rows)
+
+
+def test_given_negatives_are_taken_from_no_one_else(tmp_path) -> None:
+    rows = [
+        Record("1", "q", ("p",), "d", (Negative("x"), Negative("y"))),
+        Record("2", "r", ("s",), "d"),
+    ]
+    config = configured(pool="given", rule={"kind": "top_k"})
+    found, manifest = mine(tmp_path, rows, config)
+    assert sorted(n.text for n in found[0].negatives) == ["x", "y"]
+    assert {n.rule for n in found[0].negatives} == {"top_k"}
+    assert found[1].negatives == ()
+    assert (manifest["short"], manifest["without_negatives"]) == (2, 1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    rule=st.sampled_from(
+        [RULES[0], {"kind": "top_k_perc_pos"}, {"kind": "top_k_margin_pos"}, {"kind": "top_k_abs"}]
+    ),
+    pool=st.sampled_from(["corpus", "given"]),
+    near=st.sampled_from([None, 0.5]),
+)
+def test_a_cross_encoder_decides(seed, rule, pool, near, tmp_path_factory) -> None:
+    rows = by_hand.made_up_rows(20, seed, given=True)
+    config = configured(
+        rule=rule,
+        pool=pool,
+        near_duplicate=near,
+        candidates=30,
+        rescoring={"model": "reranker"},
+        further_teachers=[{"teacher": "b"}],
+    )
+    wanted = by_hand.mined(rows, config)
+    task = partial(MinePart, load_cross_encoder=by_hand.load_cross_encoder)
+    for parts in (1, 3):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("rayembed.data.mining.mine.MinePart", task)
+            patch.setattr("rayembed.data.mining.rescoring._ROWS_AT_A_TIME", 7)
+            found, _ = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
+        assert told(found) == wanted
+
+
+def test_uniform_sampling_draws_from_all_that_the_rule_leaves(tmp_path) -> None:
+    rows = by_hand.made_up_rows(40, 3, labels=True)
+    config = configured(sampling="uniform", rule=RULES[1], num_negatives=2, near_duplicate=0.5)
+    left = [[one[0] for one in kept] for kept, _ in by_hand.allowed(rows, config, "a")]
+    seen: dict[int, list[tuple[str, ...]]] = {}
+    for seed in range(8):
+        found = [
+            told(mine(tmp_path / f"{seed} {n}", rows, config, n, seed=seed)[0]) for n in (1, 3)
+        ]
+        assert found[0] == found[1], "other draws with other parts"
+        for row, (negatives, _) in enumerate(found[0]):
+            texts = tuple(text for text, *_ in negatives)
+            assert set(texts) <= set(left[row])
+            assert len(texts) == min(2, len(left[row]))
+            seen.setdefault(row, []).append(texts)
+    assert sum(len(set(draws)) > 4 for draws in seen.values()) > 30, "seeds draw alike"
+    # Of 640 draws as many come from the better half of what is left as from the other.
+    better = [
+        left[row].index(text) < len(left[row]) / 2
+        for row, draws in seen.items()
+        for texts in draws
+        for text in texts
+    ]
+    assert len(better) > 500
+    assert 0.42 < np.mean(better) < 0.58  # four standard deviations
+
+
+def test_a_seed_decides_nothing_where_nothing_is_drawn(tmp_path) -> None:
+    rows = by_hand.made_up_rows(10, 0)
+    first, _ = mine(tmp_path, rows, configured(), seed=0)
+    again = make_mined(workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1))
+    assert len(list((tmp_path / "out/data/mined").iterdir())) == 1
+    assert [r for part in again.parts for r in read_records(part.path)] == first

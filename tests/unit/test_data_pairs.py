@@ -16,9 +16,13 @@ from rayembed.config.sources import PairsSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files as pairs
+from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.convert import with_source_path
-from rayembed.data.sources.files import BadRow, check_columns, convert_row, list_pieces, read_rows
-from rayembed.data.sources.tasks import ConvertPairs, HeldOut, PieceUnit, select
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.pairs import pair_records
+from rayembed.data.sources.rows import Row, check_columns, read_rows
+from rayembed.data.sources.rowwise import ConvertRows
+from rayembed.data.sources.tasks import HeldOut, select
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 ROWS = [
@@ -34,7 +38,15 @@ def dataset(path: Path | str, **source: Any) -> DatasetConfig:
 
 
 def rows_of(path: Path) -> list[Any]:
-    return [row for piece in list_pieces(str(path)) for row in read_rows(piece)]
+    pieces = list_pieces(str(path))
+    rows = [row for piece in pieces for row in read_rows(piece)]
+    return [row.values if isinstance(row, Row) else row for row in rows]
+
+
+def convert_row(row: dict[str, Any], config: DatasetConfig) -> Record:
+    (made,) = pair_records(config, row, "file#0")
+    assert made.origin == ("file#0",)
+    return made
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100, 10_000])
@@ -86,7 +98,7 @@ def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["q"], "positive": ["p"]}), folder / "b.parquet")
     assert [p.path for p in list_pieces(str(folder))] == [str(folder / "b.parquet")]
     (tmp_path / "x.csv").write_bytes(b"query,positive\n\xff\xfe,b\n")
-    with pytest.raises(ArtifactError, match="cannot read the pairs"):
+    with pytest.raises(ArtifactError, match="cannot read the rows"):
         rows_of(tmp_path / "x.csv")
 
 
@@ -97,8 +109,8 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"source.positive = 'positive'.*did you mean 'positives'"
     ):
-        check_columns(piece, PairsSource(path="", query="question"))
-    check_columns(piece, PairsSource(path="", query="question", positive="positives"))
+        check_columns(piece, {"source.query": "question", "source.positive": "positive"})
+    check_columns(piece, {"source.query": "question", "source.positive": "positives"})
 
 
 @pytest.mark.parametrize(
@@ -130,7 +142,9 @@ def test_unknown_column_names_the_nearest(tmp_path: Path) -> None:
 )
 def test_reasons(row: dict[str, Any], reason: str) -> None:
     config = dataset("x", negatives="neg", instruction="task", label="class")
-    assert convert_row(row, config) == reason
+    with pytest.raises(RowError) as refused:
+        convert_row(row, config)
+    assert str(refused.value) == reason
 
 
 def test_a_row_becomes_a_record() -> None:
@@ -160,6 +174,7 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
         json.dumps({"query": "q1", "positive": "p1"}),
         "{not json",
         "[1, 2]",
+        '"a text"',
         json.dumps({"query": "", "positive": "p"}),
         json.dumps({"query": "held", "positive": "p2"}),
         json.dumps({"query": "q1", "positive": "p1"}),
@@ -168,22 +183,20 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
     ]
     path.write_bytes("\n".join(lines).encode() + b'\n{"query": "\xff", "positive": "p"}\n')
     held = HeldOut(texts=frozenset([text_hash("held")]))
-    result = ConvertPairs(str(tmp_path / "out"), dataset(path), held)(
-        PieceUnit(list_pieces(str(path))[0])
-    )
+    (piece,) = list_pieces(str(path))
+    result = ConvertRows(str(tmp_path / "out"), dataset(path), held)(piece)
     assert result["rejected"] == {
         "not JSON": 1,
-        "not a JSON object": 1,
-        "no query": 1,
+        "neither a JSON object nor a list": 1,
+        "no query": 2,
         "has a text of a held-out title": 1,
         "not UTF-8": 1,
         "not valid Unicode": 1,
     }
-    assert (result["rows_in"], result["rows_out"]) == (9, 3)
+    assert (result["rows_in"], result["rows_out"]) == (10, 3)
     json.dumps(result, ensure_ascii=False).encode()  # as manifests keep it
     assert {e["reason"] for e in result["examples"]} == set(result["rejected"])
     assert any("{not json" in e["row"] for e in result["examples"])
-    assert BadRow("a", "b") == BadRow("a", "b")
 
 
 def test_select_drops_duplicates_and_draws_whatever_the_order() -> None:

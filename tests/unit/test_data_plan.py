@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +20,37 @@ from toy_model import ToyTokenizer
 
 from rayembed.data.parts import Part, write_part
 from rayembed.data.plan import files as plan_files
-from rayembed.data.plan.batch_plan import BatchPlan, PlanConfig, write_plan
-from rayembed.data.plan.blended import Rows, blended
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.blended import blended
+from rayembed.data.plan.clustered import clustered
+from rayembed.data.plan.homogeneous import homogeneous
+from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.stream import read_steps
+from rayembed.data.plan.walks import Rows, shares
+from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.errors import ArtifactError, DataError
 
+POLICIES = ("blended", "homogeneous", "clustered")
 
-def records(name: str, count: int, negatives: int = 3, same_query: int = 0) -> list[Record]:
+
+def records(name: str, count: int, negatives: int = 3, languages: int = 1) -> list[Record]:
     return [
         Record(
             id=f"{name}/{i}",
-            query="same" if i < same_query else f"query {name} {i}",
+            query=f"query {name} {i}",
             positives=(f"positive {name} {i}",),
             negatives=tuple(Negative(f"negative {name} {i} {j}", j, 0.5) for j in range(negatives)),
             dataset=name,
+            language=f"l{i % languages}" if languages > 1 else None,
         )
         for i in range(count)
     ]
+
+
+def sources() -> dict[str, list[Record]]:
+    """Four batches of 12 rows of a in two languages, two of b."""
+    return {"a": records("a", 48, languages=2), "b": records("b", 24)}
 
 
 def parts_of(folder: Path, rows: list[Record], size: int = 7) -> list[Part]:
@@ -48,7 +62,7 @@ def config(**changes: object) -> PlanConfig:
         "weights": {"a": 2.0, "b": 1.0},
         "global_pairs": 12,
         "num_negatives": 2,
-        "num_steps": 10,
+        "num_steps": 12,
         "seed": 3,
         "in_batch_negatives": True,
         "key": "stage",
@@ -56,24 +70,40 @@ def config(**changes: object) -> PlanConfig:
     return PlanConfig(**(values | changes))
 
 
+def write(
+    folder: Path | str, parts: dict[str, list[Part]], settings: PlanConfig, **options: Any
+) -> BatchPlan:
+    """Every 12 rows of the data sets are a clustered batch, for the policy that looks at it."""
+    return write_plan(str(folder), parts, settings, batch_pairs={"a": 12, "b": 12}, **options)
+
+
+def rows_of(plan: BatchPlan) -> list[list[Record]]:
+    return [plan.read(step) for step in range(plan.num_steps)]
+
+
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Part]]:
     folder = tmp_path_factory.mktemp("parts")
-    return {
-        "a": parts_of(folder / "a", records("a", 40)),
-        "b": parts_of(folder / "b", records("b", 20)),
-    }
+    return {name: parts_of(folder / name, rows, 12) for name, rows in sources().items()}
 
 
-@pytest.fixture(scope="module")
-def plan(parts: dict[str, list[Part]], tmp_path_factory: pytest.TempPathFactory) -> BatchPlan:
+@pytest.fixture(scope="module", params=POLICIES)
+def plan(
+    request: pytest.FixtureRequest,
+    parts: dict[str, list[Part]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> BatchPlan:
     folder = tmp_path_factory.mktemp("plan") / "stage"
     # Small files and row groups, so that steps and slices cross both.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_FILE", 40)
+        patch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 40)
         patch.setattr(plan_files, "ROWS_PER_GROUP", 5)
         patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
-        return write_plan(str(folder), parts, config())
+        return write(folder, parts, config(policy=request.param))
+
+
+def policy_of(plan: BatchPlan) -> str:
+    return str(plan.manifest["policy"])
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +112,7 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_files, "ROWS_PER_GROUP", 5)
 
 
-@given(step=st.integers(0, 9), num_workers=st.sampled_from([1, 2, 3, 4, 6, 12]))
+@given(step=st.integers(0, 11), num_workers=st.sampled_from([1, 2, 3, 4, 6, 12]))
 @settings(deadline=None, max_examples=30, database=None)
 def test_slices_of_any_number_of_workers_are_the_global_batch(step, num_workers, plan) -> None:
     whole = plan.read(step)
@@ -93,44 +123,86 @@ def test_slices_of_any_number_of_workers_are_the_global_batch(step, num_workers,
 
 
 def test_rows_are_those_of_the_sources_with_trimmed_negatives(plan: BatchPlan) -> None:
-    sources = {r.id: r for r in records("a", 40) + records("b", 20)}
-    seen = [r for step in range(10) for r in plan.read(step)]
+    by_id = {r.id: r for rows in sources().values() for r in rows}
+    seen = [r for rows in rows_of(plan) for r in rows]
     for r in seen:
-        source = sources[r.id]
-        assert r.query == source.query
-        assert r.negatives == source.negatives[:2]
-        assert r.positives == source.positives
+        assert r == dataclasses.replace(by_id[r.id], negatives=by_id[r.id].negatives[:2])
     counts = collections.Counter(r.id for r in seen)
-    # 80 draws of 40 rows of a and 40 draws of 20 rows of b: each exactly twice.
+    # 96 draws of 48 rows of a and 48 draws of 24 rows of b: each exactly twice.
     assert set(counts.values()) == {2}
-    assert len(counts) == 60
-    assert sum(r.dataset == "a" for r in seen) == 80
+    assert len(counts) == 72
+    told = plan.manifest["datasets"]
+    assert {name: of["drawn"] for name, of in told.items()} == {"a": 96, "b": 48}
+    assert {name: of["epochs"] for name, of in told.items()} == {"a": 2.0, "b": 2.0}
 
 
 def test_plan_does_not_depend_on_parts_or_reading_order(plan: BatchPlan, tmp_path: Path) -> None:
-    shuffled = {
-        "b": parts_of(tmp_path / "b", records("b", 20)[::-1], 6),
-        "a": parts_of(tmp_path / "a", records("a", 40)[13:] + records("a", 40)[:13], 11),
-    }
-    other = write_plan(str(tmp_path / "plan"), shuffled, config())
+    rows = sources()
+    if policy_of(plan) == "clustered":  # batches are given and keep their rows
+        orders = {"a": [36, 0, 24, 12], "b": [12, 0]}
+        shuffled = {
+            name: [r for i in orders[name] for r in rows[name][i : i + 12]] for name in rows
+        }
+        sizes = {"b": 24, "a": 12}
+    else:
+        shuffled = {"b": rows["b"][::-1], "a": rows["a"][13:] + rows["a"][:13]}
+        sizes = {"b": 6, "a": 11}
+    parts = {name: parts_of(tmp_path / name, shuffled[name], sizes[name]) for name in sizes}
+    other = write(tmp_path / "plan", parts, config(policy=policy_of(plan)))
     assert other.fingerprint == plan.fingerprint
-    assert [other.read(s) for s in range(10)] == [plan.read(s) for s in range(10)]
+    assert rows_of(other) == rows_of(plan)
+
+
+def test_what_a_policy_puts_into_a_batch(plan: BatchPlan, tmp_path: Path) -> None:
+    steps = rows_of(plan)
+    kinds = [{(r.dataset, r.language) for r in rows} for rows in steps]
+    told = plan.manifest["datasets"]
+    match policy_of(plan):
+        case "blended":
+            assert all({name for name, _ in kind} == {"a", "b"} for kind in kinds)
+            assert "steps" not in told["a"]
+        case "homogeneous":
+            assert all(len(kind) == 1 for kind in kinds)
+            counts = collections.Counter(next(iter(kind)) for kind in kinds)
+            assert counts == {("a", "l0"): 4, ("a", "l1"): 4, ("b", None): 4}
+            languages = sorted(told["a"]["languages"], key=lambda of: of["language"])
+            assert languages == [{"language": f"l{i}", "rows": 24, "steps": 4} for i in range(2)]
+            assert told["b"]["languages"] == [{"language": None, "rows": 24, "steps": 4}]
+        case "clustered":
+            given_ = [
+                frozenset(r.id for r in rows[i : i + 12])
+                for rows in sources().values()
+                for i in range(0, len(rows), 12)
+            ]
+            seen = [frozenset(r.id for r in rows) for rows in steps]
+            assert collections.Counter(seen) == dict.fromkeys(given_, 2)
+            # Of a data set none comes again before all others came; rows are mixed over slots.
+            of_a = [ids for ids in seen if next(iter(ids)).startswith("a")]
+            assert len(set(of_a[:4])) == len(set(of_a[4:])) == 4
+            places = [[int(r.id.split("/")[1]) for r in rows] for rows in steps]
+            assert all(found != sorted(found) for found in places)
+            assert (told["a"]["steps"], told["b"]["steps"]) == (8, 4)
+    if policy_of(plan) != "blended":
+        runs = [rows[0].dataset for rows in steps]
+        assert runs != sorted(runs), "steps of a data set do not come in one run"
 
 
 @pytest.mark.parametrize("changes", [{"seed": 4}, {"key": "other"}, {"weights": {"a": 1, "b": 1}}])
 def test_seed_stage_and_weights_change_the_plan(changes, parts, plan, tmp_path: Path) -> None:
-    other = write_plan(str(tmp_path / "plan"), parts, config(**changes))
+    other = write(tmp_path / "plan", parts, config(policy=policy_of(plan), **changes))
     assert other.fingerprint != plan.fingerprint
 
 
 def test_same_plan_in_another_process(parts, plan: BatchPlan, tmp_path: Path) -> None:
     script = (
         "import pickle, sys\n"
-        "from rayembed.data.plan.batch_plan import write_plan\n"
+        "from rayembed.data.plan.write import write_plan\n"
         "parts, config, folder = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-        "print(write_plan(folder, parts, config).fingerprint)\n"
+        "pairs = {'a': 12, 'b': 12}\n"
+        "print(write_plan(folder, parts, config, batch_pairs=pairs).fingerprint)\n"
     )
-    given_ = pickle.dumps((parts, config(), str(tmp_path / "plan"))).hex()
+    settings = config(policy=policy_of(plan))
+    given_ = pickle.dumps((parts, settings, str(tmp_path / "plan"))).hex()
     run = subprocess.run(
         [sys.executable, "-c", script, given_],
         env=os.environ | {"PYTHONHASHSEED": "1"},
@@ -141,9 +213,10 @@ def test_same_plan_in_another_process(parts, plan: BatchPlan, tmp_path: Path) ->
     assert run.stdout.strip() == plan.fingerprint
 
 
-def test_longer_plan_starts_with_the_shorter_one(parts, plan: BatchPlan, tmp_path: Path) -> None:
-    longer = write_plan(str(tmp_path / "plan"), parts, config(num_steps=15))
-    assert [longer.read(s) for s in range(10)] == [plan.read(s) for s in range(10)]
+def test_longer_blended_plan_starts_with_the_shorter_one(parts, tmp_path: Path) -> None:
+    short = write(tmp_path / "short", parts, config())
+    longer = write(tmp_path / "longer", parts, config(num_steps=17))
+    assert rows_of(longer)[:12] == rows_of(short)
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,7 +226,7 @@ def test_longer_plan_starts_with_the_shorter_one(parts, plan: BatchPlan, tmp_pat
     steps=st.integers(1, 30),
     seed=st.integers(0, 99),
 )
-def test_shares_are_exact_and_epochs_are_whole(weights, pairs, steps, seed) -> None:
+def test_blended_shares_are_exact_and_epochs_are_whole(weights, pairs, steps, seed) -> None:
     rng = np.random.default_rng(seed)
     rows = [Rows(f"d{i}", w, rng.integers(0, 10**9, 50 + i)) for i, w in enumerate(weights)]
     batches = list(blended(rows, pairs, steps, seed, "k"))
@@ -162,6 +235,66 @@ def test_shares_are_exact_and_epochs_are_whole(weights, pairs, steps, seed) -> N
         assert abs(len(drawn) - w / sum(weights) * pairs * steps) <= 1 + 1e-6
         counts = np.bincount(drawn, minlength=50 + i)
         assert counts.max() - counts.min() <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    policy=st.sampled_from([homogeneous, clustered]),
+    weights=st.lists(st.floats(0.1, 10), min_size=1, max_size=5),
+    temperature=st.sampled_from([None, 0.5, 1.0, 3.0]),
+    steps=st.integers(1, 60),
+    seed=st.integers(0, 99),
+)
+def test_steps_are_exact_and_epochs_are_whole(policy, weights, temperature, steps, seed) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = 6
+    rows = []
+    for i, w in enumerate(weights):
+        sizes = rng.integers(1, 5, 3) * pairs  # of three languages
+        languages = rng.permutation(np.repeat([0, 7, 9], sizes))
+        rows.append(Rows(f"d{i}", w, rng.integers(0, 10**9, sizes.sum()), languages))
+    power = 0.0 if temperature is None else 1 / temperature
+    share = np.array([w * len(r.query_hash) ** power for w, r in zip(weights, rows, strict=True)])
+    share /= share.sum()
+    batches = list(policy(rows, pairs, steps, seed, "k", temperature))
+    assert len(batches) == steps
+    for i, r in enumerate(rows):
+        mine = [b.row for b in batches if b.dataset[0] == i]
+        assert all((b.dataset == b.dataset[0]).all() for b in batches)
+        assert abs(len(mine) - share[i] * steps) < 1
+        drawn = np.concatenate([np.empty(0, np.int64), *mine])
+        if policy is clustered:
+            assert all(len(set((row // pairs).tolist())) == 1 for row in mine)
+            counts = np.bincount(drawn, minlength=len(r.query_hash))
+            assert counts.max() - counts.min() <= 1
+            continue
+        in_language = np.bincount(r.language_hash)[[0, 7, 9]] ** (1 / (temperature or 1.0))
+        for language, part in zip([0, 7, 9], in_language / in_language.sum(), strict=True):
+            of = [row for row in mine if r.language_hash[row[0]] == language]
+            assert all((r.language_hash[row] == language).all() for row in of)
+            assert abs(len(of) - part * len(mine)) < 1
+            counts = np.bincount(drawn, minlength=len(r.query_hash))[r.language_hash == language]
+            assert counts.max() - counts.min() <= 1
+
+
+def test_temperature_shares_by_rows_to_the_power_of_its_inverse() -> None:
+    np.testing.assert_allclose(shares([1, 1], [100, 900], 2.0), [0.25, 0.75])
+    np.testing.assert_allclose(shares([3, 1], [100, 900], 2.0), [0.5, 0.5])
+    np.testing.assert_allclose(shares([3, 1], [100, 900], None), [0.75, 0.25])
+    np.testing.assert_allclose(shares([1, 1], [10, 10**9], 1e-3), [0, 1])
+    rows = [Rows("a", 1, np.arange(100)), Rows("b", 1, np.arange(1000, 1900))]
+    drawn = np.concatenate([b.dataset for b in blended(rows, 8, 10, 0, "k", temperature=2.0)])
+    assert np.bincount(drawn).tolist() == [20, 60]
+
+
+def test_a_homogeneous_batch_has_a_query_text_once_where_that_can_be() -> None:
+    hashes = np.array([7] * 6 + list(range(100, 124)))
+    rows = [Rows("d", 1, hashes, np.zeros(30, np.int64))]
+    twice = [
+        sum(int((hashes[b.row] == 7).sum() > 1) for b in homogeneous(rows, 6, 10, seed, "k"))
+        for seed in range(20)
+    ]
+    assert max(twice) <= 2, "only the rest of an epoch may hold them together"
 
 
 def test_a_query_text_stands_once_in_a_batch_where_that_can_be() -> None:
@@ -189,20 +322,62 @@ def test_same_query_in_two_data_sets_is_kept_apart() -> None:
 
 def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
     few = {"a": parts_of(tmp_path / "few", records("a", 5))}
-    target = str(tmp_path / "plan")
+    target = tmp_path / "plan"
     with pytest.raises(DataError, match="5 rows in all, fewer than one global batch of 12"):
-        write_plan(target, few, config(weights={"a": 1}))
+        write(target, few, config(weights={"a": 1}))
     with pytest.raises(
         DataError, match=r"'a' has 5 rows, but each batch of 12 pairs takes up to 8"
     ):
-        write_plan(target, {"a": few["a"], "b": parts["b"]}, config())
-    with pytest.raises(DataError, match="data set 'a' is empty"):
-        write_plan(target, {"a": []}, config(weights={"a": 1}))
-    bare = {"a": parts_of(tmp_path / "bare", records("a", 40, negatives=0))}
-    with pytest.raises(DataError, match=r"'a': 40 of 40 rows have no hard negatives"):
-        write_plan(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
+        write(target, {"a": few["a"], "b": parts["b"]}, config())
+    for policy in POLICIES:
+        with pytest.raises(DataError, match="data set 'a' is empty"):
+            write(target, {"a": []}, config(weights={"a": 1}, policy=policy))
+    bare = {"a": parts_of(tmp_path / "bare", records("a", 48, negatives=0))}
+    with pytest.raises(DataError, match=r"'a': 48 of 48 rows have no hard negatives"):
+        write(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
+    many = {"a": parts_of(tmp_path / "many", records("a", 48, languages=5)), "b": parts["b"]}
+    with pytest.raises(DataError, match=r"'a' has 48 rows and no language with rows for one batch"):
+        write(target, many, config(policy="homogeneous"))
+    settings = config(policy="clustered")
+    with pytest.raises(DataError, match=r"'a' has no clusters; set clusters.batch_pairs=12"):
+        write_plan(str(target), parts, settings, batch_pairs={"b": 12})
+    with pytest.raises(DataError, match=r"'b' has batches of 6 pairs; set clusters.batch_pairs=12"):
+        write_plan(str(target), parts, settings, batch_pairs={"a": 12, "b": 6})
     assert not [p for p in tmp_path.glob("plan*") if p.name != "plan.lock"]
-    assert write_plan(target, bare, config(weights={"a": 1})).num_steps == 10
+    assert write(target, bare, config(weights={"a": 1})).num_steps == 12
+
+
+def test_small_languages_are_rejected_and_counted(tmp_path: Path, caplog) -> None:
+    rows = records("a", 30, languages=2) + [
+        dataclasses.replace(r, dataset="a", language=language)
+        for language, count in (("fr", 11), ("es", 3), (None, 12))
+        for r in records(f"a{language}", count)
+    ]
+    parts = {"a": parts_of(tmp_path / "p", rows)}
+    made = write(tmp_path / "plan", parts, config(weights={"a": 1}, policy="homogeneous"))
+    told = made.manifest["datasets"]["a"]
+    assert told["rejected"] == {"fewer rows of its language than a batch": 14}
+    assert told["rows"] == 30 + 12
+    assert {of["language"] for of in told["languages"]} == {"l0", "l1", None}
+    assert "14 rows of a are in languages with fewer rows than a batch of 12" in caplog.text
+    assert "es, fr" in caplog.text
+    assert {r.language for rows in rows_of(made) for r in rows} == {"l0", "l1", None}
+
+
+def test_clustered_batches_keep_rows_that_learn_from_nothing(tmp_path: Path, caplog) -> None:
+    rows = records("a", 24, negatives=0)
+    rows[5] = dataclasses.replace(rows[5], in_batch=False)
+    parts = {"a": parts_of(tmp_path / "p", rows, 12)}
+    made = write(tmp_path / "plan", parts, config(weights={"a": 1}, policy="clustered"))
+    assert {r.id for rows in rows_of(made) for r in rows} == {r.id for r in rows}
+    assert "1 of 24 rows of a have no hard negatives and learn from nothing" in caplog.text
+
+
+def test_a_data_set_without_steps_is_told(tmp_path: Path, parts, caplog) -> None:
+    settings = config(weights={"a": 100, "b": 1}, policy="homogeneous")
+    made = write(tmp_path / "plan", parts, settings)
+    assert made.manifest["datasets"]["b"]["drawn"] == 0
+    assert "12 steps draw nothing of b" in caplog.text
 
 
 def test_few_rows_without_negatives_are_rejected_and_counted(tmp_path: Path) -> None:
@@ -218,8 +393,8 @@ def test_few_rows_without_negatives_are_rejected_and_counted(tmp_path: Path) -> 
 def test_workers_must_divide_the_batch_and_steps_exist(plan: BatchPlan) -> None:
     with pytest.raises(DataError, match="5 workers cannot share batches of 12"):
         plan.read(0, 0, 5)
-    with pytest.raises(DataError, match="steps 0 to 9 and was asked for step 10"):
-        plan.read(10)
+    with pytest.raises(DataError, match="steps 0 to 11 and was asked for step 12"):
+        plan.read(12)
     with pytest.raises(DataError, match="worker 2 of 2"):
         plan.read(0, 2, 2)
 
@@ -290,7 +465,7 @@ def test_of_two_runs_that_want_one_plan_the_second_waits_and_opens_it(
         run.join(60)
     assert set(done) == {"first"}
     assert made["first"] == made["second"] == BatchPlan.open(folder)
-    assert len(made["second"].read(9)) == 12
+    assert len(made["second"].read(11)) == 12
 
 
 def test_short_lists_and_classes_survive(tmp_path: Path) -> None:
@@ -321,7 +496,7 @@ def test_stream_gives_every_step_from_the_middle(plan: BatchPlan) -> None:
             steps = list(
                 read_steps(plan, tokenizer, worker=worker, num_workers=num_workers, start_step=4)
             )
-            assert [b.step for b in steps] == [4, 5, 6, 7, 8, 9]
+            assert [b.step for b in steps] == list(range(4, 12))
             for batch in steps:
                 expected = plan.read(batch.step, worker, num_workers)
                 first = ToyTokenizer()([expected[0].query], "query")[0]["input_ids"]

@@ -9,15 +9,15 @@ from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, p
 from rayembed.losses.infonce import info_nce, info_nce_of_own
 
 
-def rows(query, positive, negatives, known=None, label=None, in_batch=None):
-    """Rows, and the hashes of the known positives of each."""
+def rows(query, positive, negatives, ruled_out=None, label=None, in_batch=None):
+    """Rows, and the hashes of the texts that are no negatives of each."""
     return Rows(
         query=torch.tensor(query),
         positive=torch.tensor(positive),
         negatives=torch.tensor(negatives).reshape(len(query), -1),
         label=torch.tensor(label or [0] * len(query)),
         in_batch=torch.tensor(in_batch or [True] * len(query)),
-    ), torch.tensor(known or [[p] for p in positive])
+    ), torch.tensor(ruled_out or [[p] for p in positive])
 
 
 def test_loss_of_two_queries_worked_out_by_hand():
@@ -104,23 +104,28 @@ def test_a_row_alone_has_loss_zero():
             [[1, 0, 1, 0], [0, 1, 0, 1]],
         ),
         (
-            "second positive",
-            rows([1, 2], [11, 12], [21, 22], known=[[11, 12], [12, 0]]),
+            "second positive, or a false negative",
+            rows([1, 2], [11, 12], [21, 22], ruled_out=[[11, 12], [12, 0]]),
             [[1, 0, 1, 1], [1, 1, 1, 1]],
+        ),
+        (
+            "hard negatives that are false ones",
+            rows([1, 2], [11, 12], [21, 22], ruled_out=[[11, 22, 21], [12, 0, 21]]),
+            [[1, 1, 0, 0], [1, 1, 0, 1]],
         ),
     ],
 )
 def test_candidates(name, given, expected):
-    batch, known = given
-    mask = batch_candidates(batch, known, batch, first_row=0, rows_per_worker=2)
+    batch, ruled_out = given
+    mask = batch_candidates(batch, ruled_out, batch, first_row=0, rows_per_worker=2)
     assert mask.int().tolist() == expected
 
 
 def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
-    everyone, known = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
+    everyone, ruled_out = rows([1, 2, 3, 4], [11, 12, 11, 14], [21, 22, 23, 0], label=[0, 5, 0, 5])
     second = Rows(**{name: value[2:] for name, value in vars(everyone).items()})
-    whole = batch_candidates(everyone, known, everyone, 0, 4)
-    part = batch_candidates(second, known[2:], everyone, 2, 2)
+    whole = batch_candidates(everyone, ruled_out, everyone, 0, 4)
+    part = batch_candidates(second, ruled_out[2:], everyone, 2, 2)
     # One worker: p0 p1 p2 p3 n0 n1 n2 n3; two workers: p0 p1 n0 n1 p2 p3 n2 n3.
     assert part.tolist() == whole[2:][:, [0, 1, 4, 5, 2, 3, 6, 7]].tolist()
     assert positive_places(2, 2, 1, torch.device("cpu")).tolist() == [4, 5]

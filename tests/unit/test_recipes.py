@@ -3,15 +3,16 @@
 import pytest
 
 from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
+from rayembed.config.mining import PercPos, TopK
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import BeirSource, RecordsSource, WikipediaSource
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.recipes.nvembed_data import uniform_over_samples
+from rayembed.recipes.datasets.nvembed import uniform_over_samples
 
 CLAIM = "Given a claim, retrieve documents that support or refute the claim"
 MEDRXIV = "Identify the main category of Medrxiv papers based on the titles and abstracts"
@@ -82,7 +83,8 @@ def test_version_2_has_the_samples_of_table_12():
     assert datasets["msmarco"].query_instruction.startswith("Given a web search query")
     for name, dataset in datasets.items():
         assert bool(dataset.query_instruction) == (name != "synthetic")
-    assert datasets["synthetic"].source.instruction == "instruction"
+    # Its records bring their own instructions.
+    assert isinstance(datasets["synthetic"].source, RecordsSource)
 
 
 def test_only_sts_puts_the_instruction_before_documents():
@@ -96,20 +98,30 @@ def test_version_2_mines_retrieval_and_sts_with_the_positive_aware_rule():
     for dataset in get_recipe("nvembed-v2").data.datasets:
         mined = dataset.task in ("retrieval", "sts") and dataset.name != "synthetic"
         assert (dataset.mining is not None) == mined
-        assert (dataset.source.negatives is None) == mined
         if mined:
             assert dataset.mining.teacher.startswith("hf://intfloat/e5-mistral-7b-instruct")
-            assert dataset.mining.rule.max_relative_score == 0.95
+            assert dataset.mining.rule == PercPos(max_relative_score=0.95)
+            assert dataset.mining.num_negatives == 7
             prefix = f"Instruct: {dataset.query_instruction}\nQuery: "
             assert dataset.mining.query_prefix == prefix
+            # Similar sentences are asked for from both sides (section 4.2).
+            assert dataset.mining.document_prefix == (prefix if dataset.task == "sts" else "")
+            # A benchmark's own corpus is searched, not only the documents that are relevant.
+            corpus = dataset.mining.corpus
+            assert (corpus is not None) == isinstance(dataset.source, BeirSource)
+            assert corpus is None or corpus.path == dataset.source.corpus
 
 
 def test_version_1_is_version_2_without_mining_added_and_synthetic_data_and_examples():
     """Table 4: "Label-based approach + [S0]"; section 5.2.5 names what was added."""
     v1 = {dataset.name: dataset for dataset in get_recipe("nvembed-v1").data.datasets}
     v2 = {dataset.name: dataset for dataset in get_recipe("nvembed-v2").data.datasets}
-    assert not any(dataset.mining for dataset in v1.values())
-    assert all(dataset.source.negatives for dataset in v1.values())
+    # Nothing positive-aware: negatives come with the rows, or are the teacher's first ones.
+    assert all(dataset.has_negatives for dataset in v1.values())
+    searched = {name for name, dataset in v1.items() if dataset.mining is not None}
+    assert all(isinstance(v1[name].mining.rule, TopK) for name in searched)
+    sts = {"sts12", "sts22", "stsbenchmark"}
+    assert searched == {"paq-passages", "paq-documents", "stackexchange", "bioasq", *sts}
     gone = {name for name in v2 if not name.endswith("-examples")} - set(v1)
     assert gone == {"hover", "scifact", "nfcorpus", "miracl", "mr-tydi", "synthetic"}
     examples = {name.removesuffix("-examples") for name in v2 if name.endswith("-examples")}
@@ -117,11 +129,30 @@ def test_version_1_is_version_2_without_mining_added_and_synthetic_data_and_exam
     assert {f"{name}-labels" for name in examples} == set(v1) - set(v2)
 
 
-def test_every_data_set_lies_in_a_folder_of_its_name_under_the_root():
+def test_classes_are_read_in_the_form_that_their_name_tells():
+    """Section 5.2.4: examples in version 2, names of classes in version 1; seven always names."""
+    always = 0
     for name in ("nvembed-v1", "nvembed-v2"):
         for dataset in get_recipe(name).data.datasets:
-            assert isinstance(dataset.source, PairsSource)
-            assert dataset.source.path == f"{dataset.name}/"
+            form = getattr(dataset.source, "label_form", None)
+            if form is not None:
+                assert dataset.name.endswith(f"-{form}s")
+            else:
+                assert not dataset.name.endswith("-labels")
+            always += name == "nvembed-v2" and dataset.name.endswith("-labels")
+    assert always == 7
+
+
+def test_what_is_evaluated_is_taken_out_of_what_is_trained_on():
+    """Section 4.2: equal texts of all clustering data sets, similar ones of two others."""
+    for dataset in get_recipe("nvembed-v2").data.datasets:
+        overlap = dataset.cleaning.overlap
+        if dataset.name.startswith(("emotion-", "amazon-counterfactual-")):
+            assert overlap.max_similarity is not None
+        elif dataset.task == "clustering":
+            assert overlap.max_similarity is None
+        else:
+            assert overlap is None
 
 
 def test_the_first_stage_is_retrieval_and_the_second_everything_by_number_of_samples():

@@ -1,4 +1,5 @@
-"""Assets on the Hugging Face hub: `hf://org/name[/path/inside]@revision`.
+"""Assets on the Hugging Face hub: `hf://org/name[/path/inside]@revision`, or with the revision
+after the name, `hf://org/name@revision/path/inside`, as the hub's own tools write it.
 
 Files lie in the hub's own cache (`HF_HOME`), which other tools on the machine share. `HF_ENDPOINT`
 names a mirror, `HF_TOKEN` opens private repositories, `HF_HUB_OFFLINE=1` uses what is cached.
@@ -10,13 +11,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)
 
-_FORM = "hf://[datasets/]org/name[/path/inside]@revision"
+_FORM = "hf://[datasets/]org/name@revision[/path/inside]"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SPECIAL_REVISION = re.compile(r"refs/(?:convert|pr)/[^/]+")
 _MODEL_FILES = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
 _OTHER_FORMATS = frozenset({"onnx", "openvino", "original", "coreml", "gguf", "runs"})
 
@@ -41,22 +44,29 @@ def parse_hub_reference(reference: str) -> HubReference:
     Raises:
         AssetError: not of the form.
     """
-    body, _, revision = reference.removeprefix("hf://").partition("@")
+    body = reference.removeprefix("hf://")
     repo_type = "model"
     if body.startswith("datasets/"):
         repo_type, body = "dataset", body.removeprefix("datasets/")
+    body, _, rest = body.partition("@")
     parts = [part for part in body.split("/") if part]
+    revision, after = _revision(unquote(rest), last=len(parts) > 2)
+    inside = [*parts[2:], *after]
     named = len(parts) >= 2 and all(_NAME.fullmatch(part) for part in parts[:2])
-    if not named or ".." in parts or "@" in revision:
+    if not named or ".." in inside or "@" in revision or (rest and not revision):
         raise AssetError(f"cannot read the asset reference {reference!r}; expected {_FORM}")
-    if "/" in revision and not revision.startswith("refs/"):
-        raise AssetError(
-            f"cannot read the asset reference {reference!r}: the revision stands last; "
-            f"expected {_FORM}"
-        )
     if not revision:
         logger.warning("%s names no revision; main is used, which may change", reference)
-    return HubReference(repo_type, "/".join(parts[:2]), "/".join(parts[2:]), revision or "main")
+    return HubReference(repo_type, "/".join(parts[:2]), "/".join(inside), revision or "main")
+
+
+def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
+    """The revision at the start of `rest` and the path after it; all of it where it stands last."""
+    special = _SPECIAL_REVISION.match(rest)
+    if last and special is None:
+        return (rest, []) if "/" not in rest else ("", [])
+    revision = special.group() if special else rest.partition("/")[0]
+    return revision, [part for part in rest[len(revision) :].split("/") if part]
 
 
 def fetch_from_hub(reference: str, cache: Path | None) -> Path:
@@ -97,7 +107,7 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
 
     wanted = parse_hub_reference(reference)
     try:
-        api = HfApi(endpoint=_endpoint())
+        api = HfApi(endpoint=hub_endpoint())
         info = api.repo_info(wanted.repo_id, revision=wanted.revision, repo_type=wanted.repo_type)
         names = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
         needed = model_files(names, wanted.inside)
@@ -108,7 +118,7 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
             )
         patterns = [glob.escape(name) for name in needed]
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise _unavailable(reference, error) from error
+        raise unavailable(reference, error) from error
     except (OSError, httpx.HTTPError) as error:
         logger.warning("the hub does not answer (%s); looking for %s in its cache", error, wanted)
         start = f"{glob.escape(wanted.inside)}/*" if wanted.inside else "*"
@@ -154,20 +164,21 @@ def _snapshot(
             allow_patterns=patterns,
             # Without the listing the hub's cache must not count other formats as missing.
             ignore_patterns=[f"{name}/*" for name in _OTHER_FORMATS] if only_cached else None,
-            endpoint=_endpoint(),
+            endpoint=hub_endpoint(),
             local_files_only=only_cached,
         )
     except (OSError, ValueError, httpx.HTTPError) as error:
-        raise _unavailable(reference, error) from error
+        raise unavailable(reference, error) from error
     return Path(str(folder))
 
 
-def _endpoint() -> str | None:
+def hub_endpoint() -> str | None:
     """`HF_ENDPOINT` as it is now; huggingface_hub reads it once, when it is imported."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
-def _unavailable(reference: str, error: Exception) -> AssetError:
+def unavailable(reference: str, error: Exception) -> AssetError:
+    """What to tell of a hub that did not give what a reference names."""
     said = " ".join(str(error).split())
     return AssetError(
         f"cannot fetch {reference!r} from the hub ({type(error).__name__}): {said}. Check the "

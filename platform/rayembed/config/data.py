@@ -5,7 +5,13 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
-from rayembed.config.mining import CleaningConfig, ClusterConfig, ConsistencyConfig, MiningConfig
+from rayembed.config.mining import (
+    CleaningConfig,
+    ClusterConfig,
+    ConsistencyConfig,
+    MiningConfig,
+    Share,
+)
 from rayembed.config.settings import Settings
 from rayembed.config.sources import (
     BeirSource,
@@ -38,6 +44,8 @@ class DatasetConfig(Settings):
     """Whether other records' documents may be negatives, in stages that use them at all."""
     num_samples: PositiveInt | None = None
     """Records drawn from the cleaned ones; None: all."""
+    sample_share: Share | None = None
+    """Share of the cleaned records that is drawn, where a paper states it rather than a number."""
     cleaning: CleaningConfig = CleaningConfig()
     """What is taken out beside exact duplicates."""
     consistency: ConsistencyConfig | None = None
@@ -61,6 +69,15 @@ class DatasetConfig(Settings):
                 return True
             case STSSource() | BeirSource():
                 return False
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "DatasetConfig":
+        if self.num_samples is not None and self.sample_share is not None:
+            raise ValueError(
+                f"data set {self.name!r}: num_samples and sample_share both say how many records "
+                "are drawn; leave one at null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _given_negatives_are_there(self) -> "DatasetConfig":

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
@@ -170,9 +170,10 @@ class Overlap(Settings):
     tasks: tuple[str, ...] = Field(min_length=1)
     """mteb tasks or benchmarks whose evaluation texts must not be trained on, or files of texts
     (`.txt`, one a line; JSONL or Parquet with a column `text`)."""
-    max_similarity: PositiveFloat | None = 0.8
-    """BM25 score of a row's text for an evaluation text, relative to the score that the evaluation
-    text has for itself, above which a row is dropped; None: only equal texts are."""
+    max_similarity: float | None = Field(default=0.8, gt=0.0, lt=1.0)
+    """BM25 score of a query or positive for an evaluation text, relative to the score that this
+    text has for itself, and lowered by how much longer the query or positive is, above which its
+    row is dropped (data/cleaning/bm25.py); None: only equal texts are."""
 
 
 class CleaningConfig(Settings):

@@ -159,6 +159,8 @@ class Run(Settings):
                         "source, with the stage's batch.num_negatives above 0) or allow in-batch "
                         "negatives in both the stage and the data set"
                     )
+                if stage.batch.policy == "clustered":
+                    _check_clusters(stage, dataset)
             if stage.batch.global_pairs % self.placement.workers:
                 raise ValueError(
                     f"stage {stage.name!r}: batch.global_pairs {stage.batch.global_pairs} cannot "
@@ -232,6 +234,32 @@ class Run(Settings):
     def to_yaml(self) -> str:
         """The whole run as YAML, which `--recipe run.yaml` reads back."""
         return write_yaml(self.model_dump(mode="json"))
+
+
+def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
+    """Return when the data set's clusters are batches of the stage.
+
+    Raises:
+        ValueError: it has none, or of another size, or takes no part in in-batch negatives.
+    """
+    pairs = stage.batch.global_pairs
+    wanted = f"data.datasets.{dataset.name}.clusters"
+    if dataset.clusters is None:
+        raise ValueError(
+            f"stage {stage.name!r} has the policy 'clustered', and the data set {dataset.name!r} "
+            f"has no clusters; set {wanted} with batch_pairs={pairs}, or another policy"
+        )
+    if dataset.clusters.batch_pairs != pairs:
+        raise ValueError(
+            f"{wanted}.batch_pairs {dataset.clusters.batch_pairs} must be batch.global_pairs "
+            f"{pairs} of stage {stage.name!r}, which takes its batches whole"
+        )
+    if not dataset.in_batch_negatives:
+        raise ValueError(
+            f"stage {stage.name!r} has the policy 'clustered', which puts pairs side by side that "
+            f"are hard negatives of each other; the data set {dataset.name!r} leaves them out by "
+            "in_batch_negatives=false"
+        )
 
 
 def _origin_of_negatives(dataset: DatasetConfig) -> str | None:

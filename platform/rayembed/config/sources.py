@@ -2,6 +2,8 @@
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list. `title+text` joins several fields of one level by a space: `passages.title+text`.
+Web pages often open with their title: of a text, `text.first_line` is that line and
+`text.other_lines` what follows.
 """
 
 from typing import Annotated, Literal
@@ -134,6 +136,8 @@ class MtebSource(Settings):
     """Of the task's data; its evaluation splits are refused."""
     subset: str | None = None
     """One language or subset of the task; None: all."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """As of `ClassesSource`, where a task's labels are numbers and have no text beside them."""
     label_form: LabelForm = "example"
     """As of `ClassesSource`."""
     num_negatives: PositiveInt = 7

@@ -1,5 +1,6 @@
 """Hashes by which texts, queries and classes are compared; equal on all machines."""
 
+import numpy as np
 import xxhash
 
 NO_HASH = 0
@@ -12,5 +13,30 @@ def text_hash(text: str) -> int:
 
 
 def label_hash(label: str | None) -> int:
-    """Hash of a class; `NO_HASH` for none."""
+    """Hash of a class or a language; `NO_HASH` for none."""
     return NO_HASH if label is None else text_hash(label)
+
+
+def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
+    """(n,) uint64 by which rows with these hashes are put in a random order.
+
+    A row's key depends on its hash, the seed and the purpose, and not on the other rows. Different
+    hashes have different keys.
+
+    Args:
+        hashes: (n,) int64.
+    """
+    salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}".encode()))
+    return mixed(np.ascontiguousarray(hashes, dtype=np.int64).view(np.uint64) ^ salt)
+
+
+def mixed(values: np.ndarray) -> np.ndarray:
+    """uint64 values in place of int64 or uint64 ones: SplitMix64's finalizer, one to one.
+
+    What differs in one bit differs in half of them, so that sorting by it is a shuffle.
+    """
+    bits = values.view(np.uint64)
+    with np.errstate(over="ignore"):
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
-from rayembed.data.hashes import text_hash
+from rayembed.data.hashes import label_hash
 from rayembed.data.records import SCHEMA, Record
 from rayembed.errors import ArtifactError
 
@@ -48,6 +48,7 @@ def write_table(folder: str, table: pa.Table) -> Part:
         query_hash=_hashes(table["query"]),
         num_negatives=pc.list_value_length(table["negatives"]).to_numpy().astype(np.int32),
         in_batch=table["in_batch"].to_numpy().astype(bool),
+        language_hash=_hashes(table["language"]),
     )
     # The index first: where a part is, its index is.
     write_atomic(_index_path(path), index.getvalue())
@@ -57,7 +58,7 @@ def write_table(folder: str, table: pa.Table) -> Part:
 
 @dataclass(frozen=True)
 class PartIndex:
-    """What must be known of every row to draw batches; some 21 bytes a row."""
+    """What must be known of every row to draw batches; some 29 bytes a row."""
 
     id_hash: np.ndarray
     """(rows,) int64 of the record's id, by which rows are put in order and told apart."""
@@ -67,6 +68,8 @@ class PartIndex:
     """(rows,) int32."""
     in_batch: np.ndarray
     """(rows,) bool."""
+    language_hash: np.ndarray
+    """(rows,) int64 of the language's code, by which batches may be kept apart; `NO_HASH`: none."""
 
 
 def read_index(parts: Sequence[Part]) -> PartIndex:
@@ -94,7 +97,8 @@ def _index_path(path: str) -> str:
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    return np.array([text_hash(text) for text in column.to_pylist()], dtype=np.int64)
+    """(rows,) int64; `NO_HASH` where there is no text."""
+    return np.array([label_hash(text) for text in column.to_pylist()], dtype=np.int64)
 
 
 def parquet_bytes(table: pa.Table, rows_per_group: int | None = None) -> bytes:

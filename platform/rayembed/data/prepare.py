@@ -27,7 +27,8 @@ from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.lineage import write_lineage
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import write_audit
-from rayembed.data.plan.batch_plan import PlanConfig, write_plan
+from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.write import write_plan
 from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records, with_source_path
 from rayembed.data.sources.tasks import HeldOut, hold_out
@@ -69,7 +70,19 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
         folder = join(workshop.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
-        plan = write_plan(folder, parts, config, inputs=inputs, execute=workshop.execute)
+        batch_pairs = {
+            name: int(prepared[name].manifest["batch_pairs"])
+            for name in stage.datasets
+            if "batch_pairs" in prepared[name].manifest
+        }
+        plan = write_plan(
+            folder,
+            parts,
+            config,
+            inputs=inputs,
+            batch_pairs=batch_pairs,
+            execute=workshop.execute,
+        )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
         write_lineage(folder, {name: steps[name] for name in stage.datasets})
         plans[stage.name] = folder

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
@@ -67,7 +67,7 @@ class Making:
     """A folder that is being made."""
 
     storage: str
-    kind: Literal["records", "filtered", "mined", "clustered", "synthetic"]
+    kind: Literal["records", "documents", "filtered", "mined", "clustered", "synthetic"]
     dataset: str
     inputs: Mapping[str, Any]
     """All that decides its content, plain values; their fingerprint names the folder."""
@@ -85,6 +85,11 @@ class Making:
     def parts_folder(self) -> str:
         """Where parts go."""
         return join(self.folder, "parts")
+
+    @property
+    def working_folder(self) -> str:
+        """Where tasks put what only tasks after them read; it goes when the folder is finished."""
+        return join(self.folder, "working")
 
     def found(self) -> Prepared | None:
         """The finished folder, where an earlier run made it."""
@@ -130,6 +135,8 @@ class Making:
         }
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
+        if exists(self.working_folder):
+            remove_folder(self.working_folder)
         return Prepared(self.folder, manifest)
 
 

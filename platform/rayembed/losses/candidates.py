@@ -29,36 +29,34 @@ class Rows:
     """(b,) bool: takes part in in-batch negatives, as query and with its documents."""
 
 
-def own_candidates(rows: Rows, known_positives: Tensor) -> Tensor:
-    """(b, 1 + K) bool: the positive, then those negatives that exist and are no positive.
+def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
+    """(b, 1 + K) bool: the positive, then those negatives that exist and are not ruled out.
 
     Of several negatives with the same text the first one counts.
 
     Args:
-        known_positives: (b, P) hashes of all texts known to be positives of the query, 0 where
-            a row has fewer.
+        not_negatives: (b, P) hashes of all texts that are no negatives of the query, its known
+            positives and false negatives; 0 where a row has fewer.
     """
-    negatives = rows.negatives != NONE
-    for known in known_positives.unbind(1):
-        negatives &= rows.negatives != known.unsqueeze(1)
+    negatives = _none_of(not_negatives, rows.negatives)
     first = torch.ones_like(rows.positive, dtype=torch.bool).unsqueeze(1)
     return torch.cat([first, _once(negatives, rows.negatives)], dim=1)
 
 
 def batch_candidates(
-    rows: Rows, known_positives: Tensor, everyone: Rows, first_row: int, rows_per_worker: int
+    rows: Rows, not_negatives: Tensor, everyone: Rows, first_row: int, rows_per_worker: int
 ) -> Tensor:
     """(b, N) bool: the candidates of this worker's queries among all documents of the batch.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
     negatives, the documents of all other rows that do, except: those of a row with the same query,
-    texts known to be a positive of the query, the query's own text, positives of a row of the same
+    texts known to be no negative of the query, the query's own text, positives of a row of the same
     class, and, for a query with a class, the negatives of other rows, whose class is not known.
     Of the documents with the same text the first that is left counts: one that stands in many rows
     would otherwise weigh as much as all of them.
 
     Args:
-        known_positives: (b, P), as in `own_candidates`; of this worker's rows only.
+        not_negatives: (b, P), as in `own_candidates`; of this worker's rows only.
         first_row: place of this worker's first row among all G rows.
         rows_per_worker: b of every worker.
     """
@@ -72,14 +70,14 @@ def batch_candidates(
 
     no_class = (rows.label == NONE).unsqueeze(1)
     other_class = no_class | (rows.label.unsqueeze(1) != everyone.label.unsqueeze(0))
-    unknown = _none_of(known_positives, everyone.positive)
-    positives = own | (foreign & other_class & unknown & _not_the_query(rows, everyone.positive))
+    allowed = _none_of(not_negatives, everyone.positive)
+    positives = own | (foreign & other_class & allowed & _not_the_query(rows, everyone.positive))
 
     hashes = everyone.negatives.reshape(-1)
     own_negative = own.repeat_interleave(num_negatives, dim=1)
     foreign_negative = foreign.repeat_interleave(num_negatives, dim=1) & no_class
     negatives = own_negative | (foreign_negative & _not_the_query(rows, hashes))
-    negatives &= _none_of(known_positives, hashes)
+    negatives &= _none_of(not_negatives, hashes)
 
     texts = torch.cat([everyone.positive, hashes])
     distinct = _once(torch.cat([positives, negatives], dim=1), texts.expand(num_local, -1))
@@ -114,12 +112,18 @@ def _once(mask: Tensor, hashes: Tensor) -> Tensor:
     return torch.zeros_like(mask).scatter(1, order, kept)
 
 
-def _none_of(known_positives: Tensor, hashes: Tensor) -> Tensor:
-    """(b, M) bool: there is such a text, and it is no known positive of the row's query."""
-    wanted = (hashes != NONE).expand(len(known_positives), -1).clone()
-    for known in known_positives.unbind(1):
-        wanted &= known.unsqueeze(1) != hashes.unsqueeze(0)
-    return wanted
+def _none_of(not_negatives: Tensor, hashes: Tensor) -> Tensor:
+    """(b, M) bool: there is such a text, and it is none that the row rules out.
+
+    Args:
+        not_negatives: (b, P).
+        hashes: (M) or (b, M).
+    """
+    # By binary search: comparing all P of a clustered batch takes as many passes over (b, M).
+    ordered = not_negatives.sort(dim=1).values
+    wanted = hashes.expand(len(not_negatives), -1).contiguous()
+    places = torch.searchsorted(ordered, wanted).clamp(max=ordered.shape[1] - 1)
+    return (wanted != NONE) & (ordered.gather(1, places) != wanted)
 
 
 def _not_the_query(rows: Rows, hashes: Tensor) -> Tensor:

@@ -135,6 +135,8 @@ def _datasets(run: Run) -> Table:
         table.add_column(f"in {stage.name}", justify="right")
     for dataset in run.data.datasets:
         rows = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
+        if dataset.sample_share is not None:
+            rows = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
         table.add_row(
             dataset.name, dataset.task, rows, _source(dataset), _negatives(dataset), *shares

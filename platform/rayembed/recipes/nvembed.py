@@ -17,11 +17,10 @@ from rayembed.config.model import (
 )
 from rayembed.config.run import EvaluationConfig, Placement, Run
 from rayembed.config.settings import SettingsT
-from rayembed.config.sources import WikipediaSource
+from rayembed.config.sources import LabelForm, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
-from rayembed.recipes.nvembed_data import (
-    LabelForm,
+from rayembed.recipes.datasets.nvembed import (
     other_datasets,
     retrieval_datasets,
     uniform_over_samples,

@@ -155,6 +155,7 @@ def _training(run: Run) -> str:
     rows = [
         f"- `{data.name}`: {data.task}"
         + (f", at most {data.num_samples} records" if data.num_samples else "")
+        + (f", {data.sample_share:.0%} of the records" if data.sample_share else "")
         + (f", hard negatives mined with `{data.mining.teacher}`" if data.mining else "")
         for data in run.data.datasets
     ]

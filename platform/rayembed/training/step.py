@@ -119,7 +119,7 @@ class _Targets:
     query: Tensor
     positive: Tensor
     negatives: Tensor
-    known_positives: Tensor
+    not_negatives: Tensor
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device) -> "_Targets":
@@ -130,7 +130,7 @@ class _Targets:
             tensor(batch.query),
             tensor(batch.positive),
             tensor(batch.negatives),
-            tensor(batch.known_positive_hash),
+            tensor(batch.not_negative_hash),
         )
 
 
@@ -147,13 +147,13 @@ def contrastive_loss(
     # A missing negative takes any vector's place; the mask keeps it out of the loss.
     candidates = embeddings[documents.clamp(min=0)]
     if not stage.batch.in_batch_negatives:
-        mask = own_candidates(rows, targets.known_positives)
+        mask = own_candidates(rows, targets.not_negatives)
         return info_nce_of_own(queries, candidates, mask, stage.loss.temperature).mean()
     num_rows, num_negatives = targets.negatives.shape
     first_row = rank() * num_rows
     local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
     everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
-    mask = batch_candidates(rows, targets.known_positives, everyone, first_row, num_rows)
+    mask = batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
     positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
     loss = info_nce(
         queries, gather_with_gradient(local), positive, mask, stage.loss.temperature

@@ -1,9 +1,156 @@
-"""Which pairs stay: the consistency filter."""
+"""The consistency filter: pairs stay whose document a weak model finds (Nomic Embed v2, §4.2).
 
+folder/shards/   vectors cut by shard; removed when all ranks are known
+folder/ranks/    the rank of each row's own document, a file for each shard
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayembed.assets.storage import join, remove_folder
 from rayembed.config.data import DatasetConfig
-from rayembed.data.prepared import Prepared, Workshop
+from rayembed.data.filtering.ranks import DEPTH, RankShard, ShardUnit, read_ranks
+from rayembed.data.filtering.shards import CountLanguages, Language, SendVectors, Shards
+from rayembed.data.parts import Part, read_table, write_table
+from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.units import Result, run_units
+from rayembed.data.vectors.embed import PartUnit, embed_parts
+
+log = logging.getLogger(__name__)
+
+CODE_VERSION = 1
+"""Of the filter; raised whenever it keeps other rows of the same inputs."""
+
+INCONSISTENT = "document not among the top k"
+
+_EXAMPLES = 10
+_SHOWN_CHARACTERS = 300
 
 
 def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records that this step leaves."""
-    raise NotImplementedError
+    """The folder of the records whose first positive is among the best documents of its query.
+
+    The documents are the positives of all rows of the same shard; see `own_ranks`.
+    """
+    config = dataset.consistency
+    assert config is not None
+    inputs = {
+        "code": CODE_VERSION,
+        "settings": config.model_dump(mode="json", exclude={"teacher"}),
+        "teacher": workshop.teaching.fingerprint(config.teacher),
+        "records": before.fingerprint,
+        "seed": workshop.seed,
+    }
+    making = Making(workshop.storage, "filtered", dataset.name, inputs)
+    if (found := making.found()) is not None:
+        return found
+    name, folder, parts = dataset.name, making.folder, before.parts
+    units = [PartUnit(part) for part in parts]
+    vectors = embed_parts(workshop, name, folder, parts, config)
+
+    counted = run_units(folder, f"languages {name}", CountLanguages(), units, workshop.execute)
+    shards = Shards.for_rows(_rows_of(counted), config.shard_rows, workshop.seed)
+    send = SendVectors(folder, vectors, shards)
+    run_units(folder, f"shards {name}", send, units, workshop.execute)
+    task = RankShard(folder, tuple(parts), max(config.top_k, DEPTH))
+    numbers = [ShardUnit(number) for number in range(len(shards.languages))]
+    ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
+    # Later steps read the ranks alone, also where this run is killed and goes on.
+    remove_folder(join(folder, "shards"))
+
+    ranks, languages = _ranks_of_parts(folder, parts, shards, config.top_k)
+    keep = KeepConsistent(making.parts_folder, config.top_k)
+    ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
+    results = run_units(folder, f"filter {name}", keep, ranked_parts, workshop.execute)
+    examples = [example for result in results for example in result["dropped"]]
+    prepared = making.finish(
+        results,
+        [item for result in results for item in result["parts"]],
+        {INCONSISTENT: sum(int((rank > config.top_k).sum()) for rank in ranks)},
+        shards=len(shards.languages),
+        languages=languages,
+        ranks={bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]},
+        examples=sorted(examples, key=lambda example: str(example["id"]))[:_EXAMPLES],
+    )
+    rows_in, rows_out = prepared.manifest["rows_in"], prepared.manifest["rows_out"]
+    log.info("filter %s: %d of %d rows stay", name, rows_out, rows_in)
+    return prepared
+
+
+@dataclass(frozen=True)
+class RankedPart:
+    """A part and the rank of each row's own document."""
+
+    part: Part
+    ranks: np.ndarray
+
+    @property
+    def key(self) -> str:
+        """The part's content; ranks follow from it and the folder's inputs."""
+        return self.part.digest
+
+
+@dataclass(frozen=True)
+class KeepConsistent:
+    """Task: a part of the rows whose own document is among the best."""
+
+    folder: str
+    top_k: int
+
+    def __call__(self, unit: RankedPart) -> Result:
+        """`parts`, counts, and `dropped`: some rows that go."""
+        table = read_table(unit.part.path)
+        stays = unit.ranks <= self.top_k
+        parts = []
+        if stays.any():
+            part = write_table(self.folder, table.filter(pa.array(stays)))
+            parts = [[part.path.rsplit("/", 1)[-1], part.rows]]
+        gone = table.select(["id", "query", "positives", "language"]).filter(pa.array(~stays))
+        shown = [
+            {
+                "reason": INCONSISTENT,
+                "id": row["id"],
+                "query": row["query"][:_SHOWN_CHARACTERS],
+                "document": row["positives"][0][:_SHOWN_CHARACTERS],
+                "language": row["language"],
+                "rank": rank if rank <= DEPTH else f">{DEPTH}",
+            }
+            for row, rank in zip(
+                gone.slice(0, _EXAMPLES).to_pylist(), unit.ranks[~stays].tolist(), strict=False
+            )
+        ]
+        rows = unit.part.rows
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}, "parts": parts, "dropped": shown}
+
+
+def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
+    rows: dict[Language, int] = {}
+    for result in counted:
+        for language, count in result["languages"]:
+            rows[language] = rows.get(language, 0) + count
+    return rows
+
+
+def _ranks_of_parts(
+    folder: str, parts: Sequence[Part], shards: Shards, top_k: int
+) -> tuple[list[np.ndarray], list[Mapping[str, Any]]]:
+    """For each part the ranks of its rows, and what stays of each language."""
+    ranks = [np.zeros(part.rows, dtype=np.int32) for part in parts]
+    counted: dict[Language, tuple[int, int]] = {}
+    for number, language in enumerate(shards.languages):
+        of_part, row, rank = read_ranks(folder, number)
+        for part in np.unique(of_part):
+            ranks[part][row[of_part == part]] = rank[of_part == part]
+        rows, kept = counted.get(language, (0, 0))
+        counted[language] = rows + len(rank), kept + int((rank <= top_k).sum())
+    assert all((rank > 0).all() for rank in ranks), "a row is in no shard"
+    shares: list[Mapping[str, Any]] = [
+        {"language": language, "rows": rows, "kept": kept, "share": round(kept / rows, 4)}
+        for language, (rows, kept) in counted.items()
+    ]
+    return ranks, shares

@@ -1,37 +1,110 @@
-"""The mining step: records with hard negatives from a teacher."""
+"""The mining step: records with hard negatives from a teacher, or from several."""
+
+from collections.abc import Sequence
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.mining.tasks import MinePart
+from rayembed.config.mining import MiningConfig, Teacher
+from rayembed.data.mining.corpus import CorpusFiles
+from rayembed.data.mining.counts import add_up_mining
+from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
+from rayembed.data.mining.given import EmbedGiven
+from rayembed.data.mining.tasks import MinePart, MiningTeacher
+from rayembed.data.parts import Part
 from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.units import run_units
-from rayembed.data.vectors.embed import PartUnit, embed_parts
+from rayembed.data.units import Needs, run_units
+from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 """Of mining; raised whenever it chooses other negatives of the same inputs."""
 
 
 def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records with their hard negatives."""
+    """The folder of the records with their hard negatives.
+
+    The manifest has, beside what all steps write: `teachers`, the numbers `mined`,
+    `without_negatives`, `short` (rows with fewer than `num_negatives`), `candidates` (looked at),
+    `refused` by reason, `histograms` of each teacher, `mining_examples`.
+
+    Raises:
+        DataError: the corpus to mine from has no documents, or too many bad rows.
+    """
     config = dataset.mining
     assert config is not None
-    weights = workshop.teaching.fingerprint(config.teacher)
+    teachers: tuple[Teacher, ...] = (config, *config.further_teachers)
+    weights = [workshop.teaching.fingerprint(teacher.teacher) for teacher in teachers]
+    corpus = corpus_of(workshop, config.corpus) if config.corpus is not None else None
     inputs = {
         "code": CODE_VERSION,
-        "settings": config.model_dump(mode="json", exclude={"teacher"}),
-        "teacher": weights,
+        "settings": _settings(config),
+        "teachers": weights,
+        "cross_encoder": config.rescoring and workshop.teaching.fingerprint(config.rescoring.model),
+        "corpus": corpus and dict(corpus[0].inputs),
         "records": before.fingerprint,
+        "seed": workshop.seed if config.sampling == "uniform" else None,
     }
     making = Making(workshop.storage, "mined", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
-    vectors = embed_parts(workshop, dataset.name, making.folder, before.parts, config)
-    task = MinePart(making.parts_folder, vectors, tuple(before.parts), config, weights)
+    documents: list[Part] = []
+    if config.corpus is not None and corpus is not None:
+        documents = make_documents(workshop, config.corpus, *corpus).parts
+    vectors = [
+        _embedded(workshop, dataset, making.folder, before.parts, documents, teacher)
+        for teacher in teachers
+    ]
+    task = MinePart(
+        making.parts_folder,
+        CorpusFiles(tuple(before.parts), tuple(documents), vectors[0]),
+        tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
+        config,
+        workshop.seed,
+    )
     units = [PartUnit(part) for part in before.parts]
-    what = f"mine {dataset.name}"
-    results = run_units(making.folder, what, task, units, workshop.execute, "gpu or cpu")
+    # A cross-encoder uses all CPUs of its machine, the search alone one.
+    needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
+    results = run_units(making.folder, f"mine {dataset.name}", task, units, workshop.execute, needs)
     return making.finish(
         results,
-        [item for result in results for item in result["parts"]],
-        mined=sum(result["mined"] for result in results),
-        without_negatives=sum(result["without"] for result in results),
+        [part for result in results for part in result["parts"]],
+        teachers=[
+            {"teacher": teacher.teacher, "weights": one}
+            for teacher, one in zip(teachers, weights, strict=True)
+        ],
+        **add_up_mining(results),
     )
+
+
+def _settings(config: MiningConfig) -> dict[str, object]:
+    """All that decides what is chosen but for models and files, whose content counts instead."""
+    return config.model_dump(
+        mode="json",
+        exclude={
+            "teacher": True,
+            "further_teachers": {"__all__": {"teacher"}},
+            "corpus": {"path"},
+            "rescoring": {"model"},
+        },
+    )
+
+
+def _embedded(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    folder: str,
+    records: Sequence[Part],
+    documents: Sequence[Part],
+    teacher: Teacher,
+) -> Vectors:
+    """The teacher's vectors of all that is scored."""
+    vectors = embed_parts(workshop, dataset.name, folder, records, teacher)
+    digits = vectors.folder.rsplit("/", 1)[-1]
+    load, execute = workshop.teaching.load, workshop.execute
+    if documents:
+        units = [PartUnit(part) for part in documents]
+        task = EmbedDocuments(vectors, teacher, load)
+        run_units(folder, f"embed documents {digits}", task, units, execute, "gpu or machine")
+    if dataset.mining is not None and dataset.mining.pool == "given":
+        units = [PartUnit(part) for part in records]
+        given = EmbedGiven(vectors, teacher, load)
+        run_units(folder, f"embed given {digits}", given, units, execute, "gpu or machine")
+    return vectors

@@ -1,61 +1,86 @@
 """Mining over parts: a task that finds the hard negatives of a part's rows."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rayembed.config.mining import MiningConfig
-from rayembed.data.mining.rules import (
-    Corpus,
-    mine,
-    query_of,
-    with_negatives,
+from rayembed.config.mining import CrossEncoder, MiningConfig
+from rayembed.data.hashes import text_hash
+from rayembed.data.mining.candidates import RULE, Candidates, candidates_of, without_never
+from rayembed.data.mining.choose import Chosen, choose
+from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
+from rayembed.data.mining.counts import (
+    example,
+    histogram,
+    looked_at,
+    refused_counts,
+    rows_to_show,
 )
-from rayembed.data.parts import Part, read_records, read_table, write_part
+from rayembed.data.mining.decide import Decided, decide, salts
+from rayembed.data.mining.given import given_lists, given_texts
+from rayembed.data.mining.near_duplicates import copies_among
+from rayembed.data.mining.queries import Queries, lowest_scores, positive_texts, queries_of
+from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
+from rayembed.data.parts import read_records, write_part
+from rayembed.data.records import Negative, Record
 from rayembed.data.units import Result
 from rayembed.data.vectors.embed import PartUnit, Vectors
+from rayembed.search.exact import top_k
+
+_REFUSED_SHOWN = 3
+"""Of an example, the best that the rule refused."""
+
+ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
+
+
+@dataclass(frozen=True)
+class MiningTeacher:
+    """A teacher's vectors of all parts, and the fingerprint of its weights."""
+
+    vectors: Vectors
+    weights: str
 
 
 @dataclass(frozen=True)
 class MinePart:
-    """Task: the records of a part with hard negatives from the positives of all parts."""
+    """Task: the records of a part with hard negatives."""
 
     folder: str
     """Where the new parts go."""
-    vectors: Vectors
-    corpus: tuple[Part, ...]
+    files: CorpusFiles
+    teachers: tuple[MiningTeacher, ...]
+    """In the order in which they take turns."""
     config: MiningConfig
-    teacher: str
-    """Fingerprint of its weights."""
+    seed: int
+    """Of uniform sampling."""
+    load_cross_encoder: Callable[[CrossEncoder, str], Scorer] = load_cross_encoder
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """`part` and `rows` of the new part, `mined` negatives, rows `without` any negative."""
+        """The new part, and what `counts.add_up_mining` adds up."""
         records = read_records(unit.part.path)
-        queries = self.vectors.queries(unit.part)
-        positive_scores = self._positive_scores(unit.part, queries)
-        mined = mine(
-            queries,
-            positive_scores,
-            [query_of(record) for record in records],
-            self._shards(),
-            self._corpus.known,
-            num_negatives=self.config.num_negatives,
-            max_relative_score=getattr(self.config.rule, "max_relative_score", 1.0),
-            candidates=self.config.candidates,
-            device=device,
-        )
-        texts = self._texts({f.document for found in mined for f in found})
+        corpus = open_corpus(self.files)
+        queries = queries_of(records, corpus)
+        lists, lowest = [], []
+        for teacher in self.teachers:
+            vectors = teacher.vectors.queries(unit.part)
+            lists.append(self._candidates(unit, records, queries, corpus, teacher, vectors, device))
+            lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
+        read = _reader(records, corpus, self.config.pool == "given")
+        positives = positive_texts(records, queries, corpus)
+        decided = self._decided(records, lists, lowest, positives, read, device)
+        kept = [() if self.config.pool == "given" else record.negatives for record in records]
+        chosen, texts, copies = self._chosen(decided, kept, positives, read)
         done = [
-            with_negatives(
+            replace(
                 record,
-                [(texts[f.document], f) for f in found],
-                score,
-                self.teacher,
-                self.config.num_negatives,
+                negatives=(
+                    *kept[row],
+                    *(self._negative(lists, decided, texts, row, one) for one in chosen[row]),
+                ),
+                positive_score=float(lowest[0][row]),
             )
-            for record, found, score in zip(records, mined, positive_scores.tolist(), strict=True)
+            for row, record in enumerate(records)
         ]
         part = write_part(self.folder, done)
         return {
@@ -63,65 +88,152 @@ class MinePart:
             "rows_out": len(done),
             "rejected": {},
             "parts": [[part.path.rsplit("/", 1)[-1], part.rows]],
-            "mined": sum(len(found) for found in mined),
+            "mined": sum(map(len, chosen)),
             "without": sum(not record.negatives for record in done),
+            "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
+            "candidates": looked_at(lists),
+            "refused": refused_counts([one.candidates for one in decided], copies),
+            "histograms": _histograms(decided, chosen),
+            "mining_examples": _examples(done, decided[0], read),
         }
 
-    def _positive_scores(self, part: Part, queries: np.ndarray) -> np.ndarray:
-        texts = self.vectors.texts(part)
-        places = texts.place[texts.first[:-1]]
-        documents = self.vectors.documents(part)[places]
-        product = queries.astype(np.float32) * documents.astype(np.float32)
-        return np.asarray(product.sum(1), dtype=np.float32)
+    def _candidates(
+        self,
+        unit: PartUnit,
+        records: Sequence[Record],
+        queries: Queries,
+        corpus: Corpus,
+        teacher: MiningTeacher,
+        vectors: np.ndarray,
+        device: str,
+    ) -> Candidates:
+        """The teacher's lists, without what is no negative whatever it scores."""
+        given = self.config.pool == "given"
+        if given:
+            found = given_lists(records, vectors, teacher.vectors.given(unit.part))
+            hashes = np.array([text_hash(text) for text in given_texts(records)], dtype=np.int64)
+        else:
+            shards = corpus.shards(teacher.vectors)
+            found = top_k(vectors, shards, self.config.candidates, device)
+            hashes = corpus.text_hash
+        lists = candidates_of(*found, hashes)
+        return without_never(lists, queries, corpus, skip=self.config.skip, given=not given)
 
-    def _shards(self) -> Iterator[np.ndarray]:
-        for part, keep in zip(self.corpus, self._corpus.keep, strict=True):
-            yield self.vectors.documents(part)[keep]
+    def _decided(
+        self,
+        records: Sequence[Record],
+        lists: Sequence[Candidates],
+        lowest: Sequence[np.ndarray],
+        positives: Sequence[Sequence[str]],
+        read: ReadTexts,
+        device: str,
+    ) -> list[Decided]:
+        scores: Sequence[np.ndarray | None] = [None] * len(lists)
+        if self.config.rescoring is not None:
+            asked = [record.query for record in records]
+            score = self.load_cross_encoder(self.config.rescoring, device)
+            lists, scores, of_positives = rescore(
+                lists, asked, positives, read, self.config.near_duplicate, score
+            )
+            lowest = [of_positives] * len(lists)
+        return [
+            decide(*of_teacher, self.config, salts(records, self.seed, number))
+            for number, of_teacher in enumerate(zip(lists, scores, lowest, strict=True))
+        ]
 
-    def _texts(self, documents: set[int]) -> dict[int, str]:
-        """The texts of documents, reading each part that has some of them once."""
-        texts = {}
-        wanted = np.array(sorted(documents), dtype=np.int64)
-        ends = np.cumsum([keep.sum() for keep in self._corpus.keep])
-        for number, part in enumerate(self.corpus):
-            first = int(ends[number - 1]) if number else 0
-            mine_ = wanted[(wanted >= first) & (wanted < ends[number])]
-            if not len(mine_):
-                continue
-            rows = read_table(part.path, ["positives"])["positives"].to_pylist()
-            distinct = list(dict.fromkeys(text for row in rows for text in row))
-            kept = np.flatnonzero(self._corpus.keep[number])
-            texts.update({int(d): distinct[kept[d - first]] for d in mine_})
-        return texts
+    def _chosen(
+        self,
+        decided: Sequence[Decided],
+        kept: Sequence[Sequence[Negative]],
+        positives: Sequence[Sequence[str]],
+        read: ReadTexts,
+    ) -> tuple[list[list[Chosen]], dict[int, str], int]:
+        """The negatives of each row, their texts by id, and how many copies were met."""
+        texts: dict[int, str] = {}
 
-    @cached_property
-    def _corpus(self) -> "_KeptDocuments":
-        return _read_corpus(self.vectors, self.corpus)
+        def add(documents: Collection[int]) -> None:
+            texts.update(read([one for one in documents if one not in texts]))
 
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in vars(self).items() if key != "_corpus"}
+        def copies(asked: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
+            add(set().union(*asked.values()))
+            assert similarity is not None
+            return copies_among(asked, texts, positives, similarity)
+
+        similarity = self.config.near_duplicate
+        # Rescoring read all texts and took the copies out.
+        checked = similarity is None or self.config.rescoring is not None
+        wanted = [max(self.config.num_negatives - len(negatives), 0) for negatives in kept]
+        by_teacher = [one.documents() for one in decided]
+        lists = list(zip(*by_teacher, strict=True))
+        chosen, met = choose(lists, wanted, None if checked else copies)
+        add({one.document for of_row in chosen for one in of_row})
+        return chosen, texts, met
+
+    def _negative(
+        self,
+        lists: Sequence[Candidates],
+        decided: Sequence[Decided],
+        texts: Mapping[int, str],
+        row: int,
+        chosen: Chosen,
+    ) -> Negative:
+        of_teacher = decided[chosen.teacher]
+        rank = int(of_teacher.order[row, chosen.place])
+        return Negative(
+            text=texts[chosen.document],
+            rank=rank,
+            score=float(lists[chosen.teacher].scores[row, rank]),
+            rule=self.config.rule.kind,
+            teacher=self.teachers[chosen.teacher].weights,
+            cross_score=float(of_teacher.scores[row, rank]) if of_teacher.rescored else None,
+        )
 
 
-@dataclass(frozen=True)
-class _KeptDocuments:
-    keep: list[np.ndarray]
-    """For each part (M,) bool: the text did not occur before."""
-    known: Corpus
+def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts:
+    """What reads candidates' texts by their ids."""
+    if not given:
+        return corpus.texts_of
+    texts = given_texts(records)
+    return lambda documents: {document: texts[document] for document in documents}
 
 
-def _read_corpus(vectors: Vectors, parts: Sequence[Part]) -> _KeptDocuments:
-    hashes, labels = [], []
-    for part in parts:
-        texts = vectors.texts(part)
-        hashes.append(texts.text_hash)
-        labels.append(np.stack([texts.label_of, texts.label_hash]))
-    every = np.concatenate(hashes)
-    keep = np.zeros(len(every), dtype=bool)
-    keep[np.unique(every, return_index=True)[1]] = True
-    edges = np.cumsum([len(h) for h in hashes])[:-1]
-    classes: dict[int, frozenset[int]] = {}
-    for of, label in np.concatenate(labels, axis=1).T.tolist():
-        classes[of] = classes.get(of, frozenset()) | {label}
-    known = every[keep]
-    by_document = [classes.get(h, frozenset()) for h in known.tolist()] if classes else None
-    return _KeptDocuments(np.split(keep, edges), Corpus(known, by_document))
+def _histograms(
+    decided: Sequence[Decided], chosen: Sequence[Sequence[Chosen]]
+) -> list[dict[str, list[int]]]:
+    """For each teacher, of the scores by which the rule decided."""
+    found = []
+    for number, one in enumerate(decided):
+        of = [
+            (row, c.place) for row, taken in enumerate(chosen) for c in taken if c.teacher == number
+        ]
+        rows, places = np.array(of, dtype=np.int64).reshape(-1, 2).T
+        found.append(
+            {
+                "positive": histogram(one.positive_scores),
+                "negative": histogram(one.scores[rows, one.order[rows, places]]),
+                "refused_by_rule": histogram(one.scores[one.candidates.status == RULE]),
+            }
+        )
+    return found
+
+
+def _examples(
+    records: Sequence[Record], decided: Decided, read: ReadTexts
+) -> list[dict[str, object]]:
+    """Rows to read, with what the rule refused of the first teacher's list."""
+    ids, scores = decided.candidates.ids, decided.scores
+    shown = []
+    for order, row in rows_to_show(records):
+        columns = np.flatnonzero(decided.candidates.status[row] == RULE)
+        best = columns[np.argsort(-scores[row, columns], kind="stable")][:_REFUSED_SHOWN]
+        shown.append((order, row, best))
+    texts = read({int(ids[row, column]) for _, row, best in shown for column in best})
+    return [
+        example(
+            order,
+            records[row],
+            [(texts[int(ids[row, column])], float(scores[row, column])) for column in best],
+            float(decided.positive_scores[row]),
+        )
+        for order, row, best in shown
+    ]

@@ -14,6 +14,12 @@ _EXAMPLES = 3
 _SHOWN_CHARACTERS = 240
 _NEGATIVES_SHOWN = 2
 
+_POLICIES = {
+    "blended": "every batch draws from all data sets",
+    "homogeneous": "every batch is of one data set and one language",
+    "clustered": "every batch is one of similar pairs of one data set",
+}
+
 
 def write_audit(
     plan: BatchPlan, manifests: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Sequence[Part]]
@@ -54,8 +60,10 @@ def audit_dataset(
         "",
         f"- rows: {drawn['rows']:,} usable of {manifest['rows_in']:,}; {drawn['drawn']:,} drawn, "
         f"{drawn['epochs']} epochs",
+        *_steps(plan, drawn),
         f"- rejected: {', '.join(f'{c:,} × {r}' for r, c in rejected.items()) or 'none'}",
         f"- with negatives: {(negatives > 0).mean():.1%} of rows, {negatives.mean():.2f} a row",
+        *_false_negatives(manifest),
         f"- in-batch negatives: {np.mean([r.in_batch for r in records]):.0%} of rows",
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
         f"document instruction: {records[0].document_instruction!r}",
@@ -73,6 +81,18 @@ def audit_dataset(
     return "\n".join([*lines, ""])
 
 
+def _false_negatives(manifest: Mapping[str, Any]) -> list[str]:
+    """What clustering masks, where the data set was clustered."""
+    if "masked_share" not in manifest:
+        return []
+    similar = manifest["similarity"]
+    return [
+        f"- clusters: {manifest['clusters']:,} of mean size {manifest['sizes']['mean']:.0f}; "
+        f"similarity within a batch {similar['mean']:.3f}, in random batches "
+        f"{similar['random_mean']:.3f}; {manifest['masked_share']:.2%} of in-batch negatives masked"
+    ]
+
+
 def _head(plan: BatchPlan) -> str:
     values = plan.manifest
     return "\n".join(
@@ -81,11 +101,35 @@ def _head(plan: BatchPlan) -> str:
             "",
             f"{values['num_steps']:,} steps of {values['global_pairs']:,} pairs with up to "
             f"{values['num_negatives']} hard negatives; in-batch negatives "
-            f"{'on' if values['in_batch_negatives'] else 'off'}; policy {values['policy']}, seed "
-            f"{values['seed']}, weights {values['weights']}.",
+            f"{'on' if values['in_batch_negatives'] else 'off'}; seed {values['seed']}.",
+            "",
+            f"Policy {values['policy']}: {_POLICIES[values['policy']]}. {_shares(values)}",
             "",
         ]
     )
+
+
+def _shares(values: Mapping[str, Any]) -> str:
+    weights = ", ".join(f"{name} {weight:g}" for name, weight in values["weights"].items())
+    temperature = values["temperature"]
+    if temperature is None:
+        return f"Weights: {weights}."
+    return f"Weights: {weights}; times rows to the power 1/{temperature:g}."
+
+
+def _steps(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
+    """How many of the stage's steps are of the data set, where a step is of one."""
+    if "steps" not in drawn:
+        return []
+    lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"]
+    languages = drawn.get("languages", [])
+    if len(languages) > 1 or any(of["language"] for of in languages):
+        told = (
+            f"{of['language'] or 'none'} {of['steps']:,} ({of['rows']:,} rows)"
+            for of in sorted(languages, key=lambda of: (-of["rows"], str(of["language"])))
+        )
+        lines.append(f"- steps by language: {', '.join(told)}")
+    return lines
 
 
 def _example(number: int, record: Record) -> list[str]:

@@ -61,17 +61,7 @@ class Scatter:
     def __call__(self, unit: PartPlaces) -> Result:
         """`files`: block → path of the rows of this part that stand in the block."""
         table = _trim(read_table(unit.path), self.num_negatives)
-        block = unit.step // self.steps_per_file
-        files: dict[str, str] = {}
-        for number in np.unique(block).tolist():
-            chosen = np.flatnonzero(block == number)
-            rows = table.take(pa.array(unit.row[chosen]))
-            rows = rows.add_column(0, "slot", pa.array(unit.slot[chosen], pa.int32()))
-            rows = rows.add_column(0, "step", pa.array(unit.step[chosen], pa.int64()))
-            path = join(self.folder, "scattered", f"{number:06d}", f"{unit.key}.parquet")
-            write_atomic(path, parquet_bytes(rows))
-            files[str(number)] = path
-        return {"files": files}
+        return {"files": write_blocks(self.folder, table, unit, self.steps_per_file)}
 
 
 @dataclass(frozen=True)
@@ -99,16 +89,7 @@ class Gather:
 
     def __call__(self, block: Block) -> Result:
         """`file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
-        table = pa.concat_tables([read_table(path) for path in block.paths])
-        table = table.cast(PLAN_SCHEMA).sort_by([("step", "ascending"), ("slot", "ascending")])
-        places = table["step"].to_numpy() * self.global_pairs + table["slot"].to_numpy()
-        first = block.first_step * self.global_pairs
-        wanted = np.arange(first, first + block.num_steps * self.global_pairs)
-        if not np.array_equal(places, wanted):
-            raise ArtifactError(
-                f"block {block.number} of the plan {self.folder!r} has {len(places)} rows that do "
-                f"not fill its {len(wanted)} places; remove the folder and prepare it again"
-            )
+        table = read_block(self.folder, block, self.global_pairs).cast(PLAN_SCHEMA)
         buffer = pa.BufferOutputStream()
         with pq.ParquetWriter(buffer, PLAN_SCHEMA, compression="zstd") as writer:
             for step in range(block.num_steps):
@@ -126,6 +107,59 @@ class Gather:
             ],
             "rows_by_dataset": {item["values"]: item["counts"] for item in counts},
         }
+
+
+def write_blocks(
+    folder: str, table: pa.Table, unit: PartPlaces, steps_per_block: int
+) -> dict[str, str]:
+    """Block → path of a file with the rows of the part that stand in it, and their places."""
+    block = unit.step // steps_per_block
+    files: dict[str, str] = {}
+    for number in np.unique(block).tolist():
+        chosen = np.flatnonzero(block == number)
+        rows = table.take(pa.array(unit.row[chosen]))
+        rows = rows.add_column(0, "slot", pa.array(unit.slot[chosen], pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(unit.step[chosen], pa.int64()))
+        path = join(folder, "scattered", f"{number:06d}", f"{unit.key}.parquet")
+        write_atomic(path, parquet_bytes(rows))
+        files[str(number)] = path
+    return files
+
+
+def blocks_of(scattered: Sequence[Result], num_steps: int, steps_per_block: int) -> list[Block]:
+    """The blocks of what `write_blocks` wrote, by the results of its tasks."""
+    files: dict[int, list[str]] = {}
+    for result in scattered:
+        for block, path in result["files"].items():
+            files.setdefault(int(block), []).append(path)
+    return [
+        Block(
+            number,
+            number * steps_per_block,
+            min(steps_per_block, num_steps - number * steps_per_block),
+            tuple(files[number]),
+        )
+        for number in sorted(files)
+    ]
+
+
+def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
+    """The rows of a block by step and slot.
+
+    Raises:
+        ArtifactError: the scattered files do not fill it.
+    """
+    table = pa.concat_tables([read_table(path) for path in block.paths])
+    table = table.sort_by([("step", "ascending"), ("slot", "ascending")])
+    places = table["step"].to_numpy() * rows_per_step + table["slot"].to_numpy()
+    first = block.first_step * rows_per_step
+    wanted = np.arange(first, first + block.num_steps * rows_per_step)
+    if not np.array_equal(places, wanted):
+        raise ArtifactError(
+            f"block {block.number} of {folder!r} has {len(places)} rows that do not fill its "
+            f"{len(wanted)} places; remove the folder and prepare it again"
+        )
+    return table
 
 
 def file_name(first_step: int) -> str:

@@ -37,8 +37,9 @@ class StepBatch:
     """(b,) int64 of the positive's text."""
     negative_hash: np.ndarray
     """(b, K) int64, `NO_HASH` where a row has fewer."""
-    known_positive_hash: np.ndarray
-    """(b, P) int64 of all texts known to be positives of the query, `NO_HASH` where fewer.
+    not_negative_hash: np.ndarray
+    """(b, P) int64 of all texts that are no negatives of the query, `NO_HASH` where fewer: its
+    positives, and the record's false negatives.
 
     P is the largest number that a row of this worker has.
     """
@@ -73,10 +74,10 @@ def make_step_batch(
         found = [place(t, "document", r.document_instruction) for t in texts]
         negatives.append(found + [NO_TEXT] * short)
         hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
-    most = max((len(r.positives) for r in records), default=1)
-    known = np.full((rows, most), NO_HASH, dtype=np.int64)
-    for i, r in enumerate(records):
-        known[i, : len(r.positives)] = [text_hash(text) for text in r.positives]
+    kept_out = [[*map(text_hash, r.positives), *r.false_negatives] for r in records]
+    not_negative = np.full((rows, max(map(len, kept_out), default=1)), NO_HASH, dtype=np.int64)
+    for i, found in enumerate(kept_out):
+        not_negative[i, : len(found)] = found
     return StepBatch(
         step=step,
         tokens=_tokenize(list(places), tokenizer),
@@ -87,7 +88,7 @@ def make_step_batch(
         query_hash=np.array([text_hash(r.query) for r in records], dtype=np.int64),
         positive_hash=np.array([text_hash(r.positives[0]) for r in records], dtype=np.int64),
         negative_hash=np.array(hashes, dtype=np.int64).reshape(rows, num_negatives),
-        known_positive_hash=known,
+        not_negative_hash=not_negative,
         label_hash=np.array(
             [text_hash(f"{r.dataset}\0{r.label}") if r.label else NO_HASH for r in records],
             dtype=np.int64,

@@ -2,8 +2,8 @@
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +13,40 @@ from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import fingerprint
-from rayembed.config.sources import FileSource, PairsSource, WikipediaSource
+from rayembed.config.sources import (
+    BeirSource,
+    ClassesSource,
+    MtebSource,
+    NLISource,
+    RecordsSource,
+    WikipediaSource,
+)
 from rayembed.data.parts import ROWS_PER_PART, Part, read_index
 from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.sources.files import Piece, check_columns, list_pieces
+from rayembed.data.sources import joins
+from rayembed.data.sources.classes import CollectExamples, merge_examples
+from rayembed.data.sources.earlier import EarlierPart, TakeRecords, open_earlier
+from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.kinds import columns_of, paths_of
+from rayembed.data.sources.mteb_tasks import SplitOfTask, StageTask, check_task, staged
+from rayembed.data.sources.rows import check_columns
+from rayembed.data.sources.rowwise import ConvertRows
 from rayembed.data.sources.tasks import (
-    HELD_OUT_TEXT,
+    NOT_BAD,
     ArticleRange,
     ConvertArticles,
-    ConvertPairs,
     HeldOut,
     KeepRows,
-    PieceUnit,
     RowsOfPart,
     select,
 )
 from rayembed.data.sources.wikipedia import read_articles
-from rayembed.data.units import Result, add_up, run_units
-from rayembed.errors import ConfigError, DataError
+from rayembed.data.units import Result, add_up, in_process, run_units
+from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 3
+CODE_VERSION = 4
 """Of converting and cleaning; raised whenever they make other records of the same inputs."""
 
 _EXAMPLES_SHOWN = 5
@@ -46,10 +58,10 @@ class Checked:
 
     dataset: DatasetConfig
     """Its source's paths stand below the root."""
-    pieces: tuple[Piece, ...]
-    """Of a source of files; none of another one."""
     content: str
     """Fingerprint of what the source holds."""
+    files: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    """Setting → pieces of what lies there, for sources of files."""
 
 
 def check_source(dataset: DatasetConfig, root: str) -> Checked:
@@ -57,20 +69,28 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
-        ConfigError: a column that the files do not have; the message names the nearest.
+        ConfigError: a column that the files do not have, the message names the nearest; a split
+            that a task evaluates on or does not have.
+        AssetError: the hub does not give what a reference names.
     """
     dataset = with_source_path(dataset, root)
     match dataset.source:
-        case PairsSource() as source:
-            pieces = tuple(list_pieces(source.path))
-            check_columns(pieces[0], source)
-            named = [[p.path.rsplit("/", 1)[-1], p.start, p.version] for p in pieces]
-            return Checked(dataset, pieces, fingerprint(named))
         case WikipediaSource() as source:
             content = hashlib.sha256(resolve(source.path).read_bytes()).hexdigest()[:12]
-            return Checked(dataset, (), content)
+            return Checked(dataset, content)
+        case MtebSource() as source:
+            return Checked(dataset, check_task(source))
+        case RecordsSource() as source:
+            earlier = open_earlier(source)
+            return Checked(dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]]))
         case source:
-            raise ConfigError(f"data set {dataset.name!r}: sources of kind {source.kind!r} are new")
+            files = {name: tuple(list_pieces(path)) for name, path in paths_of(source).items()}
+            columns = {f"source.{name}": column for name, column in columns_of(source).items()}
+            check_columns(files["path"][0], columns)
+            if isinstance(source, BeirSource):
+                joins.check_texts(source, files["corpus"][0], files["queries"][0])
+            told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
+            return Checked(dataset, fingerprint(told), files)
 
 
 def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Prepared:
@@ -92,7 +112,7 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
                     "consistency": True,
                     "mining": True,
                     "clusters": True,
-                    "source": {"path"},
+                    "source": set(paths_of(dataset.source)),
                 },
             ),
             "source": checked.content,
@@ -109,12 +129,17 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
-    """The data set with its source's path below `root`, unless it is absolute or a reference."""
-    path = getattr(dataset.source, "path", None)
-    if not root or path is None or "://" in path or Path(path).is_absolute():
+    """The data set with its source's paths below `root`, where they are neither absolute nor
+    references.
+    """
+    below = {
+        name: join(root, path)
+        for name, path in paths_of(dataset.source).items()
+        if root and "://" not in path and not Path(path).is_absolute()
+    }
+    if not below:
         return dataset
-    source = dataset.source.model_copy(update={"path": join(root, path)})
-    return dataset.model_copy(update={"source": source})
+    return dataset.model_copy(update={"source": dataset.source.model_copy(update=below)})
 
 
 def _converted(
@@ -124,23 +149,64 @@ def _converted(
     dataset = checked.dataset
     what = f"records {dataset.name}"
     target = making.parts_folder
-    if isinstance(dataset.source, WikipediaSource):
-        count = len(read_articles(resolve(dataset.source.path)))
-        ranges = [
-            ArticleRange(first, min(first + ROWS_PER_PART, count))
-            for first in range(0, count, ROWS_PER_PART)
-        ]
-        task = ConvertArticles(target, dataset.source.path, dataset, workshop.seed, held_out)
-        return run_units(making.folder, what, task, ranges, workshop.execute)
-    units = [PieceUnit(piece) for piece in checked.pieces]
-    convert = ConvertPairs(target, dataset, held_out)
-    return run_units(making.folder, what, convert, units, workshop.execute)
+    match dataset.source:
+        case WikipediaSource(path=path):
+            count = len(read_articles(resolve(path)))
+            ranges = [
+                ArticleRange(first, min(first + ROWS_PER_PART, count))
+                for first in range(0, count, ROWS_PER_PART)
+            ]
+            task = ConvertArticles(target, path, dataset, workshop.seed, held_out)
+            return run_units(making.folder, what, task, ranges, workshop.execute)
+        case RecordsSource() as source:
+            parts = [EarlierPart(part) for part in open_earlier(source).parts]
+            take = TakeRecords(target, dataset, held_out)
+            return run_units(making.folder, what, take, parts, workshop.execute)
+        case MtebSource() as source:
+            folder = join(making.working_folder, "staged")
+            # Here, where the check has loaded the task.
+            run_units(
+                making.folder,
+                f"stage {dataset.name}",
+                StageTask(folder),
+                [SplitOfTask(source)],
+                in_process,
+            )
+            dataset, pieces = staged(dataset, folder)
+            return _of_files(workshop, dataset, {"path": pieces}, held_out, making)
+    return _of_files(workshop, dataset, checked.files, held_out, making)
+
+
+def _of_files(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    files: Mapping[str, Sequence[Piece]],
+    held_out: HeldOut,
+    making: Making,
+) -> list[Result]:
+    """Results of the tasks that convert a source of files."""
+    match dataset.source:
+        case NLISource():
+            return joins.convert_premises(workshop, dataset, files["path"], held_out, making)
+        case BeirSource():
+            return joins.convert_judged(workshop, dataset, files, held_out, making)
+        case ClassesSource() as source:
+            folder = join(making.working_folder, "examples")
+            collect = CollectExamples(folder, dataset, held_out, workshop.seed)
+            what = f"examples {dataset.name}"
+            pools = run_units(making.folder, what, collect, files["path"], workshop.execute)
+            examples = merge_examples(folder, [pool["pool"] for pool in pools], source)
+        case _:
+            examples = ""
+    task = ConvertRows(making.parts_folder, dataset, held_out, workshop.seed, examples)
+    what = f"records {dataset.name}"
+    return run_units(making.folder, what, task, files["path"], workshop.execute)
 
 
 def _accept(dataset: DatasetConfig, results: Sequence[Result]) -> None:
     """Return when the rows are enough and not too many are bad."""
     rows_in, rows_out, rejected = add_up(results)
-    path = getattr(dataset.source, "path", dataset.name)
+    path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
     examples = [example for result in results for example in result["examples"]]
     shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in examples[:_EXAMPLES_SHOWN])
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
@@ -149,13 +215,12 @@ def _accept(dataset: DatasetConfig, results: Sequence[Result]) -> None:
             f"data set {dataset.name!r} is empty: {path!r} has {rows_in} rows, none usable "
             f"({counts or 'no rows at all'}){shown}"
         )
-    # What is held out is good data kept back, not bad data.
-    bad = sum(count for reason, count in rejected.items() if reason != HELD_OUT_TEXT)
-    source = dataset.source
-    if isinstance(source, FileSource) and bad > source.max_rejected_share * rows_in:
+    bad = sum(count for reason, count in rejected.items() if reason not in NOT_BAD)
+    share = getattr(dataset.source, "max_rejected_share", 1.0)
+    if bad > share * rows_in:
         raise DataError(
             f"data set {dataset.name!r}: {bad} of {rows_in} rows of {path!r} were rejected "
-            f"({counts}), more than source.max_rejected_share {source.max_rejected_share}; mend "
+            f"({counts}), more than source.max_rejected_share {share}; mend "
             f"them or raise the share. For instance:{shown}"
         )
     log.info("records %s: %d of %d rows (%s)", dataset.name, rows_out, rows_in, counts)
@@ -167,7 +232,8 @@ def _selected(
     """Names and rows of the parts after duplicates are dropped and samples drawn."""
     names = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in names]
-    keep, dropped = select(read_index(parts).id_hash, dataset.num_samples, workshop.seed)
+    ids = read_index(parts).id_hash
+    keep, dropped = select(ids, dataset.num_samples, workshop.seed, dataset.sample_share)
     if not dropped:
         if dataset.num_samples is not None and len(keep) < dataset.num_samples:
             log.warning(

@@ -1,40 +1,39 @@
-"""The user's own pairs: JSONL, CSV or Parquet files, read piece by piece, rejected row by row.
+"""Files of rows and the pieces that tasks read of them: Parquet, JSONL, CSV and TSV.
 
 A piece is what one task reads: a byte range of a JSONL file, a few row groups of a Parquet file,
-a whole CSV or compressed file. Pieces depend on the files alone, not on the cluster.
+a whole CSV, TSV or compressed file. Pieces depend on the files alone, not on the cluster.
 """
 
-import csv
-import io
-import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.hub import parse_hub_reference
+from rayembed.assets.reading import is_on_hub, list_hub_files, open_source, reading_errors
 from rayembed.assets.storage import is_remote, open_storage
-from rayembed.config.data import DatasetConfig
-from rayembed.config.settings import nearest
-from rayembed.config.sources import PairsSource
-from rayembed.data.records import Negative, Record, has_content, reject_reason
-from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.errors import DataError
 
-Kind = Literal["jsonl", "csv", "parquet"]
+Kind = Literal["jsonl", "csv", "tsv", "parquet"]
 
 _KINDS: dict[str, Kind] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
 }
 _BYTES_PER_PIECE = 32 << 20
-_ROWS_TO_FIND_COLUMNS = 1000
-_LARGEST_CELL = 1 << 30
+_OPENED_AT_ONCE = 16
+_NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -42,253 +41,192 @@ class Piece:
     """What one task reads of a file."""
 
     path: str
+    name: str
+    """The file's, relative to the source's path; origins of rows start with it."""
     kind: Kind
     start: int = 0
     """First byte (a line belongs to the piece in which it starts) or first row group."""
     stop: int | None = None
     """Byte or row group after the last; None: to the end."""
+    first_row: int = 0
+    """Of a Parquet file: rows before the first row group."""
+    size: int = 0
+    """Bytes, not compressed where the file tells."""
     version: str = ""
-    """Size and content hash (local) or time of change (object storage) of the file."""
+    """Size and content hash (local), time of change (object storage) or blob (hub) of the file."""
+    origins: str | None = None
+    """Column in which rows tell their own origin; None: they are where they stand in the file."""
+
+    @property
+    def key(self) -> str:
+        """Hash of which rows of which content, wherever the file lies; names a unit of work."""
+        told = [self.name, self.kind, self.start, self.stop, self.version]
+        return xxhash.xxh3_128_hexdigest(repr(told).encode())
 
 
 @dataclass(frozen=True)
-class BadRow:
-    """A row that could not even be read."""
-
-    reason: str
-    shown: str
+class _File:
+    path: str
+    name: str
+    size: int
+    version: str
+    """Empty: still to be read of the content."""
 
 
 def list_pieces(path: str) -> list[Piece]:
-    """All pieces of a file, a folder or a prefix, files sorted by name.
+    """All pieces of a file, a folder, a prefix or a pattern (`*`, `**`), files sorted by name.
 
-    Hidden files and those that start with `_` are left out, as Spark and Ray do.
+    Hidden files and those that start with `_` are left out, as Spark and Ray do; in a folder of
+    the hub also files of other kinds, such as its card.
 
     Raises:
         DataError: nothing there, Parquet files without any rows, a file of an unknown kind, or a
             broken Parquet file.
+        AssetError: the hub does not give what the reference names.
     """
-    filesystem, inside = open_storage(path)
-    root = filesystem.get_file_info(inside)
-    if root.type == pyarrow.fs.FileType.NotFound:
-        raise DataError(f"there are no pairs at {path!r}: no such file, folder or prefix")
-    if root.type == pyarrow.fs.FileType.File:
-        files = [root]
-    else:
-        found = filesystem.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
-        files = [f for f in found if f.is_file and not _hidden(f.path.removeprefix(inside))]
-    if not files:
-        raise DataError(f"there are no pairs at {path!r}: the folder holds no files")
-    prefix = f"{path.partition('://')[0]}://" if is_remote(path) else ""
-    query = path.partition("?")[2] if prefix else ""
-    pieces = []
-    for file in sorted(files, key=lambda file: str(file.path)):
-        whole = f"{prefix}{file.path}" + (f"?{query}" if query else "")
-        pieces += _pieces_of(filesystem, file, whole)
+    files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
+    files.sort(key=lambda file: file.name)
+    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
+        pieces = [piece for found in pool.map(_pieces_of, files) for piece in found]
     if not pieces:
-        raise DataError(f"the pairs at {path!r} are empty: no Parquet file there has any rows")
+        raise DataError(f"the rows at {path!r} are empty: no Parquet file there has any rows")
     return pieces
 
 
-def read_rows(piece: Piece) -> Iterator[Mapping[str, Any] | BadRow]:
-    """The rows of a piece as mappings from column to value.
-
-    Raises:
-        ArtifactError: the file cannot be read.
-    """
-    filesystem, inside = open_storage(piece.path)
-    try:
-        match piece.kind:
-            case "jsonl":
-                yield from _read_jsonl(filesystem, inside, piece)
-            case "csv":
-                with filesystem.open_input_stream(inside) as stream:
-                    yield from _read_csv(stream)
-            case "parquet":
-                with filesystem.open_input_file(inside) as file:
-                    reader = pq.ParquetFile(file)
-                    for group in range(piece.start, piece.stop or reader.num_row_groups):
-                        yield from reader.read_row_group(group).to_pylist()
-    except (OSError, pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
-        raise ArtifactError(f"cannot read the pairs {piece.path!r}: {error}") from error
-
-
-def check_columns(piece: Piece, source: PairsSource) -> None:
-    """Return when the columns that the source names exist, in the first rows of JSONL.
-
-    Raises:
-        ConfigError: one does not; the message names the nearest that does.
-    """
-    found: dict[str, None] = {}
-    for number, row in enumerate(read_rows(piece)):
-        if number == _ROWS_TO_FIND_COLUMNS:
-            break
-        if not isinstance(row, BadRow):
-            found.update(dict.fromkeys(row))
-    if not found:
-        return
-    for setting in ("query", "positive", "negatives", "label", "instruction"):
-        column = getattr(source, setting)
-        if column is not None and column not in found:
-            raise ConfigError(
-                f"source.{setting} = {column!r}: {piece.path!r} has no such column; "
-                f"{nearest(column, found)}"
-            )
-
-
-def convert_row(row: Mapping[str, Any], dataset: DatasetConfig) -> Record | str:
-    """The record of a row, or the reason why it gives none.
-
-    Texts without a visible character, positives that equal the query, and negatives that equal the
-    query or a positive are left out of the record. Rows with the same texts get the same id.
-    """
-    source = dataset.source
-    assert isinstance(source, PairsSource)
-    query = row.get(source.query)
-    positives = _texts(row.get(source.positive))
-    if positives is None:
-        return f"column {source.positive!r} is neither a text nor a list of texts"
-    reason = reject_reason({"query": query, "positives": positives})
-    if reason or not isinstance(query, str):
-        return reason or "no query"
-    given = _texts(row.get(source.negatives)) if source.negatives else []
-    if given is None:
-        return f"column {source.negatives!r} is neither a text nor a list of texts"
-    positives = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
-    negatives = [
-        t for t in dict.fromkeys(given) if t != query and t not in positives and has_content(t)
+def _stored_files(path: str) -> list[_File]:
+    """Files on local disk or in object storage."""
+    base, pattern = _split_pattern(path)
+    filesystem, inside = open_storage(base)
+    inside = inside.rstrip("/") or "/"
+    root = filesystem.get_file_info(inside)
+    if root.type == pyarrow.fs.FileType.NotFound:
+        raise DataError(f"there are no rows at {path!r}: no such file, folder or prefix")
+    if root.type == pyarrow.fs.FileType.File:
+        found = {root.base_name: root}
+    else:
+        listed = filesystem.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
+        found = {f.path[len(inside) :].strip("/"): f for f in listed if f.is_file}
+    remote = is_remote(path)
+    prefix = f"{path.partition('://')[0]}://" if remote else ""
+    query = path.partition("?")[2] if prefix else ""
+    files = [
+        _File(
+            f"{prefix}{found[name].path}" + (f"?{query}" if query else ""),
+            name,
+            found[name].size,
+            # Reading hundreds of gigabytes twice would tell no more.
+            f"{found[name].size}-{found[name].mtime_ns}" if remote else "",
+        )
+        for name in _matching(path, list(found), pattern)
     ]
-    label = row.get(source.label) if source.label else None
-    instruction = row.get(source.instruction) if source.instruction else None
-    if instruction is not None and not isinstance(instruction, str):
-        return f"column {source.instruction!r} is not a text"
-    named = None if label is None or label == "" else str(label)
-    if not all(map(_is_unicode, (query, *positives, *negatives, instruction or "", named or ""))):
-        return "not valid Unicode"
-    identity = json.dumps([query, positives, negatives, instruction], ensure_ascii=False)
-    return Record(
-        id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(identity.encode())}",
-        query=query,
-        positives=tuple(positives),
-        negatives=tuple(Negative(text) for text in negatives),
-        dataset=dataset.name,
-        task=dataset.task,
-        query_instruction=instruction or dataset.query_instruction,
-        document_instruction=dataset.document_instruction,
-        in_batch=dataset.in_batch_negatives,
-        label=named,
+    if not files:
+        raise DataError(f"there are no rows at {path!r}: the folder holds no files")
+    return files
+
+
+def _hub_files(path: str) -> list[_File]:
+    """Files of a data set on the hub, at one commit."""
+    base, pattern = _split_pattern(path)
+    found = list_hub_files(base)
+    inside = parse_hub_reference(base).inside
+    whole = {file.inside: file for file in found}
+    if inside in whole:
+        names = {inside.rsplit("/", 1)[-1]: whole[inside]}
+    else:
+        names = {name[len(inside) :].strip("/"): file for name, file in whole.items()}
+    matching = _matching(path, list(names), pattern)
+    known = [name for name in matching if _kind(name) is not None]
+    if not known:
+        others = sorted(name for name in matching if not _hidden(name))
+        shown = ", ".join(others[:_NAMES_SHOWN]) or "none"
+        hint = ""
+        if any(name.endswith(".py") for name in others):
+            hint = (
+                ". It has a loading script, and no code of a data set is run; most have a Parquet "
+                "copy: write @refs/convert/parquet in place of the revision"
+            )
+        raise DataError(
+            f"there are no rows at {path!r}: of its files ({shown}) none ends with "
+            f"{', '.join(_KINDS)}{hint}"
+        )
+    return [
+        _File(names[name].path, name, names[name].size, names[name].version)
+        for name in (known if pattern is None else matching)
+    ]
+
+
+def _split_pattern(path: str) -> tuple[str, str | None]:
+    """The folder above the first name with a `*`, and the pattern of names below it."""
+    address, question, query = path.partition("?") if "://" in path else (path, "", "")
+    if "*" not in address:
+        return path, None
+    head, _, rest = address.partition("*")
+    base, _, name = head.rpartition("/")
+    return (base or "/" if head.startswith("/") else base or ".") + question + query, (
+        f"{name}*{rest}"
     )
 
 
-def _is_unicode(text: str) -> bool:
-    """Whether the text can be written; JSON lets half of a surrogate pair through."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]:
+    visible = [name for name in names if not _hidden(name)]
+    if pattern is None:
+        return visible
+    parts = re.split(r"(\*\*/|\*+)", pattern)
+    regex = "".join(
+        {"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, ".*")
+        if part.startswith("*")
+        else re.escape(part)
+        for part in parts
+    )
+    matching = [name for name in visible if re.fullmatch(regex, name)]
+    if not matching:
+        shown = ", ".join(sorted(visible)[:_NAMES_SHOWN]) or "nothing"
+        raise DataError(f"there are no rows at {path!r}: no file is named so; there is {shown}")
+    return matching
 
 
-def _texts(value: Any) -> list[str] | None:
-    """The texts in a cell; None where it is of another type.
-
-    A cell of CSV that is a JSON list stands for its elements.
-    """
-    if value is None:
-        return []
-    if isinstance(value, str):
-        if not value.startswith("["):
-            return [value]
-        try:
-            parsed = json.loads(value)
-        except ValueError:
-            return [value]
-        value = parsed if isinstance(parsed, list) and _all_texts(parsed) else [value]
-    if not isinstance(value, list) or not _all_texts(value):
-        return None
-    return [text for text in value if text is not None]
+def _hidden(name: str) -> bool:
+    return any(part.startswith((".", "_")) for part in name.split("/") if part)
 
 
-def _all_texts(values: list[Any]) -> bool:
-    return all(isinstance(value, str | None) for value in values)
+def _kind(name: str) -> Kind | None:
+    plain = name.removesuffix(".gz")
+    kind = next((kind for ending, kind in _KINDS.items() if plain.endswith(ending)), None)
+    return None if kind == "parquet" and plain != name else kind
 
 
-def _read_jsonl(
-    filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
-) -> Iterator[Mapping[str, Any] | BadRow]:
-    for line in _lines(filesystem, inside, piece):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
-            yield BadRow(reason, repr(line[:200]))
-            continue
-        if isinstance(row, dict):
-            yield row
-        else:
-            yield BadRow("not a JSON object", repr(line[:200]))
-
-
-def _lines(filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece) -> Iterator[bytes]:
-    """The lines, without empty ones, that start in the piece."""
-    if piece.path.partition("?")[0].endswith(".gz"):
-        with filesystem.open_input_stream(inside) as stream:
-            yield from (line for line in io.BufferedReader(stream) if line.strip())
-        return
-    with filesystem.open_input_file(inside) as file:
-        # One byte back: a line that starts exactly at the border belongs to this piece.
-        place = max(piece.start - 1, 0)
-        file.seek(place)
-        reader = io.BufferedReader(file, 1 << 20)
-        if piece.start:
-            place += len(reader.readline())
-        while piece.stop is None or place < piece.stop:
-            line = reader.readline()
-            if not line:
-                return
-            place += len(line)
-            if line.strip():
-                yield line
-
-
-def _read_csv(stream: Any) -> Iterator[Mapping[str, Any] | BadRow]:
-    csv.field_size_limit(_LARGEST_CELL)
-    text = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
-    for row in csv.DictReader(text, restkey=""):
-        if row.get(""):
-            yield BadRow("more cells than columns", str(dict(row))[:200])
-        else:
-            yield row
-
-
-def _pieces_of(
-    filesystem: pyarrow.fs.FileSystem, file: pyarrow.fs.FileInfo, path: str
-) -> list[Piece]:
-    name = str(file.path)
-    kind = next((k for end, k in _KINDS.items() if name.removesuffix(".gz").endswith(end)), None)
-    if kind is None or (kind == "parquet" and name.endswith(".gz")):
+def _pieces_of(file: _File) -> list[Piece]:
+    kind = _kind(file.name)
+    if kind is None:
         raise DataError(
-            f"pairs {path!r}: the file's ending is not one of {', '.join(_KINDS)} "
+            f"rows {file.path!r}: the file's ending is not one of {', '.join(_KINDS)} "
             "(.gz after it for text files); rename it or take it out of the folder"
         )
-    version = _version(filesystem, file, path)
+    filesystem, inside = open_source(file.path)
+    version = file.version or _version(filesystem, inside, file.size)
+    piece = partial(Piece, file.path, file.name, kind, version=version)
     if kind == "parquet":
         try:
-            with filesystem.open_input_file(name) as stream:
+            with filesystem.open_input_file(inside) as stream:
                 metadata = pq.ParquetFile(stream).metadata
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"pairs {path!r} is no Parquet file: {error}") from None
-        groups = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        except reading_errors(file.path) as error:
+            raise DataError(f"rows {file.path!r}: is no Parquet file: {error}") from None
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         if not groups:  # a writer that was closed before its first row
             return []
-        starts = _starts(groups)
+        sizes = [group.total_byte_size for group in groups]
+        starts = _starts(sizes)
         stops = [*starts[1:], len(groups)]
-        return [Piece(path, kind, a, b, version) for a, b in zip(starts, stops, strict=True)]
-    if kind == "csv" or name.endswith(".gz"):
-        return [Piece(path, kind, version=version)]
+        rows = [sum(group.num_rows for group in groups[:start]) for start in starts]
+        return [
+            piece(a, b, first_row=row, size=sum(sizes[a:b]))
+            for a, b, row in zip(starts, stops, rows, strict=True)
+        ]
+    if kind != "jsonl" or file.name.endswith(".gz"):
+        return [piece(size=file.size)]
     edges = list(range(0, max(file.size, 1), _BYTES_PER_PIECE))
     ends: list[int | None] = [*edges[1:], None]
-    return [Piece(path, kind, a, b, version) for a, b in zip(edges, ends, strict=True)]
+    return [piece(a, b, size=(b or file.size) - a) for a, b in zip(edges, ends, strict=True)]
 
 
 def _starts(sizes: list[int]) -> list[int]:
@@ -303,15 +241,9 @@ def _starts(sizes: list[int]) -> list[int]:
     return starts
 
 
-def _version(filesystem: pyarrow.fs.FileSystem, file: pyarrow.fs.FileInfo, path: str) -> str:
-    if is_remote(path):  # reading hundreds of gigabytes twice would tell no more
-        return f"{file.size}-{file.mtime_ns}"
+def _version(filesystem: pa.fs.FileSystem, inside: str, size: int) -> str:
     digest = xxhash.xxh3_128()
-    with filesystem.open_input_stream(str(file.path), compression=None) as stream:
+    with filesystem.open_input_stream(inside, compression=None) as stream:
         while block := stream.read(1 << 24):
             digest.update(block)
-    return f"{file.size}-{digest.hexdigest()}"
-
-
-def _hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/") if part)
+    return f"{size}-{digest.hexdigest()}"

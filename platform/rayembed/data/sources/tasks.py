@@ -1,7 +1,7 @@
 """From sources to parts: tasks that convert, reject with reasons, drop duplicates and sample."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from rayembed.config.sources import WikipediaSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, read_table, write_part, write_table
 from rayembed.data.records import Record
-from rayembed.data.sources.files import BadRow, Piece, convert_row, read_rows
 from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
 from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
 from rayembed.data.units import Result
@@ -26,6 +25,16 @@ _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TITLE = "held-out title"
 HELD_OUT_TEXT = "has a text of a held-out title"
+NOT_SIMILAR = "not similar"
+NOT_RELEVANT = "not relevant"
+NO_ENTAILMENT = "premise without entailment"
+ONLY_EXAMPLE = "only example of its class"
+
+NOT_BAD = frozenset(
+    {HELD_OUT_TITLE, HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE}
+)
+"""Reasons for which good rows are left out; they do not count against `max_rejected_share`."""
+
 DUPLICATE = "duplicate"
 NOT_DRAWN = "not drawn (num_samples)"
 
@@ -79,7 +88,7 @@ class ConvertArticles:
         """`parts`, counts and examples of rejected articles."""
         articles = _articles(resolve(self.reference))
         examples = self._examples(articles)
-        writer = _Writer(self.folder)
+        writer = RecordWriter(self.folder, self.held_out)
         for article in articles[unit.first : unit.last]:
             if article.title in self.held_out.titles:
                 writer.reject(HELD_OUT_TITLE, article.title)
@@ -87,10 +96,8 @@ class ConvertArticles:
             made = convert(article, self.dataset, self.seed, examples)
             if isinstance(made, str):
                 writer.reject(made, article.title)
-            elif self.held_out.touches(made):
-                writer.reject(HELD_OUT_TEXT, article.title)
             else:
-                writer.add(made)
+                writer.take([replace(made, origin=(article.title,))], article.title)
         return writer.finish()
 
     def _examples(self, articles: Sequence[Article]) -> Examples | None:
@@ -100,43 +107,6 @@ class ConvertArticles:
             return None
         training = [a for a in articles if a.title not in self.held_out.titles]
         return examples_of(training, source, self.held_out.texts)
-
-
-@dataclass(frozen=True)
-class ConvertPairs:
-    """Task: the records of a piece of the user's pairs."""
-
-    folder: str
-    dataset: DatasetConfig
-    held_out: HeldOut
-
-    def __call__(self, unit: "PieceUnit") -> Result:
-        """`parts`, counts and examples of rejected rows."""
-        writer = _Writer(self.folder)
-        for row in read_rows(unit.piece):
-            if isinstance(row, BadRow):
-                writer.reject(row.reason, row.shown)
-                continue
-            made = convert_row(row, self.dataset)
-            if isinstance(made, str):
-                writer.reject(made, row)
-            elif self.held_out.touches(made):
-                writer.reject(HELD_OUT_TEXT, row)
-            else:
-                writer.add(made)
-        return writer.finish()
-
-
-@dataclass(frozen=True)
-class PieceUnit:
-    """A piece of the user's files as a unit of work."""
-
-    piece: Piece
-
-    @property
-    def key(self) -> str:
-        """Hash of which bytes of which file."""
-        return xxhash.xxh3_128_hexdigest(repr(self.piece).encode())
 
 
 @dataclass(frozen=True)
@@ -166,17 +136,19 @@ class KeepRows:
 
 
 def select(
-    id_hash: np.ndarray, num_samples: int | None, seed: int
+    id_hash: np.ndarray, num_samples: int | None, seed: int, share: float | None = None
 ) -> tuple[np.ndarray, dict[str, int]]:
     """(n,) bool of the rows that stay, and how many go for which reason.
 
     The first of rows with the same id stays; of those, the `num_samples` smallest by a hash of
-    seed and id are drawn, whatever the order of the rows.
+    seed and id are drawn, whatever the order of the rows; with `share`, that share of them.
     """
     keep = np.zeros(len(id_hash), dtype=bool)
     keep[np.unique(id_hash, return_index=True)[1]] = True
     rejected = {DUPLICATE: int((~keep).sum())}
     distinct = np.flatnonzero(keep)
+    if share is not None:
+        num_samples = max(1, round(share * len(distinct)))
     if num_samples is not None and len(distinct) > num_samples:
         salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0num_samples".encode()))
         order = np.argsort(_mixed(id_hash[distinct].view(np.uint64) ^ salt), kind="stable")
@@ -193,33 +165,43 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return np.asarray(values ^ (values >> np.uint64(31)))
 
 
-class _Writer:
-    """Collects records and reasons; writes a part whenever enough records are there."""
+class RecordWriter:
+    """Collects the records and reasons of one task; writes a part whenever enough are there."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, held_out: HeldOut) -> None:
+        self.folder, self.held_out = folder, held_out
         self.waiting: list[Record] = []
         self.parts: list[Part] = []
+        self.rows_used = 0
         self.rejected: dict[str, int] = {}
         self.examples: list[dict[str, str]] = []
 
-    def add(self, record: Record) -> None:
-        self.waiting.append(record)
-        if len(self.waiting) == ROWS_PER_PART:
-            self._flush()
+    def take(self, records: Sequence[Record], shown: Any, rows: int = 1) -> None:
+        """Keep the records that were made of so many rows, unless one has a held-out text."""
+        if any(map(self.held_out.touches, records)):
+            self.reject(HELD_OUT_TEXT, shown, rows)
+            return
+        self.rows_used += rows
+        for record in records:
+            self.waiting.append(record)
+            if len(self.waiting) == ROWS_PER_PART:
+                self._flush()
 
-    def reject(self, reason: str, row: Any) -> None:
-        self.rejected[reason] = self.rejected.get(reason, 0) + 1
+    def reject(self, reason: str, shown: Any, rows: int = 1) -> None:
+        """Count so many rows as rejected, and keep some examples."""
+        self.rejected[reason] = self.rejected.get(reason, 0) + rows
         seen = sum(example["reason"] == reason for example in self.examples)
         if seen < EXAMPLES_PER_UNIT:
-            self.examples.append({"reason": reason, "row": str(row)[:_SHOWN_CHARACTERS]})
+            text = str(shown)[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode()
+            self.examples.append({"reason": reason, "row": text})
 
     def finish(self) -> Result:
+        """`parts`, counts and examples of rejected rows."""
         self._flush()
-        rows = sum(part.rows for part in self.parts)
         return {
-            "rows_in": rows + sum(self.rejected.values()),
-            "rows_out": rows,
+            "rows_in": self.rows_used + sum(self.rejected.values()),
+            "rows_used": self.rows_used,
+            "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
             "examples": self.examples,
             "parts": [[_name(part), part.rows] for part in self.parts],

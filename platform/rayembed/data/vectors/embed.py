@@ -81,6 +81,18 @@ class Vectors:
         np.savez(buffer, allow_pickle=False, **vars(texts))
         write_atomic(self._path(part, "index.npz"), buffer.getvalue())
 
+    def given(self, part: Part) -> np.ndarray:
+        """(G, D) float16 of unit length, one for each distinct negative that the rows bring."""
+        return _load(self._path(part, "given.npy"))
+
+    def has_given(self, part: Part) -> bool:
+        """Whether the vectors of the part's own negatives are there."""
+        return exists(self._path(part, "given.npy"))
+
+    def save_given(self, part: Part, given: np.ndarray) -> None:
+        """Write the vectors of the part's own negatives."""
+        _save(self._path(part, "given.npy"), given.astype(np.float16))
+
     def _path(self, part: Part, name: str) -> str:
         return join(self.folder, f"{part.digest}.{name}")
 

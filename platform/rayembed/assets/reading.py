@@ -1,0 +1,110 @@
+"""Files that are only read, in place and by ranges: local, object storage, data sets of the hub.
+
+    hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a
+                                              Parquet copy of data sets that are another format
+
+No code of a data set runs: what is read are its files. `HF_ENDPOINT`, `HF_TOKEN` as in `hub`.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow.fs
+
+from rayembed.assets.hub import HubReference, hub_endpoint, parse_hub_reference, unavailable
+from rayembed.assets.storage import open_storage
+from rayembed.errors import AssetError
+
+_HUB = "hf://"
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a data set on the hub."""
+
+    path: str
+    """Reference of this very content: the revision is a commit."""
+    inside: str
+    """Path inside the repository."""
+    size: int
+    """In bytes."""
+    version: str
+    """Identifier of the content (git blob)."""
+
+
+def is_on_hub(path: str) -> bool:
+    """Whether `path` is a reference to the hub."""
+    return path.startswith(_HUB)
+
+
+def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The filesystem that holds `path`, and the path within it, for reading.
+
+    Raises:
+        AssetError: a reference to the hub that is not of the form, or of a model.
+        PlacementError: an unknown scheme, or a URI that pyarrow cannot read.
+    """
+    if not is_on_hub(path):
+        return open_storage(path)
+    from huggingface_hub import HfFileSystem
+
+    found = _data_set(path)
+    hub = HfFileSystem(endpoint=hub_endpoint())
+    filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(hub))
+    return filesystem, _whole(found, found.revision, found.inside).removeprefix(_HUB)
+
+
+def list_hub_files(path: str) -> list[HubFile]:
+    """All files at or below a reference, at the commit that its revision is now.
+
+    Raises:
+        AssetError: not of the form, no such data set or revision, nothing there, not allowed, or
+            the hub does not answer.
+    """
+    import httpx
+    from huggingface_hub import HfApi, RepoFile
+
+    wanted = _data_set(path)
+    api = HfApi(endpoint=hub_endpoint())
+    name, inside = wanted.repo_id, wanted.inside
+    try:
+        commit = str(api.dataset_info(name, revision=wanted.revision).sha)
+        items = []
+        if inside:
+            items = api.get_paths_info(name, [inside], revision=commit, repo_type="dataset")
+        if not any(isinstance(item, RepoFile) for item in items):
+            listed = api.list_repo_tree(
+                name, inside or None, recursive=True, revision=commit, repo_type="dataset"
+            )
+            items = list(listed)
+    except (OSError, ValueError, httpx.HTTPError) as error:
+        raise unavailable(path, error) from error
+    return [
+        HubFile(_whole(wanted, commit, item.path), item.path, item.size, item.blob_id)
+        for item in items
+        if isinstance(item, RepoFile)
+    ]
+
+
+def reading_errors(path: str) -> tuple[type[Exception], ...]:
+    """What reading a file at `path` raises when it cannot be read."""
+    if not is_on_hub(path):
+        return (OSError, pyarrow.ArrowException)
+    import httpx
+
+    return (OSError, pyarrow.ArrowException, httpx.HTTPError)
+
+
+@lru_cache(maxsize=1024)
+def _data_set(path: str) -> HubReference:
+    found = parse_hub_reference(path)
+    if found.repo_type != "dataset":
+        raise AssetError(
+            f"{path!r} names a model of the hub; rows are read of data sets: "
+            f"hf://datasets/{found.repo_id}@{found.revision}"
+        )
+    return found
+
+
+def _whole(found: HubReference, revision: str, inside: str) -> str:
+    return f"{_HUB}datasets/{found.repo_id}@{revision}" + (f"/{inside}" if inside else "")

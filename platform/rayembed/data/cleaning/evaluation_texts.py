@@ -1,0 +1,169 @@
+"""Texts that must not be trained on: of mteb tasks and benchmarks, or of files.
+
+Of retrieval and reranking tasks these are the queries. Their documents are not: corpora such as
+Wikipedia or MS MARCO are trained on by everyone, knowing a document is not knowing which query it
+answers, and without them no passage of the web would be left. Of all other tasks (STS, pair and
+text classification, clustering, bitexts, summaries) they are all texts of the evaluation splits,
+since these are what scores are made of.
+"""
+
+import io
+import json
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from rayembed.assets.storage import join, read_bytes
+from rayembed.config.settings import nearest
+from rayembed.errors import AssetError, ConfigError, DataError
+
+log = logging.getLogger(__name__)
+
+_FILES = (".txt", ".jsonl", ".parquet")
+_COLUMN = "text"
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A task or a file that has texts, found but not loaded."""
+
+    name: str
+    """Of the mteb task, or the file's path."""
+    version: str
+    """Revision, splits and subsets of the task's data, or hash of the file's content."""
+    task: Any = None
+    """The mteb task; None: a file."""
+
+
+def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
+    """The tasks, the tasks of benchmarks, and the files that are named; each once.
+
+    Args:
+        root: where relative paths start.
+
+    Raises:
+        ConfigError: a name that is none of them; the message tells the nearest.
+        ArtifactError: a file cannot be read.
+    """
+    found: list[TextSource] = []
+    for name in names:
+        if name.endswith(_FILES):
+            absolute = not root or "://" in name or Path(name).is_absolute()
+            path = name if absolute else join(root, name)
+            found.append(TextSource(path, xxhash.xxh3_64_hexdigest(read_bytes(path))))
+            continue
+        for task in _tasks(name):
+            data = task.metadata.dataset
+            taken = f"{','.join(task.eval_splits)} of {','.join(task.hf_subsets or ())}"
+            version = f"{data['path']}@{data['revision']}: {taken}"
+            found.append(TextSource(task.metadata.name, version, task))
+    return list({(source.name, source.version): source for source in found}.values())
+
+
+def read_texts(source: TextSource) -> Iterator[str]:
+    """The texts of a source; of a task, those of its evaluation splits.
+
+    Raises:
+        AssetError: the task's data cannot be loaded.
+        DataError: a file without texts, or a task whose texts are not known.
+    """
+    if source.task is None:
+        yield from _texts_of_file(source.name)
+        return
+    task = source.task
+    try:
+        task.load_data()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise AssetError(
+            f"cleaning.overlap.tasks: cannot load the data of the mteb task {source.name!r}: "
+            f"{error}. Check the network or HF_ENDPOINT, or give its texts as a file"
+        ) from error
+    yield from _texts_of_task(task)
+    task.unload_data()
+
+
+def _tasks(name: str) -> list[Any]:
+    """The mteb task of a name, or those of a benchmark; aggregates as what they are made of."""
+    import mteb
+
+    try:
+        tasks: Iterable[Any] = mteb.get_benchmark(name).tasks
+    except KeyError:
+        try:
+            tasks = [mteb.get_task(name)]
+        except KeyError:
+            known = [benchmark.name for benchmark in mteb.get_benchmarks()]
+            known += [task.metadata.name for task in mteb.get_tasks()]
+            raise ConfigError(
+                f"cleaning.overlap.tasks = {name!r}: neither an mteb task or benchmark nor a "
+                f"file with one of the endings {', '.join(_FILES)}; {nearest(name, known)}"
+            ) from None
+    return [part for task in tasks for part in getattr(task, "tasks", None) or [task]]
+
+
+def _texts_of_task(task: Any) -> Iterator[str]:
+    """The texts of a loaded task; none of one that is about images or sound alone."""
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    if isinstance(task, AbsTaskRetrieval):
+        for split in _splits(task):
+            yield from _flat(
+                split["queries"]["text"] if _COLUMN in split["queries"].features else ()
+            )
+        return
+    # mteb's own list of the columns that hold what is compared, private to it so far.
+    columns = task._get_content_columns()
+    if not columns:
+        raise DataError(
+            f"cleaning.overlap.tasks: the mteb task {task.metadata.name!r} of type "
+            f"{task.metadata.type!r} does not tell which of its columns hold texts; leave it out "
+            "or give its texts as a file"
+        )
+    for split in _splits(task):
+        for column, kind in columns.items():
+            if kind == "text" and column in split.features:
+                yield from _flat(split[column])
+
+
+def _splits(task: Any) -> Iterator[Any]:
+    """The evaluation splits of all subsets, however the task nests them."""
+    for subset in task.hf_subsets or list(task.dataset):
+        # A task of one subset, or one whose subsets are columns, has its splits at the top.
+        here = task.dataset.get(subset, task.dataset)
+        for name in task.eval_splits:
+            if name in here:
+                yield here[name]
+
+
+def _flat(values: Any) -> Iterator[str]:
+    """All texts in a column: cells may be lists of texts, or turns of a conversation."""
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, dict):
+        yield from _flat(values.get("content"))
+    elif values is not None:
+        for value in values:
+            yield from _flat(value)
+
+
+def _texts_of_file(path: str) -> list[str]:
+    content = read_bytes(path)
+    try:
+        if path.endswith(".txt"):
+            texts = content.decode().splitlines()
+        elif path.endswith(".jsonl"):
+            texts = [json.loads(line)[_COLUMN] for line in content.splitlines() if line.strip()]
+        else:
+            texts = pq.read_table(io.BytesIO(content), columns=[_COLUMN])[_COLUMN].to_pylist()
+    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise DataError(
+            f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error!r}; expected UTF-8 "
+            f"with a text a line (.txt), or a column {_COLUMN!r} (.jsonl, .parquet)"
+        ) from error
+    return [text for text in texts if isinstance(text, str)]

@@ -1,0 +1,175 @@
+"""Rows that nearly equal another one: MinHash finds candidates, their n-grams decide.
+
+Five tasks, each bounded in memory by a part or a bucket:
+
+    signatures   the bands of each part's signatures, cut by bucket
+    buckets      rows that share a band, as pairs
+    candidates   the n-grams of rows that stand in a pair, cut by where the pair is compared
+    compare      pairs whose exact Jaccard similarity reaches the threshold
+    list         what is removed and for which other row
+
+This process holds the pairs, some tens of bytes for each, and no rows. Similar pairs are the edges
+of a graph; of each of its components the row stays whose id has the lowest hash. So the outcome
+depends neither on the number of parts nor on the rows' order.
+"""
+
+import io
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
+from rayembed.config.mining import NearDuplicates
+from rayembed.data.cleaning.rows import rows_of_parts
+from rayembed.data.cleaning.signatures import (
+    BandPart,
+    Bucket,
+    PairsOfBucket,
+    bands,
+    bands_path,
+    read_pairs,
+)
+from rayembed.data.cleaning.verified import (
+    ComparePairs,
+    ListRemoved,
+    Removed,
+    SendCandidates,
+    candidates_path,
+    read_similar,
+    split_pairs,
+)
+from rayembed.data.parts import Part
+from rayembed.data.units import Execute, run_units
+
+log = logging.getLogger(__name__)
+
+_BANDS_PER_BUCKET = 1 << 22
+"""24 bytes each in the file, some hundred while they are sorted."""
+
+
+def find_near_duplicates(
+    folder: str,
+    name: str,
+    config: NearDuplicates,
+    parts: Sequence[Part],
+    keep: np.ndarray,
+    id_hash: np.ndarray,
+    execute: Execute,
+) -> np.ndarray:
+    """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
+
+    Args:
+        folder: keeps the tasks' results, the outcome and the listing.
+        name: of the data set, for the log.
+        keep: (rows,) bool of the rows to look at.
+        id_hash: (rows,) int64 of the rows' ids, by which the one that stays is chosen.
+    """
+    scratch, outcome = join(folder, "near-duplicates"), join(folder, "near-duplicates.npy")
+    if not exists(outcome):
+        pairs = _candidate_pairs(folder, scratch, name, config, parts, keep, execute)
+        found = _removed(folder, scratch, name, config, parts, pairs, id_hash, execute)
+        buffer = io.BytesIO()
+        np.save(buffer, found)
+        write_atomic(outcome, buffer.getvalue())
+    remove_folder(scratch)
+    return np.asarray(np.load(io.BytesIO(read_bytes(outcome))), dtype=np.int64)
+
+
+def _candidate_pairs(
+    folder: str,
+    scratch: str,
+    name: str,
+    config: NearDuplicates,
+    parts: Sequence[Part],
+    keep: np.ndarray,
+    execute: Execute,
+) -> np.ndarray:
+    """(m, 2) int64 positions of rows that share a band."""
+    units = rows_of_parts(parts, keep)
+    buckets = -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET)
+    task = BandPart(scratch, config, max(buckets, 1))
+    run_units(folder, f"signatures {name}", task, units, execute)
+    files = tuple(bands_path(scratch, unit) for unit in units)
+    find = PairsOfBucket(scratch, files, tuple(unit.first for unit in units))
+    numbers = [Bucket(number) for number in range(task.num_buckets)]
+    run_units(folder, f"buckets {name}", find, numbers, execute)
+    found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _removed(
+    folder: str,
+    scratch: str,
+    name: str,
+    config: NearDuplicates,
+    parts: Sequence[Part],
+    pairs: np.ndarray,
+    id_hash: np.ndarray,
+    execute: Execute,
+) -> np.ndarray:
+    """(n,) int64 positions of the rows to remove, after they are listed."""
+    units, candidates = split_pairs(pairs, list(parts), _firsts(parts))
+    send = SendCandidates(scratch, config, len(units))
+    run_units(folder, f"candidates {name}", send, candidates, execute)
+    files = tuple(candidates_path(scratch, unit) for unit in candidates)
+    compare = ComparePairs(scratch, config.threshold, files)
+    run_units(folder, f"compare {name}", compare, units, execute)
+    read = [read_similar(scratch, unit.number) for unit in units]
+    similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])
+    similarity = np.concatenate([np.empty(0, np.float32), *(values for _, values in read)])
+    removed = removed_rows(similar, id_hash)
+    partner, side = nearest_pairs(similar, similarity, removed, id_hash)
+    log.info(
+        "near-duplicates %s: %d pairs compared, %d similar, %d rows go",
+        *(name, len(pairs), len(similar), len(removed)),
+    )
+    edges = np.cumsum([len(found) for found, _ in read])
+    number = np.searchsorted(edges, partner, side="right")
+    begins = np.concatenate([[0], edges])
+    listed = [
+        Removed(int(n), partner[number == n] - begins[n], side[number == n])
+        for n in np.unique(number)
+    ]
+    run_units(folder, f"list {name}", ListRemoved(folder, scratch), listed, execute)
+    return removed
+
+
+def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:
+    """(n,) int64 positions, ascending, of the rows that go: all but one of each component.
+
+    Args:
+        similar: (m, 2) int64 positions of rows that are similar.
+        id_hash: (rows,) int64; of each component the row of the lowest stays.
+    """
+    nodes, edges = np.unique(similar, return_inverse=True)
+    edges = edges.reshape(-1, 2)
+    ones = np.ones(len(edges), dtype=np.int8)
+    graph = coo_array((ones, (edges[:, 0], edges[:, 1])), shape=(len(nodes), len(nodes)))
+    component = connected_components(graph, directed=False)[1]
+    order = np.lexsort((nodes, id_hash[nodes], component))
+    first = np.concatenate([[True], np.diff(component[order]) != 0])[: len(order)]
+    return np.sort(nodes[order[~first]])
+
+
+def nearest_pairs(
+    similar: np.ndarray, similarity: np.ndarray, removed: np.ndarray, id_hash: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each removed row the pair with its most similar other row, and which side it stands on.
+
+    Of equally similar ones that of the lowest id hash.
+    """
+    row = np.concatenate([similar[:, 0], similar[:, 1]])
+    other = np.concatenate([similar[:, 1], similar[:, 0]])
+    pair = np.tile(np.arange(len(similar)), 2)
+    order = np.lexsort((other, id_hash[other], -similarity[pair], row))
+    rows, first = np.unique(row[order], return_index=True)
+    chosen = order[first[np.searchsorted(rows, removed)]]
+    return pair[chosen], chosen // max(len(similar), 1)
+
+
+def _firsts(parts: Sequence[Part]) -> np.ndarray:
+    """(parts,) int64 position of each part's first row among all rows."""
+    return np.concatenate([[0], np.cumsum([part.rows for part in parts])[:-1]]).astype(np.int64)

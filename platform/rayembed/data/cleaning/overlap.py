@@ -1,0 +1,118 @@
+"""Rows with a text of a benchmark: queries and positives are looked up in its evaluation texts."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from rayembed.assets.storage import join
+from rayembed.config.mining import Overlap
+from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
+from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
+from rayembed.data.cleaning.listing import OVERLAP, SCHEMA, shown, write_removed
+from rayembed.data.cleaning.rows import RowsOfPart, rows_of_parts
+from rayembed.data.parts import Part, read_table
+from rayembed.data.units import Execute, Result, run_units
+
+log = logging.getLogger(__name__)
+
+
+def overlap_identity(config: Overlap, root: str) -> list[list[str]]:
+    """Name and version of all that has evaluation texts: what decides which rows overlap.
+
+    Raises:
+        ConfigError: a name that is neither a task nor a benchmark nor a file.
+        ArtifactError: a file cannot be read.
+    """
+    return [[source.name, source.version] for source in find_sources(config.tasks, root)]
+
+
+def find_overlap(
+    folder: str,
+    name: str,
+    config: Overlap,
+    root: str,
+    parts: Sequence[Part],
+    keep: np.ndarray,
+    execute: Execute,
+) -> np.ndarray:
+    """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
+
+    Args:
+        folder: keeps the index, the tasks' results and the listing.
+        name: of the data set, for the log.
+        root: where relative paths of files start.
+        keep: (rows,) bool of the rows to look at.
+
+    Raises:
+        AssetError, ConfigError, DataError: the evaluation texts cannot be had.
+    """
+    index = join(folder, "evaluation-texts")
+    sources = find_sources(config.tasks, root)
+    write_index(index, ((source.name, read_texts(source)) for source in sources))
+    units = rows_of_parts(parts, keep)
+    task = FindOverlap(folder, index, config.max_similarity)
+    results = run_units(folder, f"overlap {name}", task, units, execute)
+    found = [
+        unit.first + np.array(result["overlap"], dtype=np.int64)
+        for unit, result in zip(units, results, strict=True)
+    ]
+    gone = np.concatenate([np.empty(0, dtype=np.int64), *found])
+    log.info("overlap %s: %d of %d rows go", name, len(gone), int(keep.sum()))
+    return gone
+
+
+@dataclass(frozen=True)
+class FindOverlap:
+    """Task: the rows of a part whose query or a positive is an evaluation text."""
+
+    folder: str
+    index: str
+    max_similarity: float | None
+
+    def __call__(self, unit: RowsOfPart) -> Result:
+        """`overlap`: rows within the part, ascending."""
+        index = _index(self.index, self.max_similarity)
+        columns = ["id", "query", "positives", "origin"]
+        rows = read_table(unit.part.path, columns).take(pa.array(unit.rows)).to_pylist()
+        texts = [[row["query"], *row["positives"]] for row in rows]
+        matches = index.match([text for some in texts for text in some])
+        first = np.cumsum([0, *(len(some) for some in texts)])
+        gone, listed = [], []
+        for i, row in enumerate(rows):
+            best = _best(matches[first[i] : first[i + 1]])
+            if best is not None:
+                gone.append(int(unit.rows[i]))
+                listed.append(_listed(row, best, index))
+        write_removed(self.folder, f"overlap-{unit.key}", pa.Table.from_pylist(listed, SCHEMA))
+        count = len(unit.rows)
+        return {"rows_in": count, "rows_out": count, "rejected": {}, "overlap": gone}
+
+
+def _best(matches: Sequence[Match | None]) -> Match | None:
+    found = [match for match in matches if match is not None]
+    return max(found, key=lambda match: match.similarity, default=None)
+
+
+def _listed(row: dict[str, object], match: Match, index: EvaluationIndex) -> dict[str, object]:
+    query, positives = row["query"], row["positives"]
+    assert isinstance(query, str)
+    assert isinstance(positives, list)
+    return {
+        "id": row["id"],
+        "query": shown(query),
+        "positive": shown(positives[0]),
+        "origin": row["origin"],
+        "reason": OVERLAP,
+        "matched": index.texts["source"][match.place].as_py(),
+        "matched_text": shown(index.texts["text"][match.place].as_py()),
+        "similarity": match.similarity,
+    }
+
+
+@lru_cache(maxsize=1)
+def _index(folder: str, max_similarity: float | None) -> EvaluationIndex:
+    return open_index(folder, max_similarity)

@@ -1,0 +1,180 @@
+"""MinHash signatures of a part's rows, cut into bands, and candidate pairs that share a band.
+
+Two texts share a band of r hash values with the probability s^r, where s is the Jaccard similarity
+of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman: Mining of
+Massive Datasets, section 3.4).
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from datasketch import MinHash, MinHashLSH
+
+from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.config.mining import NearDuplicates
+from rayembed.data.buckets import read_bucket, write_buckets
+from rayembed.data.cleaning.rows import RowsOfPart
+from rayembed.data.cleaning.words import shingles
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import read_table
+from rayembed.data.units import Result
+
+_MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
+"""Weights of pairs compared in vain and of pairs missed. Comparing costs little and is exact, so
+bands are chosen to miss little: 2 % of the pairs at the threshold 0.8, 0.1 % at 0.85."""
+
+_HIGHEST_THRESHOLD = 0.98
+"""For bands; above it datasketch finds fewer than the two that it asks for."""
+
+_PARTNERS = 8
+"""Rows before it that each row of a large band is compared with, beside the band's first."""
+
+
+def bands(config: NearDuplicates) -> tuple[int, int]:
+    """Number of bands and hash values of each."""
+    index = MinHashLSH(
+        threshold=min(config.threshold, _HIGHEST_THRESHOLD),
+        num_perm=config.permutations,
+        weights=_MISSED_RATHER_THAN_COMPARED,
+    )
+    return int(index.b), int(index.r)
+
+
+def compared(table: pa.Table, of: str) -> list[str]:
+    """The text of each row that is compared: of columns `query` and `positives`."""
+    queries: list[str] = table["query"].to_pylist()
+    positives: list[str] = [texts[0] for texts in table["positives"].to_pylist()]
+    if of == "query":
+        return queries
+    if of == "positive":
+        return positives
+    return [f"{query}\n{positive}" for query, positive in zip(queries, positives, strict=True)]
+
+
+@dataclass(frozen=True)
+class BandPart:
+    """Task: the bands of a part's rows, cut by bucket."""
+
+    folder: str
+    config: NearDuplicates
+    num_buckets: int
+
+    def __call__(self, unit: RowsOfPart) -> Result:
+        """Counts of rows; the file is that of `bands_path`."""
+        columns = ["id", "query", "positives"]
+        table = read_table(unit.part.path, columns).take(pa.array(unit.rows))
+        keys = band_keys(compared(table, self.config.of), self.config)
+        number = keys.shape[1]
+        ids = np.array([text_hash(text) for text in table["id"].to_pylist()], dtype=np.int64)
+        sent = pa.table(
+            {
+                "key": keys.reshape(-1),
+                "id_hash": np.repeat(ids, number),
+                "row": np.repeat(unit.rows.astype(np.int32), number),
+            }
+        )
+        bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
+        write_buckets(bands_path(self.folder, unit), sent, bucket, self.num_buckets)
+        return {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
+
+
+def bands_path(folder: str, unit: RowsOfPart) -> str:
+    """The file of a part's bands."""
+    return join(folder, f"{unit.key}.bands.arrow")
+
+
+def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
+    """(n, bands) int64: equal where two texts share a band of their MinHash signatures."""
+    number, width = bands(config)
+    found = shingles(texts, config.ngram)
+    # Half of each hash is enough for a minimum over at most some thousands.
+    short = (found.hashes >> np.uint64(32)).astype(np.uint32)
+    sets = np.split(short, found.first[1:-1])
+    made = MinHash.generator(
+        sets, num_perm=config.permutations, seed=1, hashfunc=int, scheme="affine32"
+    )
+    keys = np.empty((len(texts), number), dtype=np.int64)
+    for row, sketch in enumerate(made):
+        values = sketch.hashvalues
+        for band in range(number):
+            content = values[band * width : (band + 1) * width].tobytes()
+            keys[row, band] = xxhash.xxh3_64_intdigest(content, seed=band) - 2**63
+    return keys
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A share of all bands."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class PairsOfBucket:
+    """Task: rows that share a band, as pairs."""
+
+    folder: str
+    bands: tuple[str, ...]
+    """Files of bands, one for each part."""
+    first: tuple[int, ...]
+    """Position among all rows of the first row of each of these parts."""
+
+    def __call__(self, unit: Bucket) -> Result:
+        """`pairs`: how many; they are written where `read_pairs` finds them."""
+        batches = read_bucket(self.bands, unit.number)
+        position = [
+            first + batch["row"].to_numpy().astype(np.int64)
+            for first, batch in zip(self.first, batches, strict=True)
+        ]
+        pairs = pairs_of(
+            np.concatenate([batch["key"].to_numpy() for batch in batches]),
+            np.concatenate([batch["id_hash"].to_numpy() for batch in batches]),
+            np.concatenate(position),
+        )
+        buffer = io.BytesIO()
+        np.save(buffer, pairs)
+        write_atomic(_pairs_path(self.folder, unit.number), buffer.getvalue())
+        return {"pairs": len(pairs)}
+
+
+def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """(pairs, 2) int64 positions of rows that have a key in common, each pair once.
+
+    All pairs of few rows; of many each with the first of them and with the eight before it, in the
+    order of ids, so that pairs depend on content alone and are not quadratic in copies of a text.
+    The row with the lower id hash stands first.
+    """
+    order = np.lexsort((position, id_hash, key))
+    key, position = key[order], position[order]
+    starts = np.concatenate([[True], key[1:] != key[:-1]]) if len(key) else np.empty(0, bool)
+    start = np.flatnonzero(starts)[np.cumsum(starts) - 1]
+    found = []
+    for back in range(1, _PARTNERS + 1):
+        later = np.flatnonzero(np.arange(len(key)) - back >= start)
+        found.append(np.stack([position[later - back], position[later]], axis=1))
+    far = np.flatnonzero(np.arange(len(key)) - _PARTNERS > start)
+    found.append(np.stack([position[start[far]], position[far]], axis=1))
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def read_pairs(folder: str, bucket: int) -> np.ndarray:
+    """(pairs, 2) int64 positions of the rows of a bucket's pairs.
+
+    Raises:
+        ArtifactError: the file is missing.
+    """
+    pairs = np.load(io.BytesIO(read_bytes(_pairs_path(folder, bucket))))
+    return np.asarray(pairs, dtype=np.int64)
+
+
+def _pairs_path(folder: str, bucket: int) -> str:
+    return join(folder, f"{bucket}.pairs.npy")

@@ -1,0 +1,228 @@
+"""Candidate pairs compared exactly: the Jaccard similarity of all n-grams of both texts.
+
+The n-grams of rows that stand in a candidate pair travel to where the pair is compared. So a task
+holds the rows of some ten thousand pairs, and rows that are like no other never leave their part.
+"""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.config.mining import NearDuplicates
+from rayembed.data.buckets import read_bucket, write_buckets
+from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
+from rayembed.data.cleaning.signatures import compared
+from rayembed.data.cleaning.words import shingles
+from rayembed.data.parts import Part, parquet_bytes, read_table
+from rayembed.data.units import Result
+
+_PAIRS_COMPARED = 32_768
+"""By one task."""
+
+_SIDES = ("first", "second")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows of a part and the tasks that compare them; a row may come several times."""
+
+    part: Part
+    first: int
+    """Position of the part's first row among all rows."""
+    rows: np.ndarray
+    """(n,) int64 within the part."""
+    bucket: np.ndarray
+    """(n,) int64 number of the task that compares it."""
+
+    @property
+    def key(self) -> str:
+        """Names the unit by part, rows and where they go."""
+        sent = self.rows.tobytes() + self.bucket.tobytes()
+        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(sent)}"
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Candidate pairs that one task compares."""
+
+    number: int
+    pairs: np.ndarray
+    """(m, 2) int64 positions."""
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+def split_pairs(
+    pairs: np.ndarray, parts: list[Part], firsts: np.ndarray
+) -> tuple[list[Pairs], list[Candidates]]:
+    """The pairs in units of work, and the rows of each part that these need.
+
+    Args:
+        pairs: (m, 2) int64 positions.
+        firsts: (parts,) position of each part's first row.
+    """
+    starts = range(0, len(pairs), _PAIRS_COMPARED)
+    units = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
+    bucket = np.repeat(np.arange(len(pairs)) // _PAIRS_COMPARED, 2)
+    sent = np.unique(np.stack([pairs.reshape(-1), bucket], axis=1), axis=0)
+    edges = np.searchsorted(sent[:, 0], [*firsts[1:], firsts[-1] + parts[-1].rows])
+    split = np.split(sent, edges[:-1])
+    candidates = [
+        Candidates(part, int(first), some[:, 0] - first, some[:, 1])
+        for part, first, some in zip(parts, firsts, split, strict=True)
+        if len(some)
+    ]
+    return units, candidates
+
+
+@dataclass(frozen=True)
+class SendCandidates:
+    """Task: the n-grams of a part's candidates, cut by the task that compares them."""
+
+    folder: str
+    config: NearDuplicates
+    num_buckets: int
+
+    def __call__(self, unit: Candidates) -> Result:
+        """`rows`: how many are sent; the file is that of `candidates_path`."""
+        distinct, back = np.unique(unit.rows, return_inverse=True)
+        columns = ["id", "query", "positives", "origin"]
+        table = read_table(unit.part.path, columns).take(pa.array(distinct))
+        texts = compared(table, self.config.of)
+        grams = shingles(texts, self.config.ngram)
+        sent = pa.table(
+            {
+                "position": unit.first + distinct,
+                "grams": [np.unique(grams.of(row)) for row in range(len(distinct))],
+                "id": table["id"],
+                "query": [shown(text) for text in table["query"].to_pylist()],
+                "positive": [shown(texts[0]) for texts in table["positives"].to_pylist()],
+                "origin": table["origin"],
+                "text": [shown(text) for text in texts],
+            },
+            schema=_SENT,
+        )
+        path = candidates_path(self.folder, unit)
+        write_buckets(path, sent.take(pa.array(back)), unit.bucket, self.num_buckets)
+        return {"rows": len(unit.rows)}
+
+
+_SHOWN = [
+    ("id", pa.string()),
+    ("query", pa.string()),
+    ("positive", pa.string()),
+    ("origin", pa.list_(pa.string())),
+    ("text", pa.string()),
+]
+_SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *_SHOWN])
+
+
+def candidates_path(folder: str, unit: Candidates) -> str:
+    """The file of a part's candidates."""
+    return join(folder, f"{unit.key}.candidates.arrow")
+
+
+@dataclass(frozen=True)
+class ComparePairs:
+    """Task: the pairs that are as similar as asked, with what a listing shows of both rows."""
+
+    folder: str
+    threshold: float
+    candidates: tuple[str, ...]
+    """Files of candidates, one for each part."""
+
+    def __call__(self, unit: Pairs) -> Result:
+        """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
+        rows = pa.Table.from_batches(read_bucket(self.candidates, unit.number), _SENT)
+        positions = rows["position"].to_numpy()
+        order = np.argsort(positions)
+        places = order[np.searchsorted(positions, unit.pairs, sorter=order)]
+        grams = rows["grams"].combine_chunks()
+        flat, offsets = grams.values.to_numpy(), grams.offsets.to_numpy()
+        similarity = np.array(
+            [
+                jaccard(flat[offsets[a] : offsets[a + 1]], flat[offsets[b] : offsets[b + 1]])
+                for a, b in places.tolist()
+            ]
+        )
+        stays = np.flatnonzero(similarity >= self.threshold)
+        columns = {"similarity": similarity[stays].astype(np.float32)}
+        for side, name in enumerate(_SIDES):
+            taken = rows.drop_columns(["grams"]).take(pa.array(places[stays, side]))
+            columns |= {f"{name}_{column}": taken[column] for column in taken.column_names}
+        write_atomic(_similar_path(self.folder, unit.number), parquet_bytes(pa.table(columns)))
+        return {"pairs": len(unit.pairs), "similar": len(stays)}
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Share of two sets' elements that both have; each sorted, no element twice."""
+    common = len(np.intersect1d(a, b, assume_unique=True))
+    return common / (len(a) + len(b) - common)
+
+
+def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(m, 2) int64 positions of the rows of similar pairs, (m,) float32 similarity.
+
+    Raises:
+        ArtifactError: the file is missing.
+    """
+    names = [f"{side}_position" for side in _SIDES]
+    table = pq.read_table(
+        io.BytesIO(read_bytes(_similar_path(folder, number))), columns=[*names, "similarity"]
+    )
+    pairs = np.stack([table[name].to_numpy() for name in names], axis=1)
+    return pairs, table["similarity"].to_numpy()
+
+
+@dataclass(frozen=True)
+class Removed:
+    """Similar pairs of one task of which one row goes."""
+
+    number: int
+    rows: np.ndarray
+    """(n,) int64 of the similar pairs."""
+    side: np.ndarray
+    """(n,) int64 0 or 1: which row of the pair goes."""
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class ListRemoved:
+    """Task: the listing of rows that go, with the row that each is most similar to."""
+
+    folder: str
+    scratch: str
+
+    def __call__(self, unit: Removed) -> Result:
+        """`rows`: how many are listed."""
+        content = read_bytes(_similar_path(self.scratch, unit.number))
+        similar = pq.read_table(io.BytesIO(content)).take(pa.array(unit.rows))
+        listed = []
+        for side in range(2):
+            here, there = _SIDES[side], _SIDES[1 - side]
+            rows = similar.filter(pa.array(unit.side == side))
+            columns = {
+                name: rows[f"{here}_{name}"] for name in ("id", "query", "positive", "origin")
+            }
+            columns["reason"] = pa.array([NEAR_DUPLICATE] * len(rows), pa.string())
+            columns["matched"] = rows[f"{there}_id"]
+            columns["matched_text"] = rows[f"{there}_text"]
+            listed.append(pa.table({**columns, "similarity": rows["similarity"]}))
+        write_removed(self.folder, f"near-duplicates-{unit.number}", pa.concat_tables(listed))
+        return {"rows": len(unit.rows)}
+
+
+def _similar_path(folder: str, number: int) -> str:
+    return join(folder, f"{number}.similar.parquet")

@@ -1,0 +1,66 @@
+"""Words of texts and n-grams of words as hashes, the same for near-duplicates and overlap."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayembed.data.hashes import mixed, text_hash
+
+# Scripts that put no space between words: each character is taken for one.
+_SPACELESS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Han
+)
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def normalised(text: str) -> str:
+    """The text without differences of case, width, ligatures and white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def words(text: str) -> list[str]:
+    """The normalised text's words, without punctuation; a text of none is a word by itself."""
+    whole = normalised(text)
+    return _WORD.findall(whole) or [whole]
+
+
+@dataclass(frozen=True)
+class Shingles:
+    """N-grams of words of n texts."""
+
+    hashes: np.ndarray
+    """uint64, text after text, in the order in which they stand there."""
+    first: np.ndarray
+    """(n + 1,) int64: text i has `hashes[first[i]:first[i + 1]]`, at least one."""
+
+    def of(self, text: int) -> np.ndarray:
+        """The n-grams of one text."""
+        return self.hashes[self.first[text] : self.first[text + 1]]
+
+
+def shingles(texts: Sequence[str], ngram: int) -> Shingles:
+    """All n-grams of words of each text; a text of fewer words is one n-gram."""
+    known: dict[str, int] = {}
+    split = [words(text) for text in texts]
+    codes = [known.setdefault(word, len(known)) for found in split for word in found]
+    by_code = np.array([text_hash(word) for word in known], dtype=np.int64).view(np.uint64)
+    hashes = by_code[np.array(codes, dtype=np.int64)]
+    counts = np.array([len(found) for found in split], dtype=np.int64)
+    grams = np.maximum(counts - ngram + 1, 1)
+    first = np.concatenate([[0], np.cumsum(grams)])
+    start = np.cumsum(counts) - counts
+    # The word in which each n-gram starts, and of how many words it is.
+    begin = np.repeat(start - first[:-1], grams) + np.arange(first[-1])
+    length = np.repeat(np.minimum(counts, ngram), grams)
+    combined = np.zeros(len(begin), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for place in range(ngram):
+            inside = place < length
+            combined[inside] = combined[inside] * _FACTOR + hashes[begin[inside] + place]
+    return Shingles(mixed(combined), first)

@@ -1,0 +1,122 @@
+"""Paired spherical k-means of query-document pairs with FAISS (arXiv 2410.02525, section 4.1).
+
+n pairs, k clusters, D embedding width. ψ(q) and φ(d) are the teacher's vectors of unit length.
+Why FAISS assigns pairs, and not `search.exact.top_k`: 100,000 pairs of 2 × 384 on two cores took it
+0.1 s with 200 centroids and 0.8 s with 2,000, where the search, made for deep lists, took 6 s.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rayembed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """What one run of k-means found."""
+
+    centroids: np.ndarray
+    """(k, 2·D) float32 of unit length."""
+    objective: float
+    """Mean cosine of the rows that it was trained on with the nearest centroid."""
+
+
+def require_faiss() -> Any:
+    """The module `faiss`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError(
+            f"clusters need FAISS, which cannot be imported ({error}); install one of its builds: "
+            "pip install 'rayembed[cpu]' or 'rayembed[gpu]'"
+        ) from None
+    return faiss
+
+
+def joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """(n, 2·D) float32 of unit length: the vectors of each pair side by side.
+
+    Args:
+        first: (n, D) any float type.
+        second: as `first`.
+    """
+    rows = np.concatenate([first, second], axis=1, dtype=np.float32)
+    # Float16 vectors are of unit length to three digits only.
+    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    return rows
+
+
+def cluster_pairs(
+    queries: np.ndarray,
+    documents: np.ndarray,
+    num_clusters: int,
+    *,
+    iterations: int,
+    seed: int,
+    device: str = "cpu",
+) -> Clustering:
+    """Centroids of both orders of each pair, ψ(q)⊕φ(d) and φ(d)⊕ψ(q).
+
+    Takes 4 · 2n · 2D bytes for the rows, and all CPUs of the machine or its GPU. Where a cluster
+    becomes empty FAISS splits a large one.
+
+    Args:
+        queries: (n, D).
+        documents: (n, D), one for each query.
+        num_clusters: k, at most 2n.
+        seed: of the rows that are the first centroids.
+    """
+    faiss = require_faiss()
+    num_pairs, width = queries.shape
+    rows = np.empty((2 * num_pairs, 2 * width), dtype=np.float32)
+    rows[:num_pairs] = joined(queries, documents)
+    rows[num_pairs:, :width] = rows[:num_pairs, width:]
+    rows[num_pairs:, width:] = rows[:num_pairs, :width]
+    if device == "cpu":
+        # Ray gives its processes one thread for each CPU they reserve; this one has the machine.
+        faiss.omp_set_num_threads(os.cpu_count() or 1)
+    kmeans = faiss.Kmeans(
+        2 * width,
+        num_clusters,
+        niter=iterations,
+        nredo=1,
+        spherical=True,
+        seed=seed,
+        gpu=_on_gpu(faiss, device),
+        # All rows count, and few are no reason to warn: who samples is the caller.
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(rows),
+    )
+    kmeans.train(rows)
+    similarity = nearest(rows, kmeans.centroids, device)[1]
+    return Clustering(kmeans.centroids, float(similarity.mean(dtype=np.float64)))
+
+
+def nearest(
+    rows: np.ndarray, centroids: np.ndarray, device: str = "cpu"
+) -> tuple[np.ndarray, np.ndarray]:
+    """The centroid of highest inner product of each row: numbers (n,) int64, products (n,) float32.
+
+    Args:
+        rows: (n, 2·D) float32.
+        centroids: (k, 2·D) float32.
+    """
+    faiss = require_faiss()
+    index = faiss.IndexFlatIP(centroids.shape[1])
+    index.add(centroids)
+    if _on_gpu(faiss, device):
+        index = faiss.index_cpu_to_all_gpus(index)
+    products, numbers = index.search(rows, 1)
+    return numbers[:, 0], products[:, 0]
+
+
+def _on_gpu(faiss: Any, device: str) -> bool:
+    """Whether FAISS works on the GPU that the caller has to itself; its CPU build cannot."""
+    return device != "cpu" and getattr(faiss, "get_num_gpus", lambda: 0)() > 0

@@ -1,0 +1,111 @@
+"""Parts in the order of batches: pairs are scattered by part to come, then gathered.
+
+Vectors travel with their rows, so that the false negatives of a batch are found where it is put
+together. Memory is bounded by a part of the old and one of the new folder.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
+from rayembed.data.clusters.tasks import pair_vectors
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import Part, read_table, write_table
+from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
+from rayembed.data.records import SCHEMA
+from rayembed.data.units import Result
+from rayembed.data.vectors.embed import Vectors
+
+_QUERY, _DOCUMENT = "query_vector", "document_vector"
+
+_EXAMPLES = 3
+_QUERIES_OF_EXAMPLE = 10
+_SHOWN_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class ScatterPairs:
+    """Task: the rows of a part with their vectors, in one file for each part to come."""
+
+    folder: str
+    vectors: Vectors
+    batches_per_part: int
+
+    def __call__(self, unit: PartPlaces) -> Result:
+        """`files`: number of the part to come → path of the rows of this part that go there.
+
+        A place's step is its batch.
+        """
+        table = read_table(unit.path)
+        queries, documents = pair_vectors(self.vectors, Part(unit.path, len(table)))
+        table = table.append_column(_QUERY, _as_column(queries))
+        table = table.append_column(_DOCUMENT, _as_column(documents))
+        return {"files": write_blocks(self.folder, table, unit, self.batches_per_part)}
+
+
+@dataclass(frozen=True)
+class GatherBatches:
+    """Task: a part of whole batches, rows with the false negatives of their batch."""
+
+    folder: str
+    """Where the parts go."""
+    batch_pairs: int
+    margin: float | None
+    """ε; None: there are no false negatives."""
+
+    def __call__(self, block: Block) -> Result:
+        """`parts`, and of its batches: `similarity`, `masked` pairs, `alone`, `queries`.
+
+        `alone` counts rows of which all other documents of the batch are masked.
+        """
+        table = read_block(self.folder, block, self.batch_pairs)
+        queries, documents = _as_vectors(table[_QUERY]), _as_vectors(table[_DOCUMENT])
+        positives = [[text_hash(t) for t in texts] for texts in table["positives"].to_pylist()]
+        told = [list(known or ()) for known in table["false_negatives"].to_pylist()]
+        similarity, masked, alone = [], 0, 0
+        for first in range(0, len(table), self.batch_pairs):
+            rows = slice(first, first + self.batch_pairs)
+            similarity.append(round(mean_similarity(queries[rows], documents[rows]), 6))
+            if self.margin is None:
+                continue
+            found, counts = false_negatives(
+                queries[rows], documents[rows], positives[rows], self.margin
+            )
+            masked += int(counts.sum())
+            alone += int((counts == self.batch_pairs - 1).sum())
+            for row, hashes in enumerate(found, first):
+                told[row] = list(dict.fromkeys([*told[row], *hashes.tolist()]))
+        place = table.schema.get_field_index("false_negatives")
+        field = SCHEMA.field("false_negatives")
+        table = table.set_column(place, field, pa.array(told, field.type))
+        part = write_table(self.folder, table.select(SCHEMA.names).cast(SCHEMA))
+        examples = np.unique(np.linspace(0, block.num_steps - 1, _EXAMPLES).astype(int))
+        return {
+            "parts": [[part.path.rsplit("/", 1)[-1], part.rows]],
+            "similarity": similarity,
+            "masked": masked,
+            "alone": alone,
+            "queries": [
+                [
+                    text[:_SHOWN_CHARACTERS]
+                    for text in table["query"]
+                    .slice(batch * self.batch_pairs, min(_QUERIES_OF_EXAMPLE, self.batch_pairs))
+                    .to_pylist()
+                ]
+                for batch in examples.tolist()
+            ],
+        }
+
+
+def _as_column(vectors: np.ndarray) -> pa.Array:
+    """(n, D) float16 as n values of bytes."""
+    data = np.ascontiguousarray(vectors, dtype=np.float16)
+    kind = pa.binary(data.shape[1] * data.itemsize)
+    return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
+
+
+def _as_vectors(column: pa.ChunkedArray) -> np.ndarray:
+    """The (n, D) float16 of `_as_column`, also after rows were taken."""
+    return np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16).reshape(len(column), -1)

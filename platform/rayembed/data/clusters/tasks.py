@@ -1,0 +1,148 @@
+"""Tasks of clustering: centroids from a sample of all pairs, and the cluster of each pair."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.data.clusters.false_negatives import mean_similarity
+from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
+from rayembed.data.hashes import seeded_keys
+from rayembed.data.parts import Part, read_index
+from rayembed.data.units import Result
+from rayembed.data.vectors.embed import PartUnit, Vectors
+
+_RANDOM_BATCHES = 100
+"""Of the sample, to compare clustered ones with."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A seeded choice of rows: those of the smallest keys, whatever part they stand in."""
+
+    seed: int
+    size: int
+    last_key: int
+    """The largest key of a row in it."""
+
+    @classmethod
+    def of(cls, id_hash: np.ndarray, size: int, seed: int) -> "Sample":
+        """`size` of the rows with these (n,) hashes of ids, or all of them."""
+        keys = sample_keys(id_hash, seed)
+        size = min(size, len(keys))
+        return cls(seed, size, int(np.partition(keys, size - 1)[size - 1]))
+
+
+def sample_keys(id_hash: np.ndarray, seed: int) -> np.ndarray:
+    """(n,) uint64 by which rows are drawn and stand in a cluster."""
+    return seeded_keys(id_hash, seed, "clusters")
+
+
+def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
+    """(n, D) float16 of the queries of a part, and of the first positive of each."""
+    texts = vectors.texts(part)
+    return vectors.queries(part), vectors.documents(part)[texts.place[texts.first[:-1]]]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One run of k-means, from other first centroids than the rest."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class FindCentroids:
+    """Task: one run of k-means on the sample; its centroids are kept in a file.
+
+    Memory is that of the sample, whatever the number of parts.
+    """
+
+    folder: str
+    vectors: Vectors
+    parts: tuple[Part, ...]
+    sample: Sample
+    num_clusters: int
+    iterations: int
+    batch_pairs: int
+
+    def __call__(self, unit: Restart, device: str = "cpu") -> Result:
+        """`objective`, `file` of the centroids, `random`: mean similarities of random batches."""
+        queries, documents = self._vectors()
+        text = f"{self.sample.seed}\0k-means\0{unit.number}"
+        found = cluster_pairs(
+            queries,
+            documents,
+            self.num_clusters,
+            iterations=self.iterations,
+            seed=xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
+            device=device,
+        )
+        path = join(self.folder, f"centroids-{unit.number}.npy")
+        buffer = io.BytesIO()
+        np.save(buffer, found.centroids)
+        write_atomic(path, buffer.getvalue())
+        size = min(self.batch_pairs, len(queries))
+        firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
+        return {
+            "objective": found.objective,
+            "file": path,
+            "random": [
+                mean_similarity(queries[first : first + size], documents[first : first + size])
+                for first in firsts
+            ],
+        }
+
+    def _vectors(self) -> tuple[np.ndarray, np.ndarray]:
+        """(m, D) float16 of queries and documents of the sample, in the order of its keys."""
+        keys, queries, documents = [], [], []
+        for part in self.parts:
+            key = sample_keys(read_index([part]).id_hash, self.sample.seed)
+            chosen = np.flatnonzero(key <= np.uint64(self.sample.last_key))
+            if len(chosen):
+                query, document = pair_vectors(self.vectors, part)
+                keys.append(key[chosen])
+                queries.append(query[chosen])
+                documents.append(document[chosen])
+        order = np.argsort(np.concatenate(keys), kind="stable")
+        return np.concatenate(queries)[order], np.concatenate(documents)[order]
+
+
+@dataclass(frozen=True)
+class AssignPart:
+    """Task: the cluster of each pair of a part, by its order ψ(q)⊕φ(d)."""
+
+    folder: str
+    vectors: Vectors
+    centroids: str
+    """Path of the file."""
+
+    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+        """Counts, `file` of the (rows,) int32 clusters, `cosine`: sum with the centroids."""
+        queries, documents = pair_vectors(self.vectors, unit.part)
+        centroids = load_array(self.centroids)
+        cluster, cosine = nearest(joined(queries, documents), centroids, device)
+        path = join(self.folder, "assigned", f"{unit.key}.npy")
+        buffer = io.BytesIO()
+        np.save(buffer, cluster.astype(np.int32))
+        write_atomic(path, buffer.getvalue())
+        rows = unit.part.rows
+        return {
+            "rows_in": rows,
+            "rows_out": rows,
+            "rejected": {},
+            "file": path,
+            "cosine": float(cosine.sum(dtype=np.float64)),
+        }
+
+
+def load_array(path: str) -> np.ndarray:
+    """An array that a task wrote."""
+    return np.asarray(np.load(io.BytesIO(read_bytes(path))))

@@ -1,0 +1,154 @@
+"""Shards of the consistency filter: rows of one language, and their vectors gathered from parts.
+
+A row belongs to a shard of its language by a hash of the seed and its id. So a shard holds the same
+rows however these are spread over parts, and about as many as the settings ask for: the count
+varies by its square root, 0.1 % of a million.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayembed.assets.storage import join
+from rayembed.data.buckets import read_bucket, vector_column, vectors_of, write_buckets
+from rayembed.data.hashes import seeded_keys
+from rayembed.data.parts import Part, read_index, read_table
+from rayembed.data.units import Result
+from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
+
+Language = str | None
+
+
+@dataclass(frozen=True)
+class Shards:
+    """How many shards each language has, numbered one language after the other."""
+
+    of: Mapping[Language, int]
+    seed: int
+
+    @classmethod
+    def for_rows(cls, rows: Mapping[Language, int], shard_rows: int, seed: int) -> "Shards":
+        """As many as it takes for about `shard_rows` rows each; rows without a language first."""
+        ordered = sorted(rows, key=lambda language: (language is not None, language or ""))
+        return cls({language: math.ceil(rows[language] / shard_rows) for language in ordered}, seed)
+
+    @property
+    def languages(self) -> list[Language]:
+        """The language of each shard."""
+        return [language for language, count in self.of.items() for _ in range(count)]
+
+    def numbers(self, id_hash: np.ndarray, languages: Sequence[Language]) -> np.ndarray:
+        """(n,) int64 shard of each row."""
+        firsts = dict(zip(self.of, np.cumsum([0, *self.of.values()])[:-1].tolist(), strict=True))
+        first = np.array([firsts[language] for language in languages], dtype=np.int64)
+        count = np.array([self.of[language] for language in languages], dtype=np.uint64)
+        place = seeded_keys(id_hash, self.seed, "consistency") % count
+        return first + place.astype(np.int64)
+
+
+@dataclass(frozen=True)
+class CountLanguages:
+    """Task: how many rows of each language a part has."""
+
+    def __call__(self, unit: PartUnit) -> Result:
+        """`languages`: [language, rows] each."""
+        counts = read_table(unit.part.path, ["language"])["language"].value_counts().to_pylist()
+        rows = unit.part.rows
+        found = [[count["values"], count["counts"]] for count in counts]
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}, "languages": found}
+
+
+@dataclass(frozen=True)
+class SendVectors:
+    """Task: the vectors of a part, cut by shard: of its queries and of their documents."""
+
+    folder: str
+    vectors: Vectors
+    shards: Shards
+
+    def __call__(self, unit: PartUnit) -> Result:
+        """Counts of rows; the files are those of `sent`."""
+        part = unit.part
+        languages = read_table(part.path, ["language"])["language"].to_pylist()
+        shard = self.shards.numbers(read_index([part]).id_hash, languages)
+        texts = self.vectors.texts(part)
+        queries, documents = sent(self.folder, part)
+        total = sum(self.shards.of.values())
+        write_buckets(queries, self._queries(part, texts), shard, total)
+        # A document goes to every shard that has a row with it, once.
+        row = np.repeat(np.arange(part.rows), np.diff(texts.first))
+        pairs = np.unique(np.stack([shard[row], texts.place]), axis=1)
+        table = pa.table(
+            {
+                "text_hash": texts.text_hash[pairs[1]],
+                "vector": vector_column(self.vectors.documents(part)[pairs[1]]),
+            }
+        )
+        write_buckets(documents, table, pairs[0], total)
+        return {"rows_in": part.rows, "rows_out": part.rows, "rejected": {}}
+
+    def _queries(self, part: Part, texts: PartTexts) -> pa.Table:
+        positives = pa.ListArray.from_arrays(
+            pa.array(texts.first.astype(np.int32)), pa.array(texts.text_hash[texts.place])
+        )
+        return pa.table(
+            {
+                "row": np.arange(part.rows, dtype=np.int32),
+                "positives": positives,
+                "vector": vector_column(self.vectors.queries(part)),
+            }
+        )
+
+
+def sent(folder: str, part: Part) -> tuple[str, str]:
+    """The files of a part's queries and documents, cut by shard."""
+    return (
+        join(folder, "shards", f"{part.digest}.queries.arrow"),
+        join(folder, "shards", f"{part.digest}.documents.arrow"),
+    )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of a shard (n), and the distinct documents (N) among which they search."""
+
+    part: np.ndarray
+    """(n,) int64 number of the part that a row stands in."""
+    row: np.ndarray
+    """(n,) int64 within its part."""
+    queries: np.ndarray
+    """(n, D) float16 of unit length."""
+    first: np.ndarray
+    """(n + 1,) int64: row i has the positives `place[first[i]:first[i + 1]]`."""
+    place: np.ndarray
+    """int64 places among the documents, a row's positives in their order."""
+    documents: np.ndarray
+    """(N, D) float16 of unit length, each text once."""
+
+
+def gather(folder: str, parts: Sequence[Part], number: int) -> Shard:
+    """A shard out of the files of all parts.
+
+    Raises:
+        ArtifactError: a file is missing or broken.
+    """
+    paths = [sent(folder, part) for part in parts]
+    rows = read_bucket([queries for queries, _ in paths], number)
+    known = read_bucket([documents for _, documents in paths], number)
+    every = np.concatenate([batch["text_hash"].to_numpy() for batch in known])
+    hashes, where = np.unique(every, return_index=True)
+    vectors = np.concatenate([vectors_of(batch["vector"]) for batch in known])
+    counts = [pc.list_value_length(batch["positives"]).to_numpy() for batch in rows]
+    positives = [batch["positives"].flatten().to_numpy() for batch in rows]
+    return Shard(
+        part=np.repeat(np.arange(len(rows)), [len(batch) for batch in rows]),
+        row=np.concatenate([batch["row"].to_numpy() for batch in rows]).astype(np.int64),
+        queries=np.concatenate([vectors_of(batch["vector"]) for batch in rows]),
+        first=np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64),
+        place=np.searchsorted(hashes, np.concatenate(positives)),
+        documents=vectors[where],
+    )

@@ -1,0 +1,135 @@
+"""A teacher's list of candidates for each query, and why those that are refused are.
+
+Q queries, C places of a list.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rayembed.data.hashes import NO_HASH, mixed
+from rayembed.data.mining.corpus import Corpus
+from rayembed.data.mining.queries import Queries
+from rayembed.search.order import NO_RESULT
+
+OPEN, EMPTY, SKIPPED, QUERY, POSITIVE, GIVEN, CLASS, NEAR_DUPLICATE, RULE = range(9)
+
+REASONS = {
+    SKIPPED: "skipped rank",
+    QUERY: "the query itself",
+    POSITIVE: "a positive",
+    GIVEN: "given already",
+    CLASS: "of the query's class",
+    NEAR_DUPLICATE: "near-duplicate of a positive",
+    RULE: "by the rule",
+}
+"""What the audit calls them. A candidate counts under the first that was found against it."""
+
+_PAIRS_AT_A_TIME = 8192
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """One teacher's lists, best first."""
+
+    scores: np.ndarray
+    """(Q, C) float32, `-inf` where there is none."""
+    ids: np.ndarray
+    """(Q, C) int64, `NO_RESULT` where there is none."""
+    hashes: np.ndarray
+    """(Q, C) int64 of the texts, `NO_HASH` where there is none."""
+    status: np.ndarray
+    """(Q, C) uint8: `OPEN`, `EMPTY` or the reason against it."""
+
+    @property
+    def open(self) -> np.ndarray:
+        """(Q, C) bool: nothing was found against it so far."""
+        return np.asarray(self.status == OPEN)
+
+
+def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) -> Candidates:
+    """The lists that a search found.
+
+    Args:
+        text_hash: int64 by id.
+    """
+    there = ids != NO_RESULT
+    hashes = np.full(ids.shape, NO_HASH, dtype=np.int64)
+    hashes[there] = text_hash[ids[there]]
+    status = np.where(there, OPEN, EMPTY).astype(np.uint8)
+    return Candidates(scores, ids, hashes, status)
+
+
+def without_never(
+    candidates: Candidates, queries: Queries, corpus: Corpus, *, skip: int, given: bool
+) -> Candidates:
+    """The lists with all refused that is no negative whatever it scores.
+
+    First ranks, the query itself, its positives (also those of other rows that ask the same), and
+    documents of its class.
+
+    Args:
+        given: also the negatives that the row brings.
+    """
+    hashes = candidates.hashes
+    positives = corpus.text_hash[queries.positive]
+    labelled = np.flatnonzero(queries.label_hash != NO_HASH)
+    same_class = np.zeros(hashes.shape, dtype=bool)
+    same_class[labelled] = corpus.of_class(hashes[labelled], queries.label_hash[labelled, None])
+    against = [
+        (SKIPPED, np.broadcast_to(np.arange(hashes.shape[1]) < skip, hashes.shape)),
+        (QUERY, hashes == queries.query_hash[:, None]),
+        (POSITIVE, _among(hashes, queries.positive_of, positives)),
+        (CLASS, same_class),
+    ]
+    if given:
+        against.insert(3, (GIVEN, _among(hashes, queries.given_of, queries.given_hash)))
+    return _refused(candidates, against)
+
+
+def without_near_duplicates(candidates: Candidates, copies: np.ndarray) -> Candidates:
+    """The lists with copies of positives refused; `copies` is (Q, C) bool."""
+    return _refused(candidates, [(NEAR_DUPLICATE, copies)])
+
+
+def by_rule(candidates: Candidates, scores: np.ndarray, highest: np.ndarray) -> Candidates:
+    """The lists with all refused that scores above what a negative may.
+
+    Args:
+        scores: (Q, C) by which the rule decides.
+        highest: (Q,) float64.
+    """
+    return _refused(candidates, [(RULE, scores > highest[:, None])])
+
+
+def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
+    """(Q, C) columns in a uniform order that depends on salt and texts alone; open ones first.
+
+    Args:
+        salt: (Q,) uint64.
+    """
+    drawn = mixed(candidates.hashes.view(np.uint64) ^ salt[:, None])
+    return np.lexsort((drawn, ~candidates.open))
+
+
+def score_order(candidates: Candidates, scores: np.ndarray) -> np.ndarray:
+    """(Q, C) columns by falling score, then by rank; open ones first."""
+    return np.lexsort((-scores, ~candidates.open))
+
+
+def _refused(candidates: Candidates, against: Sequence[tuple[int, np.ndarray]]) -> Candidates:
+    status = candidates.status.copy()
+    for reason, refused in against:
+        status[(status == OPEN) & refused] = reason
+    return replace(candidates, status=status)
+
+
+def _among(hashes: np.ndarray, of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """(Q, C) whether a hash is one of those that its row wants."""
+    found = np.zeros(hashes.shape, dtype=bool)
+    for start in range(0, len(of), _PAIRS_AT_A_TIME):
+        rows = of[start : start + _PAIRS_AT_A_TIME]
+        pair, column = np.nonzero(hashes[rows] == wanted[start : start + len(rows), None])
+        found[rows[pair], column] = True
+    return found

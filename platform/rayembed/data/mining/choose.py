@@ -1,0 +1,84 @@
+"""From open candidates to negatives: teachers take turns, copies of positives are passed over.
+
+Whether a candidate is a copy of a positive can only be told from its text, and reading texts is
+what costs. So queries choose as if none were, the texts of what they chose are read, and those that
+chose a copy choose again, until none did. What comes out is what checking all would give.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
+"""Of documents that queries may choose (row → ids), those that are copies of a positive."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A negative: the teacher in whose turn it was taken and its place in that list."""
+
+    document: int
+    teacher: int
+    place: int
+
+
+def choose(
+    lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
+) -> tuple[list[list[Chosen]], int]:
+    """The negatives of each row, in the order in which they were taken, and how many copies of
+    positives were met.
+
+    Args:
+        lists: for each row and teacher the documents to take, the first one first.
+        wanted: negatives of each row; fewer where its lists have fewer.
+        copies: None: nothing is checked.
+    """
+    chosen = [take_turns(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
+    if copies is None:
+        return chosen, 0
+    checked: list[set[int]] = [set() for _ in lists]
+    refused: list[set[int]] = [set() for _ in lists]
+    pending = [row for row, found in enumerate(chosen) if found]
+    # Rows that choose again look further ahead each time, so that few rounds do for a long run of
+    # copies.
+    ahead = 1
+    while pending:
+        asked = {}
+        for row in pending:
+            reach = take_turns(lists[row], wanted[row] * ahead, refused[row])
+            asked[row] = {one.document for one in reach} - checked[row]
+        found = copies(asked)
+        for row, documents in asked.items():
+            checked[row] |= documents
+            refused[row] |= found.get(row, set())
+        again = []
+        for row in pending:
+            chosen[row] = take_turns(lists[row], wanted[row], refused[row])
+            if any(one.document not in checked[row] for one in chosen[row]):
+                again.append(row)
+        pending, ahead = again, 2 * ahead
+    return chosen, sum(map(len, refused))
+
+
+def take_turns(
+    lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
+) -> list[Chosen]:
+    """Up to `count` documents, one from each list in turn, none twice and none that is refused."""
+    taken: dict[int, Chosen] = {}
+    places = [0] * len(lists)
+    left = [teacher for teacher, documents in enumerate(lists) if documents]
+    while left and len(taken) < count:
+        for teacher in tuple(left):
+            documents = lists[teacher]
+            place = places[teacher]
+            while place < len(documents) and (
+                documents[place] in taken or documents[place] in refused
+            ):
+                place += 1
+            places[teacher] = place + 1
+            if place == len(documents):
+                left.remove(teacher)
+                continue
+            taken[documents[place]] = Chosen(documents[place], teacher, place)
+            if len(taken) == count:
+                break
+    return list(taken.values())

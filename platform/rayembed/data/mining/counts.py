@@ -1,0 +1,119 @@
+"""What mining tells of itself: counts, histograms and examples, added up over all parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rayembed.data.hashes import mixed, text_hash
+from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
+from rayembed.data.records import Record
+from rayembed.data.units import Result
+
+EXAMPLES = 20
+"""To read, of all rows."""
+
+HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
+"""100 bins of width 0.02; cosines that rounding puts outside count in the outer ones."""
+
+_SHOWN_CHARACTERS = 300
+
+
+def histogram(scores: np.ndarray) -> list[int]:
+    """How many scores fall into each of the 100 bins."""
+    inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
+    return [int(n) for n in np.histogram(inside, bins=HISTOGRAM_EDGES)[0]]
+
+
+def refused_counts(lists: Sequence[Candidates], copies: int) -> dict[str, int]:
+    """Reason → candidates that it kept out, over all rows and teachers, those of zero left out.
+
+    Args:
+        copies: near-duplicates that were met while negatives were chosen.
+    """
+    status = np.concatenate([candidates.status.ravel() for candidates in lists])
+    counts = np.bincount(status, minlength=max(REASONS) + 1)
+    by_reason = {name: int(counts[code]) for code, name in REASONS.items()}
+    by_reason["near-duplicate of a positive"] += copies
+    return {name: count for name, count in by_reason.items() if count}
+
+
+def looked_at(lists: Sequence[Candidates]) -> int:
+    """Candidates of all rows and teachers."""
+    return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
+
+
+def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
+    """Order and row of those to show: the lowest by a hash of their ids, in whatever part."""
+    keys = mixed(np.array([text_hash(record.id) for record in records], dtype=np.int64))
+    return [(int(keys[row]), int(row)) for row in np.argsort(keys, kind="stable")[:EXAMPLES]]
+
+
+def example(
+    order: int, record: Record, refused: Sequence[tuple[str, float]], positive_score: float
+) -> dict[str, Any]:
+    """A mined row to read.
+
+    Args:
+        order: places it among those of all parts.
+        refused: texts that the rule refused, with the scores by which it did.
+        positive_score: what the rule went by.
+    """
+    return {
+        "order": order,
+        "query": _shown(record.query),
+        "positive": _shown(record.positives[0]),
+        "positive_score": round(positive_score, 4),
+        "negatives": [
+            {
+                "text": _shown(negative.text),
+                "score": _rounded(negative.score),
+                "rank": negative.rank,
+                "rule": negative.rule,
+                "teacher": negative.teacher,
+                "cross_score": _rounded(negative.cross_score),
+            }
+            for negative in record.negatives
+        ],
+        "refused": [{"text": _shown(text), "score": round(score, 4)} for text, score in refused],
+    }
+
+
+def add_up_mining(results: Sequence[Result]) -> dict[str, Any]:
+    """Entries of the manifest over the results of all parts."""
+    refused: dict[str, int] = {}
+    for result in results:
+        for reason, count in result["refused"].items():
+            refused[reason] = refused.get(reason, 0) + count
+    examples = sorted(
+        (one for result in results for one in result["mining_examples"]),
+        key=lambda one: (one["order"], one["query"]),
+    )
+    return {
+        "mined": sum(result["mined"] for result in results),
+        "without_negatives": sum(result["without"] for result in results),
+        "short": sum(result["short"] for result in results),
+        "candidates": sum(result["candidates"] for result in results),
+        "refused": dict(sorted(refused.items())),
+        "histograms": _sum([result["histograms"] for result in results]),
+        "mining_examples": [
+            {name: value for name, value in one.items() if name != "order"}
+            for one in examples[:EXAMPLES]
+        ],
+    }
+
+
+def _sum(of_parts: Sequence[Sequence[Mapping[str, Sequence[int]]]]) -> list[dict[str, list[int]]]:
+    """For each teacher the histograms of all parts as one."""
+    return [
+        {name: np.sum([one[name] for one in of_teacher], axis=0).tolist() for name in of_teacher[0]}
+        for of_teacher in zip(*of_parts, strict=True)
+    ]
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def _rounded(score: float | None) -> float | None:
+    return None if score is None else round(score, 4)

@@ -1,0 +1,193 @@
+"""A corpus of its own to mine from: files of documents become parts, which a teacher embeds.
+
+Parts of documents are Parquet files of one column, `text`, named by their content.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config import mining as settings
+from rayembed.config.run import fingerprint
+from rayembed.config.sources import DEFAULT_REJECTED_SHARE
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import Part, parquet_bytes, read_table
+from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.records import has_content
+from rayembed.data.sources.columns import read_column
+from rayembed.data.sources.files import BadRow, Piece, list_pieces, read_rows
+from rayembed.data.units import Result, add_up, run_units
+from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
+from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.errors import DataError
+
+CODE_VERSION = 1
+"""Of reading documents; raised whenever others come of the same files."""
+
+SCHEMA = pa.schema([("text", pa.string())])
+
+_DOCUMENTS_PER_PART = 16_384
+"""Vectors of 4,096 dimensions are 134 MB then."""
+
+_DUPLICATE = "duplicate"
+_EXAMPLES_PER_UNIT = 3
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(frozen=True)
+class DocumentPiece:
+    """A piece of the files as a unit of work."""
+
+    piece: Piece
+
+    @property
+    def key(self) -> str:
+        """Hash of which bytes of which file."""
+        return xxhash.xxh3_128_hexdigest(repr(self.piece).encode())
+
+
+@dataclass(frozen=True)
+class ReadDocuments:
+    """Task: parts of the documents of a piece, each text once."""
+
+    folder: str
+    column: str
+
+    def __call__(self, unit: DocumentPiece) -> Result:
+        """`parts`, counts and examples of rejected rows; a row may hold several documents."""
+        waiting: dict[str, None] = {}
+        seen: set[int] = set()
+        parts: list[Part] = []
+        rejected: dict[str, int] = {}
+        examples: list[dict[str, str]] = []
+        rows = 0
+        for row in read_rows(unit.piece):
+            rows += 1
+            texts = documents_of(row, self.column)
+            if not isinstance(texts, str):
+                new = [text for text in dict.fromkeys(texts) if text_hash(text) not in seen]
+                seen.update(map(text_hash, new))
+                waiting.update(dict.fromkeys(new))
+                texts = "" if new else _DUPLICATE
+            if texts:
+                rejected[texts] = rejected.get(texts, 0) + 1
+                if sum(one["reason"] == texts for one in examples) < _EXAMPLES_PER_UNIT:
+                    examples.append({"reason": texts, "row": str(row)[:_SHOWN_CHARACTERS]})
+            if len(waiting) >= _DOCUMENTS_PER_PART:
+                parts.append(write_documents(self.folder, list(waiting)))
+                waiting = {}
+        if waiting:
+            parts.append(write_documents(self.folder, list(waiting)))
+        return {
+            "rows_in": rows,
+            "rows_used": rows - sum(rejected.values()),
+            "rows_out": sum(part.rows for part in parts),
+            "rejected": rejected,
+            "examples": examples,
+            "parts": [[part.path.rsplit("/", 1)[-1], part.rows] for part in parts],
+        }
+
+
+@dataclass(frozen=True)
+class EmbedDocuments:
+    """Task: the vectors of a part of documents."""
+
+    vectors: Vectors
+    config: settings.Teacher
+    load: Callable[[settings.Teacher, str], Encoder] = load_teacher
+
+    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+        """Counts of documents; vectors that are there are not made again."""
+        rows = unit.part.rows
+        if not self.vectors.has(unit.part):
+            texts = read_table(unit.part.path)["text"].to_pylist()
+            found = self.load(self.config, device)(texts, "document")
+            self.vectors.save(unit.part, found[:0], found, known_of(texts))
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}}
+
+
+def corpus_of(workshop: Workshop, corpus: settings.Corpus) -> tuple[Making, list[Piece]]:
+    """The folder of the corpus' documents, which need not be there yet, and what it is made of.
+
+    Raises:
+        DataError: nothing there, or files that are none of the known kinds.
+    """
+    pieces = list_pieces(_below_root(workshop.root, corpus.path))
+    named = [[p.path.rsplit("/", 1)[-1], p.start, p.version] for p in pieces]
+    inputs = {"code": CODE_VERSION, "text": corpus.text, "source": fingerprint(named)}
+    return Making(workshop.storage, "documents", "corpus", inputs), pieces
+
+
+def make_documents(
+    workshop: Workshop, corpus: settings.Corpus, making: Making, pieces: Sequence[Piece]
+) -> Prepared:
+    """The folder of the corpus' documents, made or found.
+
+    Raises:
+        DataError: no documents, or too many rows without one.
+    """
+    if (found := making.found()) is not None:
+        return found
+    task = ReadDocuments(making.parts_folder, corpus.text)
+    units = [DocumentPiece(piece) for piece in pieces]
+    results = run_units(making.folder, "documents", task, units, workshop.execute)
+    _accept(corpus, results)
+    return making.finish(results, [part for result in results for part in result["parts"]])
+
+
+def documents_of(row: Any, column: str) -> list[str] | str:
+    """The documents of a row, or the reason why it has none."""
+    if isinstance(row, BadRow):
+        return row.reason
+    value = read_column(row, column)
+    texts = value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str | None) for text in texts):
+        return f"column {column!r} is neither a text nor a list of texts"
+    found = [text for text in texts if text is not None and has_content(text)]
+    if not found:
+        return "no text"
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError:  # JSON lets half of a surrogate pair through
+        return "not valid Unicode"
+    return found
+
+
+def write_documents(folder: str, texts: Sequence[str]) -> Part:
+    """The part below `folder` that holds the texts; writing it again changes nothing."""
+    content = parquet_bytes(pa.table({"text": list(texts)}, SCHEMA))
+    path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
+    write_atomic(path, content)
+    return Part(path, len(texts))
+
+
+def known_of(texts: Sequence[str]) -> PartTexts:
+    """What is known of a part's documents: rows it has none, and no classes."""
+    nothing = np.empty(0, dtype=np.int64)
+    hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
+    return PartTexts(hashes, np.zeros(1, dtype=np.int64), nothing, nothing, nothing)
+
+
+def _below_root(root: str, path: str) -> str:
+    return path if not root or "://" in path or Path(path).is_absolute() else join(root, path)
+
+
+def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
+    """Return when there are documents and not too many rows without one."""
+    rows, documents, rejected = add_up(results)
+    counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
+    bad = sum(count for reason, count in rejected.items() if reason != _DUPLICATE)
+    if not documents:
+        raise DataError(f"the corpus {corpus.path!r} has no documents in {rows} rows: {counts}")
+    if bad > DEFAULT_REJECTED_SHARE * rows:
+        raise DataError(
+            f"the corpus {corpus.path!r}: {bad} of {rows} rows have no document in column "
+            f"{corpus.text!r} ({counts}), more than a share of {DEFAULT_REJECTED_SHARE}; mend the "
+            "files or name another column (mining.corpus.text)"
+        )

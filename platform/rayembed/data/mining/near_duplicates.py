@@ -1,0 +1,49 @@
+"""Texts that nearly are one another, by the word trigrams that they share."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+
+_WORD = re.compile(r"\w+")
+
+
+def trigrams(text: str) -> frozenset[tuple[str, ...]]:
+    """The text's word trigrams, without case and punctuation.
+
+    A text of fewer words is one shingle of what it has; one without words stands for itself.
+    """
+    words = _WORD.findall(text.casefold())
+    if len(words) < 3:
+        return frozenset([tuple(words) or (text,)])
+    return frozenset(zip(words, words[1:], words[2:], strict=False))
+
+
+def is_near_duplicate(
+    text: str, positives: Sequence[frozenset[tuple[str, ...]]], similarity: float
+) -> bool:
+    """Whether the Jaccard similarity of trigrams with a positive's reaches `similarity`."""
+    own = trigrams(text)
+    for other in positives:
+        common = len(own & other)
+        # A quotient is rounded once, as the setting is: 7 of 10 reach 0.7, which 0.7 · 10 exceeds.
+        if common / (len(own) + len(other) - common) >= similarity:
+            return True
+    return False
+
+
+def copies_among(
+    asked: Mapping[int, Collection[int]],
+    texts: Mapping[int, str],
+    positives: Sequence[Sequence[str]],
+    similarity: float,
+) -> dict[int, set[int]]:
+    """Of the documents that rows ask about (row → ids), the near-duplicates of their positives.
+
+    Args:
+        texts: of the documents by id.
+        positives: texts of each row.
+    """
+    found = {}
+    for row, documents in asked.items():
+        own = [trigrams(text) for text in positives[row]]
+        found[row] = {d for d in documents if is_near_duplicate(texts[d], own, similarity)}
+    return found

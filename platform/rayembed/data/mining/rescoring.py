@@ -1,0 +1,120 @@
+"""Rescoring: a cross-encoder scores positives and candidates in place of the teacher.
+
+The model stays loaded in the process that uses it. Q queries, C places of a list.
+"""
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.mining import CrossEncoder
+from rayembed.data.mining.candidates import Candidates, without_near_duplicates
+from rayembed.data.mining.near_duplicates import copies_among
+from rayembed.data.mining.queries import lowest_of_rows
+from rayembed.errors import AssetError
+
+Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
+"""(n,) float32 scores in [0, 1] of n pairs of query and document."""
+
+_ROWS_AT_A_TIME = 512
+"""Whose candidates' texts are in memory together."""
+
+_PAIRS_PER_BATCH_GPU = 256
+_PAIRS_PER_BATCH_CPU = 16
+
+
+def load_cross_encoder(config: CrossEncoder, device: str = "cpu") -> Scorer:
+    """The scores of the cross-encoder on `device`, loaded once a process.
+
+    Its one output goes through the sigmoid whatever the model's own activation is, so that rules by
+    shares of the positive's score have a zero to go by.
+
+    Raises:
+        AssetError: the model gives more than one number for a pair.
+    """
+    return _load(config.model, config.max_length, device)
+
+
+def rescore(
+    lists: Sequence[Candidates],
+    queries: Sequence[str],
+    positives: Sequence[Sequence[str]],
+    read_texts: Callable[[Collection[int]], Mapping[int, str]],
+    similarity: float | None,
+    score: Scorer,
+) -> tuple[list[Candidates], list[np.ndarray], np.ndarray]:
+    """The cross-encoder's scores of what is open in the teachers' lists.
+
+    Args:
+        lists: one of each teacher; a document that stands in several is scored once for a query.
+        positives: texts of each query.
+        similarity: Jaccard similarity from which a candidate is a copy of a positive; copies are
+            refused and not scored.
+
+    Returns:
+        The lists without copies of positives; for each (Q, C) float32 scores in [0, 1], `-inf`
+        where nothing is open; and (Q,) float32 of the lowest-scoring positives.
+    """
+    copies = [np.zeros(one.ids.shape, dtype=bool) for one in lists]
+    scores = [np.full(one.ids.shape, -np.inf, dtype=np.float32) for one in lists]
+    lowest = [np.empty(0, dtype=np.float32)]
+    for start in range(0, len(queries), _ROWS_AT_A_TIME):
+        rows = range(start, min(start + _ROWS_AT_A_TIME, len(queries)))
+        open_ = {row: _open_documents(lists, row) for row in rows}
+        texts = read_texts(set().union(*open_.values()))
+        if similarity is not None:
+            refused = copies_among(open_, texts, positives, similarity)
+            open_ = {row: documents - refused[row] for row, documents in open_.items()}
+        pairs = [(row, document) for row in rows for document in sorted(open_[row])]
+        found = score([(queries[row], texts[document]) for row, document in pairs])
+        of_pair = dict(zip(pairs, found.tolist(), strict=True))
+        for row in rows:
+            for teacher, one in enumerate(lists):
+                for column in np.flatnonzero(one.open[row]).tolist():
+                    of_document = of_pair.get((row, int(one.ids[row, column])))
+                    if of_document is None:
+                        copies[teacher][row, column] = True
+                    else:
+                        scores[teacher][row, column] = of_document
+        of = np.repeat(np.arange(len(rows)), [len(positives[row]) for row in rows])
+        of_positives = score([(queries[row], text) for row in rows for text in positives[row]])
+        lowest.append(lowest_of_rows(of, of_positives))
+    left = [without_near_duplicates(one, copy) for one, copy in zip(lists, copies, strict=True)]
+    return left, scores, np.concatenate(lowest)
+
+
+def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
+    return {int(d) for one in lists for d in one.ids[row][one.open[row]]}
+
+
+@lru_cache(maxsize=1)
+def _load(reference: str, max_length: int, device: str) -> Scorer:
+    from sentence_transformers import CrossEncoder as Model
+
+    if device == "cpu":
+        torch.set_num_threads(os.cpu_count() or 1)  # as for a teacher
+    folder = str(resolve_model(reference))
+    model = Model(folder, device=device, max_length=max_length, local_files_only=True)
+    if model.num_labels != 1:
+        raise AssetError(
+            f"the cross-encoder {reference!r} gives {model.num_labels} numbers for a pair; "
+            "rescoring needs one that gives one (a reranker)"
+        )
+    batch = _PAIRS_PER_BATCH_CPU if device == "cpu" else _PAIRS_PER_BATCH_GPU
+
+    def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        if not pairs:
+            return np.empty(0, dtype=np.float32)
+        found = model.predict(
+            list(pairs),
+            batch_size=batch,
+            show_progress_bar=False,
+            activation_fn=torch.nn.Sigmoid(),
+        )
+        return np.asarray(found, dtype=np.float32)
+
+    return score

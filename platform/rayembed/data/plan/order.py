@@ -1,0 +1,239 @@
+"""From parts and settings to an order: which rows can be used, and where each stands."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from rayembed.data.parts import Part, PartIndex, read_index, read_table
+from rayembed.data.plan.blended import blended
+from rayembed.data.plan.clustered import clustered
+from rayembed.data.plan.homogeneous import homogeneous, large_enough
+from rayembed.data.plan.walks import Rows
+from rayembed.errors import DataError
+
+log = logging.getLogger(__name__)
+
+MAX_SHARE_WITHOUT_NEGATIVES = 0.5
+"""Where rows learn from hard negatives alone, those that have none are left out and counted: of
+Wikipedia's descriptions 3, of its sentences 7 percent have a positive that scores so low that all
+100 candidates exceed the limit. More of them than this share are a mistake in the settings."""
+
+NO_NEGATIVE = "no negative"
+SMALL_LANGUAGE = "fewer rows of its language than a batch"
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What decides a plan, beside the rows."""
+
+    weights: Mapping[str, float]
+    """Share of each data set."""
+    global_pairs: int
+    num_negatives: int
+    num_steps: int
+    seed: int
+    in_batch_negatives: bool
+    """Whether the stage uses in-batch negatives at all; otherwise every row needs hard ones."""
+    key: str = ""
+    """Names the stage, so that two stages with one seed draw differently."""
+    policy: Literal["blended", "homogeneous", "clustered"] = "blended"
+    temperature: float | None = None
+    """T of `BatchConfig`."""
+
+
+@dataclass(frozen=True)
+class UsableRows:
+    """Of one data set."""
+
+    index: PartIndex
+    place: np.ndarray
+    """(n,) int64 places in the index, in an order that only the rows' content decides."""
+    rejected: dict[str, int]
+    """Reason → rows that are not among them."""
+
+    @property
+    def language_hash(self) -> np.ndarray:
+        """(n,) int64."""
+        return np.asarray(self.index.language_hash[self.place])
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which row stands in which slot of which step."""
+
+    dataset: np.ndarray
+    """(steps, G) int32 places among the data sets."""
+    row: np.ndarray
+    """(steps, G) int64 places among the data set's usable rows."""
+
+
+def usable_rows(
+    parts: Mapping[str, Sequence[Part]], config: PlanConfig, batch_pairs: Mapping[str, int]
+) -> dict[str, UsableRows]:
+    """The usable rows of each data set of `config.weights`.
+
+    Args:
+        batch_pairs: as in `write_plan`.
+
+    Raises:
+        DataError: as `write_plan`.
+    """
+    found = {}
+    for name in sorted(config.weights):
+        index = read_index(parts[name])
+        if len(index.id_hash) == 0:
+            raise DataError(f"data set {name!r} is empty: it has no usable row")
+        learns = _learning(name, index, config)
+        if config.policy == "clustered":
+            found[name] = _of_whole_batches(name, index, config, batch_pairs.get(name))
+        else:
+            found[name] = _of_single_rows(name, index, learns, config, parts[name])
+    total = sum(len(usable.place) for usable in found.values())
+    if total < config.global_pairs:
+        raise DataError(
+            f"stage {config.key!r}: its data sets have {total} rows in all, fewer than one global "
+            f"batch of {config.global_pairs} pairs; lower batch.global_pairs or add rows"
+        )
+    return found
+
+
+def order_rows(usable: Mapping[str, UsableRows], config: PlanConfig) -> Order:
+    """The order by the stage's policy.
+
+    Raises:
+        DataError: a data set has too few rows.
+    """
+    rows = [
+        Rows(name, config.weights[name], of.index.query_hash[of.place], of.language_hash)
+        for name, of in usable.items()
+    ]
+    policy = {"blended": blended, "homogeneous": homogeneous, "clustered": clustered}[config.policy]
+    shape = (config.num_steps, config.global_pairs)
+    order = Order(np.empty(shape, np.int32), np.empty(shape, np.int64))
+    batches = policy(rows, *shape[::-1], config.seed, config.key, config.temperature)
+    for step, batch in enumerate(batches):
+        order.dataset[step], order.row[step] = batch.dataset, batch.row
+    return order
+
+
+def describe(
+    usable: Mapping[str, UsableRows],
+    order: Order,
+    config: PlanConfig,
+    parts: Mapping[str, Sequence[Part]],
+) -> dict[str, dict[str, Any]]:
+    """What stands in the manifest of each data set: rows, draws, epochs, steps, languages."""
+    told: dict[str, dict[str, Any]] = {}
+    for number, (name, rows) in enumerate(usable.items()):
+        drawn = int((order.dataset == number).sum())
+        told[name] = {
+            "rows": len(rows.place),
+            "rejected": rows.rejected,
+            "drawn": drawn,
+            "epochs": round(drawn / len(rows.place), 3),
+        }
+        if drawn == 0:
+            log.warning(
+                "stage %s: its %d steps draw nothing of %s, whose share is too small",
+                *(config.key, config.num_steps, name),
+            )
+        if config.policy == "blended":
+            continue
+        mine = order.dataset[:, 0] == number
+        told[name]["steps"] = int(mine.sum())
+        if config.policy == "homogeneous":
+            languages = rows.language_hash
+            of_step = languages[order.row[mine, 0]]
+            told[name]["languages"] = [
+                {
+                    "language": _language(parts[name], int(rows.place[first])),
+                    "rows": int(count),
+                    "steps": int((of_step == language).sum()),
+                }
+                for language, first, count in zip(
+                    *np.unique(languages, return_index=True, return_counts=True), strict=True
+                )
+            ]
+    return told
+
+
+def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
+    """(rows,) bool: the row has negatives to learn from.
+
+    Raises:
+        DataError: too few rows have.
+    """
+    count = len(index.id_hash)
+    negatives = np.minimum(index.num_negatives, config.num_negatives)
+    learns = (index.in_batch & config.in_batch_negatives) | (negatives > 0)
+    missing = int((~learns).sum())
+    if missing > MAX_SHARE_WITHOUT_NEGATIVES * count:
+        raise DataError(
+            f"data set {name!r}: {missing} of {count} rows have no hard negatives, and "
+            f"in-batch negatives are off for them in stage {config.key!r}, so they could learn "
+            "from nothing; set mining for the data set, name its negatives column, or set "
+            "in_batch_negatives=true for the stage and the data set"
+        )
+    if missing:
+        log.warning(
+            "stage %s: %d of %d rows of %s have no hard negatives and %s",
+            *(config.key, missing, count, name),
+            "learn from nothing in their batches" if config.policy == "clustered" else "are out",
+        )
+    return np.asarray(learns)
+
+
+def _of_single_rows(
+    name: str, index: PartIndex, learns: np.ndarray, config: PlanConfig, parts: Sequence[Part]
+) -> UsableRows:
+    """Rows that learn, with `homogeneous` those of languages with rows for a batch."""
+    order = np.lexsort((np.arange(len(learns)), index.id_hash))
+    place = order[learns[order]]
+    rejected = {NO_NEGATIVE: len(order) - len(place)}
+    if config.policy == "homogeneous":
+        large = large_enough(index.language_hash[place], config.global_pairs)
+        if not large.any():
+            raise DataError(
+                f"data set {name!r} has {len(place)} rows and no language with rows for one "
+                f"batch of {config.global_pairs} pairs, which stage {config.key!r} fills from one "
+                "language; lower batch.global_pairs, add rows or take policy 'blended'"
+            )
+        small = place[~large]
+        place = place[large]
+        rejected[SMALL_LANGUAGE] = len(small)
+        if len(small):
+            firsts = np.unique(index.language_hash[small], return_index=True)[1]
+            names = sorted(str(_language(parts, int(small[first]))) for first in firsts)
+            log.warning(
+                "stage %s: %d rows of %s are in languages with fewer rows than a batch of %d and "
+                "are out: %s",
+                *(config.key, len(small), name, config.global_pairs, ", ".join(names)),
+            )
+    return UsableRows(index, place, {reason: n for reason, n in rejected.items() if n})
+
+
+def _of_whole_batches(
+    name: str, index: PartIndex, config: PlanConfig, batch_pairs: int | None
+) -> UsableRows:
+    """All rows, batch after batch; batches by the smallest hash of an id in them."""
+    if batch_pairs != config.global_pairs:
+        has = f"batches of {batch_pairs} pairs" if batch_pairs else "no clusters"
+        raise DataError(
+            f"stage {config.key!r} takes clustered batches of {config.global_pairs} pairs, and "
+            f"data set {name!r} has {has}; set clusters.batch_pairs={config.global_pairs} for it"
+        )
+    batches = index.id_hash.reshape(-1, batch_pairs)
+    order = np.argsort(batches.min(1), kind="stable")
+    return UsableRows(index, np.arange(batches.size).reshape(batches.shape)[order].ravel(), {})
+
+
+def _language(parts: Sequence[Part], place: int) -> str | None:
+    """The language of a row that counts through the parts."""
+    for part in parts:
+        if place < part.rows:
+            return read_table(part.path, ["language"])["language"][place].as_py()  # type: ignore[no-any-return]
+        place -= part.rows
+    raise AssertionError(place)

@@ -1,0 +1,126 @@
+"""What all policies share: rows of a data set, their shares, seeded walks over them.
+
+Everything depends on the rows' hashes, the weights and the seed, and on nothing else: not on
+workers, not on the order in which rows were read. G rows of a global batch.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the order needs to know of a data set."""
+
+    name: str
+    weight: float
+    """Share of it in the stage, relative to the others; see `shares`."""
+    query_hash: np.ndarray
+    """(n,) int64 of the queries' texts, in an order that only the rows' content decides."""
+    language_hash: np.ndarray | None = None
+    """(n,) int64; None: the policy does not look at languages."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step, by slot."""
+
+    dataset: np.ndarray
+    """(G,) int32 places in the sequence of data sets."""
+    row: np.ndarray
+    """(G,) int64 places in the data set's rows."""
+
+
+def shares(weights: Sequence[float], rows: Sequence[int], temperature: float | None) -> np.ndarray:
+    """Shares that add up to 1: each weight, times its number of rows to the power 1/T.
+
+    Args:
+        temperature: T; None: the weights alone.
+    """
+    share = np.array(weights, dtype=np.float64)
+    if temperature is not None:
+        # By the largest: a small T would overflow, and only ratios count.
+        share *= (np.array(rows) / max(rows)) ** (1.0 / temperature)
+    return np.asarray(share / share.sum())
+
+
+def whole_numbers(owed: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that add up to `total`: rounded down, the rest to the largest remainders."""
+    counts = np.maximum(np.floor(owed + 1e-9), 0).astype(np.int64)
+    missing = total - int(counts.sum())
+    order = np.lexsort((np.arange(len(owed)), -np.round(owed - counts, 9)))
+    counts[order[: max(missing, 0)]] += 1
+    for place in order[::-1]:  # only where a share rounded up before others were owed
+        if missing >= 0:
+            break
+        taken = min(int(counts[place]), -missing)
+        counts[place] -= taken
+        missing += taken
+    return counts
+
+
+def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
+    """(sum of counts,) int64: each number i so often as `counts[i]` says, in seeded order."""
+    numbers = np.repeat(np.arange(len(counts)), counts)
+    return generator(seed, key, "sequence", 0).permutation(numbers)
+
+
+class Walk:
+    """Rows of one name, epoch after epoch, each in a seeded permutation."""
+
+    def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str) -> None:
+        self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
+        self.epoch = 0
+        self.order = self._permutation()
+        self.place = 0
+        self.waiting: deque[int] = deque()
+
+    def draw(self, count: int, used: set[int]) -> np.ndarray:
+        """(count,) int64 rows; their query hashes are added to `used`.
+
+        No row comes again before all others came. A row whose query text is in `used` waits for
+        the next call, unless its epoch has no other row left.
+        """
+        ahead = self.order[self.place : self.place + count]
+        hashes = set(self.query_hash[ahead].tolist())
+        if not self.waiting and len(hashes) == count and hashes.isdisjoint(used):
+            self.place += count  # the usual case: all of the next rows fit
+            used |= hashes
+            return ahead
+        taken: list[int] = []
+        waiting, self.waiting = self.waiting, deque()
+        for row in waiting:
+            self._take_or_wait(row, count, taken, used)
+        while len(taken) < count:
+            if self.place < len(self.order):
+                row = int(self.order[self.place])
+                self.place += 1
+                self._take_or_wait(row, count, taken, used)
+            elif self.waiting:  # the epoch has nothing else: the batch gets a query twice
+                taken.append(self.waiting.popleft())
+            else:
+                self.epoch += 1
+                self.order, self.place = self._permutation(), 0
+        return np.array(taken, dtype=np.int64)
+
+    def _take_or_wait(self, row: int, count: int, taken: list[int], used: set[int]) -> None:
+        query = int(self.query_hash[row])
+        if len(taken) < count and query not in used:
+            used.add(query)
+            taken.append(row)
+        else:
+            self.waiting.append(row)
+
+    def _permutation(self) -> np.ndarray:
+        numbers = generator(self.seed, self.key, self.name, self.epoch)
+        return numbers.permutation(len(self.query_hash)).astype(np.int64)
+
+
+def generator(seed: int, key: str, name: str, number: int) -> np.random.Generator:
+    """Random numbers for one purpose: `name` and `number` within the stage `key`."""
+    text = f"{seed}\0{key}\0{name}\0{number}"
+    return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))

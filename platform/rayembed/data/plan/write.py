@@ -1,0 +1,167 @@
+"""A batch plan from parts: rows in order, scattered and gathered into files, the manifest last."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.fs
+from filelock import FileLock
+
+from rayembed.assets.storage import exists, is_remote, join, open_storage, write_atomic
+from rayembed.config.run import fingerprint
+from rayembed.data.parts import Part
+from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan
+from rayembed.data.plan.files import (
+    ROWS_PER_FILE,
+    Gather,
+    PartPlaces,
+    Scatter,
+    blocks_of,
+    part_places,
+)
+from rayembed.data.plan.order import (
+    Order,
+    PlanConfig,
+    UsableRows,
+    describe,
+    order_rows,
+    usable_rows,
+)
+from rayembed.data.units import Execute, in_process, run_units
+from rayembed.errors import ArtifactError
+
+log = logging.getLogger(__name__)
+
+
+def write_plan(
+    folder: str,
+    parts: Mapping[str, Sequence[Part]],
+    config: PlanConfig,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    batch_pairs: Mapping[str, int] | None = None,
+    execute: Execute = in_process,
+) -> BatchPlan:
+    """The finished plan in `folder`; one that is there with the same inputs is taken as it is.
+
+    Locally the folder appears when it is complete, and a lock beside it lets one run at a time
+    make it: others that want the same plan wait and open what is there then. In object storage the
+    manifest is written last and nothing is locked: let one run finish a plan before others start.
+
+    Args:
+        parts: of each data set that `config.weights` names.
+        inputs: what the parts were made of, for the manifest and to know the plan again.
+        batch_pairs: of data sets whose rows stand in clustered batches, part after part: the rows
+            of a batch. The policy `clustered` needs it of all.
+
+    Raises:
+        DataError: a data set is empty, has too few rows for a batch, has no clustered batches
+            where the policy wants some or has them of another size, or has rows that could learn
+            from nothing; before any file but the lock is written.
+    """
+    datasets = sorted(config.weights)
+    wanted = fingerprint(
+        {
+            "version": VERSION,
+            "config": _plain(config),
+            "parts": {name: [part.digest for part in parts[name]] for name in datasets},
+            "inputs": dict(inputs or {}),
+        }
+    )
+    if (found := _finished(folder, wanted)) is not None:
+        return found
+    if is_remote(folder):
+        return _write(folder, parts, config, inputs, batch_pairs, execute, wanted)
+    lock = Path(f"{open_storage(folder)[1].rstrip('/')}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        if (found := _finished(folder, wanted)) is not None:
+            return found
+        return _write(folder, parts, config, inputs, batch_pairs, execute, wanted)
+
+
+def _finished(folder: str, wanted: str) -> BatchPlan | None:
+    if not exists(join(folder, MANIFEST)):
+        return None
+    found = BatchPlan.open(folder)
+    if found.manifest["made_of"] != wanted:
+        raise ArtifactError(f"{folder!r} holds a plan of other data or settings; remove it")
+    return found
+
+
+def _write(
+    folder: str,
+    parts: Mapping[str, Sequence[Part]],
+    config: PlanConfig,
+    inputs: Mapping[str, str] | None,
+    batch_pairs: Mapping[str, int] | None,
+    execute: Execute,
+    wanted: str,
+) -> BatchPlan:
+    datasets = sorted(config.weights)
+    began = time.monotonic()
+    work = folder if is_remote(folder) else f"{folder.rstrip('/')}.{wanted}.partial"
+    steps_per_file = max(1, ROWS_PER_FILE // config.global_pairs)
+    usable = usable_rows(parts, config, batch_pairs or {})
+    order = order_rows(usable, config)
+    places = _all_places(usable, order, parts)
+    scatter = Scatter(work, steps_per_file, config.num_negatives)
+    scattered = run_units(work, f"plan {config.key} scatter", scatter, places, execute)
+    blocks = blocks_of(scattered, config.num_steps, steps_per_file)
+    gather = Gather(work, config.global_pairs)
+    gathered = run_units(work, f"plan {config.key} gather", gather, blocks, execute)
+    steps = [step for result in gathered for step in result["steps"]]
+    told = describe(usable, order, config, parts)
+    for name in datasets:
+        written = sum(int(result["rows_by_dataset"].get(name, 0)) for result in gathered)
+        assert written == told[name]["drawn"], (name, written, told[name])
+    assert len(steps) == config.num_steps
+    assert sum(of["drawn"] for of in told.values()) == config.num_steps * config.global_pairs
+    manifest = {
+        "version": VERSION,
+        **_plain(config),
+        "steps_per_file": steps_per_file,
+        "fingerprint": hashlib.sha256("".join(steps).encode()).hexdigest()[:12],
+        "made_of": wanted,
+        "inputs": dict(inputs or {}),
+        "datasets": told,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    return _finish(folder, work, manifest)
+
+
+def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
+    filesystem, inside = open_storage(work)
+    for rest in ("scattered", "units"):
+        info = filesystem.get_file_info(join(inside, rest))
+        if info.type == pyarrow.fs.FileType.Directory:
+            filesystem.delete_dir(info.path)
+    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+    write_atomic(join(work, MANIFEST), content)
+    if work != folder:
+        filesystem.move(inside, open_storage(folder)[1])
+    log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
+    return BatchPlan.open(folder)
+
+
+def _plain(config: PlanConfig) -> dict[str, Any]:
+    return {**vars(config), "weights": dict(sorted(config.weights.items()))}
+
+
+def _all_places(
+    usable: Mapping[str, UsableRows], order: Order, parts: Mapping[str, Sequence[Part]]
+) -> list[PartPlaces]:
+    """The places of every part's rows, over all data sets."""
+    places: list[PartPlaces] = []
+    for number, (name, rows) in enumerate(usable.items()):
+        step, slot = np.nonzero(order.dataset == number)
+        chosen = rows.place[order.row[step, slot]]
+        paths = [part.path for part in parts[name]]
+        counts = [part.rows for part in parts[name]]
+        places += part_places(paths, counts, chosen, step, slot.astype(np.int32))
+    return places

@@ -1,0 +1,261 @@
+"""BEIR's layout: judgements joined with queries and documents, whatever the size of the corpus.
+
+    judgements ──► buckets by query          which documents are needed, and in which buckets
+    queries    ──► the same buckets
+    documents  ──► the buckets of the queries that need them; others are passed over
+    a bucket   ──► its queries' records
+
+Held in memory are 12 bytes for each judgement, and one bucket.
+"""
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import BeirSource
+from rayembed.data.hashes import text_hash
+from rayembed.data.shuffle import Scatter, bucket_of, gather
+from rayembed.data.sources.building import record_of
+from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.kinds import columns_of
+from rayembed.data.sources.rows import BadRow, read_rows
+from rayembed.data.sources.tasks import NOT_RELEVANT, HeldOut, RecordWriter
+from rayembed.data.units import Result
+
+NO_QUERY = "query is not among the queries"
+NO_DOCUMENT = "document is not in the corpus"
+
+BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
+"""Some 40,000 judgements as text; their documents are some hundred times as large."""
+
+IDS = ("_id", "id")
+"""Columns of a document's or query's id: BEIR's, and that of mteb's newer copies."""
+
+_JUDGEMENTS = pa.schema(
+    [("query", pa.string()), ("document", pa.string()), ("origin", pa.string())]
+)
+_TEXTS = pa.schema([("id", pa.string()), ("text", pa.string()), ("language", pa.string())])
+_NEEDED = np.dtype([("hash", np.int64), ("bucket", np.int32)])
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """What the tasks of one data set share."""
+
+    folder: str
+    """Of parts."""
+    scattered: str
+    dataset: DatasetConfig
+    buckets: int
+
+    @property
+    def source(self) -> BeirSource:
+        """The data set's."""
+        assert isinstance(self.dataset.source, BeirSource)
+        return self.dataset.source
+
+
+@dataclass(frozen=True)
+class ScatterJudgements:
+    """Task: the judgements of a piece by query, and which documents they need."""
+
+    shared: Scattering
+
+    def __call__(self, unit: Piece) -> Result:
+        """`scattered` and `needed` name files; rows in are the rejected ones."""
+        shared = self.shared
+        writer = RecordWriter(shared.folder, HeldOut())
+        scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
+        needed: set[tuple[int, int]] = set()
+        for row in read_rows(unit, columns_of(shared.source).values()):
+            if isinstance(row, BadRow):
+                writer.reject(row.reason, row.shown)
+                continue
+            try:
+                query, document = _judgement(shared.source, row.values)
+            except RowError as problem:
+                writer.reject(str(problem), row.values)
+                continue
+            bucket = bucket_of(query, shared.buckets)
+            needed.add((text_hash(document), bucket))
+            told = {"query": query, "document": document, "origin": row.origin}
+            scatter.add(bucket, told)
+        name = f"needed-{unit.key}.npy"
+        _write(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
+        return {**writer.finish(), "scattered": scatter.finish(), "needed": name}
+
+
+@dataclass(frozen=True)
+class ScatterTexts:
+    """Task: the queries of a piece by their id, or its documents by the queries that need them."""
+
+    shared: Scattering
+    column: str
+    """Of the text."""
+    needed: str | None = None
+    """Path of what documents are needed; None: the unit's rows are queries."""
+
+    def __call__(self, unit: Piece) -> Result:
+        """`scattered` names files; `unread` counts rows that could not be read."""
+        shared, language = self.shared, self.shared.source.language
+        scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
+        unread = 0
+        columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
+        for row in read_rows(unit, columns):
+            if isinstance(row, BadRow):
+                unread += 1
+                continue
+            try:
+                name = id_of(row.values)
+                buckets = list(self._buckets(name)) if name else []
+                if not name or not buckets:
+                    continue
+                told = {"id": name, "text": text_in(row.values, self.column)}
+                if language and not self.needed:
+                    told["language"] = text_in(row.values, language)
+                if not is_unicode(told["text"] or ""):
+                    raise RowError("not valid Unicode")
+            except RowError:
+                unread += 1
+                continue
+            for bucket in buckets:
+                scatter.add(bucket, told)
+        return {"scattered": scatter.finish(), "unread": unread}
+
+    def _buckets(self, name: str) -> Iterator[int]:
+        if self.needed is None:
+            yield bucket_of(name, self.shared.buckets)
+            return
+        needed = _read_needed(self.needed)
+        wanted = text_hash(name)
+        start = np.searchsorted(needed["hash"], wanted, side="left")
+        while start < len(needed) and needed["hash"][start] == wanted:
+            yield int(needed["bucket"][start])
+            start += 1
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A bucket of judgements with the texts that they need."""
+
+    number: int
+    judgements: tuple[str, ...]
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class ConvertJudged:
+    """Task: the records of a bucket's queries, each with all its documents."""
+
+    shared: Scattering
+    held_out: HeldOut
+
+    def __call__(self, unit: Judged) -> Result:
+        """`parts`, counts and examples of rejected judgements."""
+        scattered, number = self.shared.scattered, unit.number
+        queries = _first_by_id(gather(scattered, unit.queries, number))
+        documents = _first_by_id(gather(scattered, unit.documents, number))
+        by_query: dict[str, list[dict[str, Any]]] = {}
+        for row in gather(scattered, unit.judgements, number):
+            by_query.setdefault(row["query"], []).append(row)
+        writer = RecordWriter(self.shared.folder, self.held_out)
+        for name, rows in by_query.items():
+            if name not in queries:
+                writer.reject(NO_QUERY, rows[0], len(rows))
+                continue
+            known = [row for row in rows if row["document"] in documents]
+            for row in rows:
+                if row["document"] not in documents:
+                    writer.reject(NO_DOCUMENT, row)
+            if known:
+                self._take(writer, queries[name], known, documents)
+        return writer.finish()
+
+    def _take(
+        self,
+        writer: RecordWriter,
+        query: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        documents: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        found = dict.fromkeys(row["document"] for row in rows)
+        texts = [documents[name]["text"] for name in found]
+        origin = [row["origin"] for row in rows]
+        origin += [f"query {query['id']}", *(f"document {name}" for name in found)]
+        try:
+            made = record_of(
+                self.shared.dataset,
+                query["text"],
+                [text for text in texts if text is not None],
+                origin=origin,
+                language=query["language"],
+            )
+        except RowError as problem:
+            writer.reject(str(problem), rows[0], len(rows))
+        else:
+            writer.take([made], rows[0], len(rows))
+
+
+def merge_needed(folder: str, names: Sequence[str]) -> str:
+    """Path of what all judgements need, written into the folder: (hash of document, bucket)."""
+    found = [_read(join(folder, name)) for name in names]
+    merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
+    path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
+    _write(path, merged)
+    return path
+
+
+def id_of(row: Mapping[str, Any]) -> str | None:
+    """The id of a document or a query.
+
+    Raises:
+        RowError: it is neither a text nor a number.
+    """
+    return next((name for column in IDS if (name := name_in(row, column)) is not None), None)
+
+
+def _judgement(source: BeirSource, row: Mapping[str, Any]) -> tuple[str, str]:
+    """Ids of query and document, where the score is high enough."""
+    query, document = name_in(row, source.query_id), name_in(row, source.document_id)
+    if query is None or document is None:
+        raise RowError("no id")
+    if not is_unicode(query) or not is_unicode(document):
+        raise RowError("not valid Unicode")
+    if number_in(row, source.score) < source.min_score:
+        raise RowError(NOT_RELEVANT)
+    return query, document
+
+
+def _first_by_id(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        found.setdefault(row["id"], row)
+    return found
+
+
+def _write(path: str, array: np.ndarray) -> None:
+    content = io.BytesIO()
+    np.save(content, array)
+    write_atomic(path, content.getvalue())
+
+
+def _read(path: str) -> np.ndarray:
+    return np.asarray(np.load(io.BytesIO(read_bytes(path))))
+
+
+_read_needed = lru_cache(maxsize=1)(_read)

@@ -1,0 +1,78 @@
+"""From the texts of a row to a record, or the reason why there is none."""
+
+import json
+from collections.abc import Sequence
+
+import xxhash
+
+from rayembed.config.data import DatasetConfig
+from rayembed.data.records import Negative, Record, has_content, reject_reason
+from rayembed.data.sources.cells import RowError, is_unicode
+
+
+def record_of(
+    dataset: DatasetConfig,
+    query: str | None,
+    positives: Sequence[str],
+    negatives: Sequence[str] = (),
+    *,
+    origin: Sequence[str],
+    rule: str = "given",
+    label: str | None = None,
+    language: str | None = None,
+    instruction: str | None = None,
+) -> Record:
+    """The record of these texts.
+
+    Texts without a visible character, positives that equal the query, and negatives that equal the
+    query or a positive are left out of it. The same texts get the same id.
+
+    Args:
+        rule: how the negatives were chosen.
+        instruction: put in place of the data set's `query_instruction`.
+
+    Raises:
+        RowError: there is none; the message says why.
+    """
+    reason = reject_reason({"query": query, "positives": positives})
+    if reason or query is None:
+        raise RowError(reason or "no query")
+    kept = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
+    wrong = [t for t in dict.fromkeys(negatives) if t not in (query, *kept) and has_content(t)]
+    told = (instruction or "", label or "", language or "")
+    if not all(map(is_unicode, (query, *kept, *wrong, *told))):
+        raise RowError("not valid Unicode")
+    identity = json.dumps([query, kept, wrong, instruction], ensure_ascii=False)
+    return Record(
+        id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(identity.encode())}",
+        query=query,
+        positives=tuple(kept),
+        negatives=tuple(Negative(text, rule=rule) for text in wrong),
+        dataset=dataset.name,
+        task=dataset.task,
+        query_instruction=instruction or dataset.query_instruction,
+        document_instruction=dataset.document_instruction,
+        in_batch=dataset.in_batch_negatives,
+        label=label,
+        language=language,
+        origin=tuple(origin),
+    )
+
+
+def both_ways(
+    dataset: DatasetConfig,
+    first: str,
+    second: str,
+    *,
+    origin: Sequence[str],
+    language: str | None = None,
+) -> list[Record]:
+    """Two records of a pair whose texts each ask for the other.
+
+    Raises:
+        RowError: as `record_of`.
+    """
+    return [
+        record_of(dataset, query, [positive], origin=origin, language=language)
+        for query, positive in ((first, second), (second, first))
+    ]

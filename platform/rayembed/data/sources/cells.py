@@ -1,0 +1,115 @@
+"""What a cell of a row holds: texts, the name of a class, a number, a code."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from rayembed.data.sources.columns import read_column
+
+
+class RowError(Exception):
+    """A row cannot be used; the message is the reason, in few words that many rows share."""
+
+
+def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
+    """The texts in a cell: of one text, of a list of texts, none where it is empty.
+
+    A cell of CSV that is a JSON list stands for its elements.
+
+    Raises:
+        RowError: it holds something else.
+    """
+    value = read_column(row, column)
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return _texts_of_json(value) if value.startswith("[") else [value]
+    if not isinstance(value, list) or not _all_texts(value):
+        raise RowError(f"column {column!r} is neither a text nor a list of texts")
+    return [text for text in value if text is not None]
+
+
+def text_in(row: Mapping[str, Any], column: str) -> str | None:
+    """The text in a cell, or None where it is empty.
+
+    Raises:
+        RowError: it holds something else.
+    """
+    value = read_column(row, column)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise RowError(f"column {column!r} is not a text")
+    return value
+
+
+def name_in(row: Mapping[str, Any], column: str) -> str | None:
+    """The name in a cell of a class, a relation or an id; None where it is empty.
+
+    Numbers are named by their digits, however the file stores them; a list of one element is that
+    element.
+
+    Raises:
+        RowError: it holds several, or an object.
+    """
+    value = read_column(row, column)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    match value:
+        case None | "" | []:
+            return None
+        case str():
+            return value
+        case bool():
+            return str(value).lower()
+        case float() if value.is_integer():
+            return str(int(value))
+        case float() if math.isnan(value):
+            return None
+        case int() | float():
+            return str(value)
+        case list():
+            raise RowError(f"column {column!r} holds several values")
+    raise RowError(f"column {column!r} is neither a name nor a number")
+
+
+def number_in(row: Mapping[str, Any], column: str) -> float:
+    """The number in a cell, also of one that holds its digits.
+
+    Raises:
+        RowError: it is empty or holds something else.
+    """
+    value = read_column(row, column)
+    if isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value)
+        except ValueError:
+            pass
+        else:
+            if not math.isnan(number):
+                return number
+    raise RowError(f"column {column!r} is no number")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be written; JSON lets half of a surrogate pair through."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _texts_of_json(text: str) -> list[str]:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return [text]
+    if not isinstance(parsed, list) or not _all_texts(parsed):
+        return [text]
+    return [item for item in parsed if item is not None]
+
+
+def _all_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str | None) for value in values)

@@ -1,0 +1,249 @@
+"""Texts with classes: positives and negatives are other examples, or the classes' names.
+
+NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
+of the smallest seeded hash, so that the records depend on no order and on no number of pieces.
+"""
+
+import io
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import ClassesSource
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import parquet_bytes
+from rayembed.data.records import Record, has_content
+from rayembed.data.sources.building import record_of
+from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.rows import Row, read_rows
+from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
+from rayembed.data.sources.wikipedia import seeded_hash
+from rayembed.data.sources.wikipedia_records import OTHER_CLASS
+from rayembed.data.units import Result
+
+_SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
+_TRIES_PER_NEGATIVE = 10
+
+
+class Examples:
+    """The classes of a data set and the texts that are drawn from.
+
+    Texts lie in Arrow's memory: as many bytes as they have, of `examples_per_class` of each class.
+    """
+
+    def __init__(self, table: pa.Table, seed: int, names: Iterable[str] = ()) -> None:
+        """Rows of the pool, ordered by class and hash; `names` of classes without any row."""
+        self.seed = seed
+        self._texts = table["text"].combine_chunks()
+        self._hashes = table["hash"].to_numpy()
+        found = table["class"].to_pylist()
+        self._start = {name: bisect_left(found, name) for name in dict.fromkeys(found)}
+        ends = [*list(self._start.values())[1:], len(found)]
+        self._size = {
+            name: end - start for (name, start), end in zip(self._start.items(), ends, strict=True)
+        }
+        self.names = sorted({*found, *names})
+
+    def size(self, name: str) -> int:
+        """Number of examples of a class."""
+        return self._size.get(name, 0)
+
+    def text(self, name: str, place: int) -> str:
+        """The example of a class at a place, in the order of the hashes."""
+        return str(self._texts[self._start[name] + place].as_py())
+
+    def has(self, name: str, text: str) -> bool:
+        """Whether the text is among the examples of the class."""
+        start = self._start.get(name, 0)
+        hashes = self._hashes[start : start + self.size(name)]
+        wanted = np.uint64(_place(self.seed, text))
+        place = np.searchsorted(hashes, wanted)
+        return bool(place < len(hashes) and hashes[place] == wanted)
+
+
+@dataclass(frozen=True)
+class CollectExamples:
+    """Task: the examples of one piece that may be drawn from."""
+
+    folder: str
+    dataset: DatasetConfig
+    held_out: HeldOut
+    seed: int
+
+    def __call__(self, unit: Piece) -> Result:
+        """`pool`, the name of a Parquet file in the folder."""
+        source = self.dataset.source
+        assert isinstance(source, ClassesSource)
+        smallest: dict[str, dict[int, str]] = {}
+        limit = source.examples_per_class if source.label_form == "example" else 0
+        for row in read_rows(unit, [source.text, source.label]):
+            if not isinstance(row, Row):
+                continue
+            try:
+                text, name = text_and_class(source, row.values)
+            except RowError:
+                continue
+            if text_hash(text.strip()) in self.held_out.texts:
+                continue
+            kept = smallest.setdefault(name, {})
+            if limit:
+                kept[_place(self.seed, text)] = text
+            if len(kept) > 2 * limit:
+                smallest[name] = dict(sorted(kept.items())[:limit])
+        rows: list[dict[str, Any]] = []
+        for name, kept in smallest.items():
+            rows += [{"class": name, "hash": h, "text": t} for h, t in kept.items()]
+            if not limit:  # the name alone
+                rows.append({"class": name, "hash": 0, "text": None})
+        table = _limited(pa.Table.from_pylist(rows, _SCHEMA), max(limit, 1))
+        content = parquet_bytes(table)
+        name = f"examples-{xxhash.xxh3_128_hexdigest(content)}.parquet"
+        write_atomic(join(self.folder, name), content)
+        return {"pool": name}
+
+
+def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> str:
+    """Path of the examples of all pieces together, written into the folder."""
+    merged = _SCHEMA.empty_table()
+    for name in pools:
+        merged = _limited(
+            pa.concat_tables([merged, _read_pool(join(folder, name))]), source.examples_per_class
+        )
+    content = parquet_bytes(merged)
+    path = join(folder, f"merged-{xxhash.xxh3_128_hexdigest(content)}.parquet")
+    write_atomic(path, content)
+    return path
+
+
+@lru_cache(maxsize=2)
+def open_examples(path: str, seed: int, names: tuple[str, ...]) -> Examples:
+    """The examples that `merge_examples` wrote, and the classes that settings name."""
+    return Examples(_read_pool(path), seed, names)
+
+
+def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, str]:
+    """A row's text and the name of its class.
+
+    Raises:
+        RowError: one of them is missing, of another type, or the row is of several classes.
+    """
+    text = text_in(row, source.text)
+    if text is None or not has_content(text):
+        raise RowError("no text")
+    label = name_in(row, source.label)
+    if label is None:
+        raise RowError("no class")
+    name = source.names.get(label, label)
+    if not is_unicode(text) or not is_unicode(name):
+        raise RowError("not valid Unicode")
+    return text, name
+
+
+def class_record(
+    dataset: DatasetConfig, row: Mapping[str, Any], origin: str, examples: Examples
+) -> Record:
+    """The record of a row; what is drawn depends on seed, data set and text alone.
+
+    Raises:
+        RowError: the row gives none; the message says why.
+    """
+    source = dataset.source
+    assert isinstance(source, ClassesSource)
+    text, name = text_and_class(source, row)
+    language = text_in(row, source.language) if source.language else None
+    key = f"{dataset.name}/{text}"  # another data set draws other examples
+    if source.label_form == "label":
+        positive = name
+        drawn = _classes(examples, name, key, source.num_negatives)
+        negatives = list(drawn)
+    else:
+        positive = _example_of(examples, name, text, key)
+        negatives = _other_examples(examples, name, {text, positive}, key, source.num_negatives)
+    return record_of(
+        dataset,
+        text,
+        [positive],
+        negatives,
+        origin=[origin],
+        rule=OTHER_CLASS,
+        label=name,
+        language=language,
+    )
+
+
+def _example_of(examples: Examples, name: str, text: str, key: str) -> str:
+    """Another example of the class."""
+    size = examples.size(name)
+    own = int(examples.has(name, text))
+    if size == own:
+        raise RowError(ONLY_EXAMPLE)
+    place = seeded_hash(examples.seed, "positive", key) % size
+    drawn = examples.text(name, place)
+    return drawn if drawn != text else examples.text(name, (place + 1) % size)
+
+
+def _other_examples(
+    examples: Examples, name: str, taken: set[str], key: str, number: int
+) -> list[str]:
+    """Distinct examples of other classes, from as many classes as there are, class by class."""
+    classes = [c for c in _classes(examples, name, key, number) if examples.size(c)]
+    texts: list[str] = []
+    for tried in range(_TRIES_PER_NEGATIVE * (number + len(classes))):
+        if not classes or len(texts) == number:
+            break
+        other = classes[tried % len(classes)]
+        place = seeded_hash(examples.seed, f"negative {tried}", key) % examples.size(other)
+        text = examples.text(other, place)
+        # A text of two classes cannot be told apart: never a negative.
+        if text not in taken and not examples.has(name, text):
+            texts.append(text)
+            taken = taken | {text}
+    return texts
+
+
+def _classes(examples: Examples, own: str, key: str, number: int) -> Iterator[str]:
+    """Other classes in seeded order, each once: a shuffle that goes as far as it is asked."""
+    names = examples.names
+    place = bisect_left(names, own)
+    present = place < len(names) and names[place] == own
+    count = len(names) - present
+    moved: dict[int, int] = {}
+    for step in range(min(number, count)):
+        other = step + seeded_hash(examples.seed, f"class {step}", key) % (count - step)
+        chosen = moved.get(other, other)
+        moved[other] = moved.get(step, step)
+        yield names[chosen + (present and chosen >= place)]
+
+
+def _place(seed: int, text: str) -> int:
+    return seeded_hash(seed, "example", text)
+
+
+def _limited(table: pa.Table, limit: int) -> pa.Table:
+    """Of each class the rows of the smallest hashes, each text once, by class and hash."""
+    if not len(table):
+        return table
+    order = [("class", "ascending"), ("hash", "ascending"), ("text", "ascending")]
+    table = table.sort_by(order).combine_chunks()
+    names = pc.dictionary_encode(table["class"]).combine_chunks().indices.to_numpy()
+    hashes = table["hash"].to_numpy()
+    new = np.ones(len(table), dtype=bool)
+    new[1:] = (names[1:] != names[:-1]) | (hashes[1:] != hashes[:-1])
+    table, names = table.filter(pa.array(new)), names[new]
+    first = np.searchsorted(names, names, side="left")
+    return table.filter(pa.array(np.arange(len(names)) - first < limit))
+
+
+def _read_pool(path: str) -> pa.Table:
+    return pq.read_table(io.BytesIO(read_bytes(path)))

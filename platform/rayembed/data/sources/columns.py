@@ -1,0 +1,101 @@
+"""The value of a column in a row, where a column may be a path into nested cells.
+
+The grammar stands in `rayembed.config.sources`; all columns that settings name are read by it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_LINES = ("first_line", "other_lines")
+
+
+def read_column(row: Mapping[str, Any], column: str) -> Any:
+    """What a row has in a column; None where it has none.
+
+    A column of exactly this name counts first, dots or not. Otherwise dots lead into nested cells:
+    `answers.text`. A list on the way, of objects or of lists, gives one flat list; a number leads
+    to that element of a list, `set.0`. `title+text` joins texts of one level by a space and leaves
+    out empty ones: `passages.title+text`, be `passages` an object, a list of objects or an object
+    of lists; a text beside a list joins each of its elements. A value that is no text is not
+    joined but given back, for the reader to refuse. Of a text, `text.first_line` and
+    `text.other_lines` are its two parts, None where there is nothing but space.
+    """
+    if column in row:
+        return row[column]
+    head, dot, rest = column.partition(".")
+    if dot:
+        return _below(row.get(head), rest)
+    names = column.split("+")
+    return _joined({name: row.get(name) for name in names}) if len(names) > 1 else None
+
+
+def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
+    """The names that `column` looks up in the deepest object it reaches, and that object.
+
+    For messages about a column that is not there: the names beside it are the ones to choose from.
+    Of a list on the way its first object counts. No names where a cell on the way is empty, so that
+    the row does not tell; the whole column where one is neither object nor list nor, for its lines,
+    a text.
+    """
+    head, dot, rest = column.partition(".")
+    if column in row or not dot:
+        return [column] if column in row else head.split("+"), row
+    below = row.get(head)
+    while isinstance(below, list) and below:
+        below = below[0]
+        if rest.partition(".")[0].isdigit():
+            rest = rest.partition(".")[2]
+    if isinstance(below, Mapping) and rest:
+        return level_of(below, rest)
+    if head not in row or (isinstance(below, str) and rest in _LINES):
+        return [head], row
+    return ([] if below is None or below == [] else [column]), row
+
+
+def _below(value: Any, rest: str) -> Any:
+    if isinstance(value, Mapping):
+        return read_column(value, rest)
+    if isinstance(value, str):
+        return _lines_of(value, rest)
+    if not isinstance(value, list):
+        return None
+    head, dot, below = rest.partition(".")
+    if head.isdigit():
+        chosen = value[int(head)] if int(head) < len(value) else None
+        return _below(chosen, below) if dot else chosen
+    found: list[Any] = []
+    for element in value:
+        inner = _below(element, rest)
+        if isinstance(inner, list):
+            found.extend(inner)
+        else:
+            found.append(inner)
+    return found
+
+
+def _lines_of(text: str, which: str) -> str | None:
+    """The first line of a text or the others, without space around them."""
+    if which not in _LINES:
+        return None
+    first, _, others = text.partition("\n")
+    return (first if which == _LINES[0] else others).strip() or None
+
+
+def _joined(fields: Mapping[str, Any]) -> Any:
+    """The texts of the fields as one, or as one for each place of lists that are equally long."""
+    lengths = {len(value) for value in fields.values() if isinstance(value, list)}
+    if not lengths:
+        return _joined_texts(list(fields.values()))
+    if len(lengths) > 1:
+        return dict(fields)
+    (length,) = lengths
+    columns = [v if isinstance(v, list) else [v] * length for v in fields.values()]
+    return [_joined_texts(list(values)) for values in zip(*columns, strict=True)]
+
+
+def _joined_texts(values: list[Any]) -> Any:
+    given = [value for value in values if value is not None]
+    other = next((value for value in given if not isinstance(value, str)), None)
+    if other is not None:
+        return other
+    return " ".join(text for text in given if text.strip()) or None

@@ -1,0 +1,103 @@
+"""Sources whose records need rows that stand far apart: premises, judgements with their texts.
+
+Rows are scattered into buckets by what joins them, and each bucket is converted by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import BeirSource
+from rayembed.data.prepared import Making, Workshop
+from rayembed.data.shuffle import number_of_buckets
+from rayembed.data.sources.beir import (
+    BYTES_OF_JUDGEMENTS_PER_BUCKET,
+    IDS,
+    ConvertJudged,
+    Judged,
+    Scattering,
+    ScatterJudgements,
+    ScatterTexts,
+    merge_needed,
+)
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.nli import Bucket, ConvertPremises, ScatterPremises
+from rayembed.data.sources.rows import check_columns
+from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.units import Result, run_units
+from rayembed.errors import ConfigError
+
+
+def convert_premises(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    pieces: Sequence[Piece],
+    held_out: HeldOut,
+    making: Making,
+) -> list[Result]:
+    """Results of the tasks that convert natural-language inference."""
+    folder = join(making.working_folder, "scattered")
+    buckets = number_of_buckets(sum(piece.size for piece in pieces))
+    scatter = ScatterPremises(making.parts_folder, folder, dataset, buckets)
+    run = partial(run_units, making.folder, execute=workshop.execute)
+    sent = run(f"scatter {dataset.name}", scatter, pieces)
+    files = _files(sent)
+    units = [Bucket(number, files) for number in range(buckets)]
+    task = ConvertPremises(making.parts_folder, folder, dataset, held_out)
+    made = run(f"records {dataset.name}", task, units)
+    return [*sent, *made]
+
+
+def convert_judged(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    files: Mapping[str, Sequence[Piece]],
+    held_out: HeldOut,
+    making: Making,
+) -> list[Result]:
+    """Results of the tasks that convert judgements with their queries and documents."""
+    source = dataset.source
+    assert isinstance(source, BeirSource)
+    folder = join(making.working_folder, "scattered")
+    size = sum(piece.size for piece in files["path"])
+    buckets = number_of_buckets(size, BYTES_OF_JUDGEMENTS_PER_BUCKET)
+    shared = Scattering(making.parts_folder, folder, dataset, buckets)
+    run = partial(run_units, making.folder, execute=workshop.execute)
+    judged = run(f"judgements {dataset.name}", ScatterJudgements(shared), files["path"])
+    needed = merge_needed(folder, [result["needed"] for result in judged])
+    queries = run(f"queries {dataset.name}", ScatterTexts(shared, source.query), files["queries"])
+    documents = run(
+        f"documents {dataset.name}",
+        ScatterTexts(shared, source.document, needed),
+        files["corpus"],
+    )
+    units = [
+        Judged(number, _files(judged), _files(queries), _files(documents))
+        for number in range(buckets)
+    ]
+    made = run(f"records {dataset.name}", ConvertJudged(shared, held_out), units)
+    return [*judged, *made]
+
+
+def check_texts(source: BeirSource, corpus: Piece, queries: Piece) -> None:
+    """Return when documents and queries have ids and the columns that make them texts.
+
+    A title need not be there where the settings do not ask for it by themselves.
+
+    Raises:
+        ConfigError: they do not; the message names the nearest column.
+    """
+    for setting, piece in (("corpus", corpus), ("queries", queries)):
+        try:
+            check_columns(piece, {f"source.{setting}: the id": IDS[1]})
+        except ConfigError:
+            check_columns(piece, {f"source.{setting}: the id": IDS[0]})
+    lenient = [] if "document" in source.model_fields_set else ["source.document"]
+    check_columns(corpus, {"source.document": source.document}, lenient)
+    told = {"source.query": source.query, "source.language": source.language}
+    check_columns(queries, {name: column for name, column in told.items() if column is not None})
+
+
+def _files(results: Sequence[Result]) -> tuple[str, ...]:
+    return tuple(name for result in results for name in result["scattered"])

@@ -1,0 +1,31 @@
+"""Which columns and files each kind of source has."""
+
+from rayembed.config.sources import (
+    BeirSource,
+    ClassesSource,
+    NLISource,
+    PairsSource,
+    Source,
+    STSSource,
+)
+
+_COLUMNS: dict[type, tuple[str, ...]] = {
+    PairsSource: ("query", "positive", "negatives", "label", "instruction", "language"),
+    NLISource: ("premise", "hypothesis", "label", "language"),
+    STSSource: ("first", "second", "score", "language"),
+    ClassesSource: ("text", "label", "language"),
+    BeirSource: ("query_id", "document_id", "score"),
+}
+
+_FILES = ("path", "corpus", "queries")
+
+
+def columns_of(source: Source) -> dict[str, str]:
+    """Setting → column of the files at `path`, for those that are set."""
+    named = ((setting, getattr(source, setting)) for setting in _COLUMNS.get(type(source), ()))
+    return {setting: column for setting, column in named if column is not None}
+
+
+def paths_of(source: Source) -> dict[str, str]:
+    """Setting → where it says that files lie."""
+    return {setting: getattr(source, setting) for setting in _FILES if hasattr(source, setting)}

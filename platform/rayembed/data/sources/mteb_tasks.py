@@ -1,0 +1,375 @@
+"""Splits of mteb tasks as rows that the other kinds of sources convert.
+
+mteb's own loader brings a task's data; its type says what its rows are. They are written as
+Parquet files, from which on a task is pairs, sentences with a similarity, or texts with classes.
+The origin of a row is `task/split/subset#row`, with the place after it where a row holds a list,
+or the id of the query.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.data import DatasetConfig
+from rayembed.config.run import fingerprint
+from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSSource
+from rayembed.data.parts import ROWS_PER_PART, parquet_bytes
+from rayembed.data.sources.cells import RowError, name_in
+from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.units import Result
+from rayembed.errors import ConfigError, DataError
+
+Rows = Literal["pairs", "translations", "sts", "alike", "classes", "clusters"]
+
+_ROWS_OF_TYPE: dict[str, Rows] = {
+    "Retrieval": "pairs",
+    "Reranking": "pairs",
+    "InstructionRetrieval": "pairs",
+    "InstructionReranking": "pairs",
+    "BitextMining": "translations",
+    "STS": "sts",
+    "PairClassification": "alike",
+    "Classification": "classes",
+    "MultilabelClassification": "classes",
+    "Clustering": "clusters",
+}
+
+_SIMILAR = 0.8
+"""Of a task's range of scores: at least 4 of 5 (NV-Embed, section 4.2)."""
+
+_PAIRS = pa.schema(
+    [
+        ("query", pa.string()),
+        ("positives", pa.list_(pa.string())),
+        ("negatives", pa.list_(pa.string())),
+        ("language", pa.string()),
+        ("origin", pa.string()),
+    ]
+)
+_SENTENCES = pa.schema(
+    [
+        ("first", pa.string()),
+        ("second", pa.string()),
+        ("score", pa.float64()),
+        ("language", pa.string()),
+        ("origin", pa.string()),
+    ]
+)
+_CLASSES = pa.schema(
+    [
+        ("text", pa.string()),
+        ("label", pa.list_(pa.string())),
+        ("language", pa.string()),
+        ("origin", pa.string()),
+    ]
+)
+_SCHEMAS: dict[Rows, pa.Schema] = {
+    "pairs": _PAIRS,
+    "translations": _PAIRS,
+    "sts": _SENTENCES,
+    "alike": _SENTENCES,
+    "classes": _CLASSES,
+    "clusters": _CLASSES,
+}
+
+
+def check_task(source: MtebSource) -> str:
+    """Fingerprint of a task's data, which was loaded and has the split.
+
+    Raises:
+        ConfigError: no such task or subset, a type that gives no records, or a split that the task
+            evaluates on or does not have; the message names those that it has.
+        DataError: mteb cannot load it.
+    """
+    import mteb
+
+    task = _loaded(source.task, source.split, source.subset)
+    metadata = task.metadata
+    return fingerprint(
+        {
+            "task": metadata.name,
+            "dataset": {name: str(value) for name, value in sorted(metadata.dataset.items())},
+            "split": source.split,
+            "subsets": list(task.hf_subsets),
+            "mteb": mteb.__version__,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """Task: a split of an mteb task as Parquet files in a folder."""
+
+    folder: str
+
+    def __call__(self, unit: "SplitOfTask") -> Result:
+        """`staged` names the files."""
+        source = unit.source
+        task = _loaded(source.task, source.split, source.subset)
+        kind = _ROWS_OF_TYPE[task.metadata.type]
+        names: list[str] = []
+        rows = _rows(task, source.split)
+        while some := list(islice(rows, ROWS_PER_PART)):
+            names.append(f"{len(names):06d}.parquet")
+            table = pa.Table.from_pylist(some, _SCHEMAS[kind])
+            write_atomic(join(self.folder, names[-1]), parquet_bytes(table))
+        if not names:
+            raise DataError(f"split {source.split!r} of the mteb task {source.task!r} is empty")
+        return {"staged": names}
+
+
+@dataclass(frozen=True)
+class SplitOfTask:
+    """What `StageTask` stages."""
+
+    source: MtebSource
+
+    @property
+    def key(self) -> str:
+        """The only one of its data set."""
+        return "split"
+
+
+def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[Piece, ...]]:
+    """The data set as one of staged files, and their pieces."""
+    source = dataset.source
+    assert isinstance(source, MtebSource)
+    task = _task(source.task, source.split, source.subset)
+    common: dict[str, Any] = {
+        "path": folder,
+        "max_rejected_share": source.max_rejected_share,
+        "language": "language",
+    }
+    made: PairsSource | STSSource | ClassesSource
+    match _ROWS_OF_TYPE[task.metadata.type]:
+        case "pairs" | "translations" as kind:
+            made = PairsSource(
+                positive="positives",
+                negatives="negatives",
+                both_directions=kind == "translations",
+                **common,
+            )
+        case "sts":
+            least = task.min_score + _SIMILAR * (task.max_score - task.min_score)
+            made = STSSource(first="first", second="second", min_score=least, **common)
+        case "alike":
+            made = STSSource(first="first", second="second", min_score=1.0, **common)
+        case _:
+            made = ClassesSource(
+                names=source.names,
+                label_form=source.label_form,
+                num_negatives=source.num_negatives,
+                **common,
+            )
+    pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
+    return dataset.model_copy(update={"source": made}), tuple(pieces)
+
+
+def _task(name: str, split: str, subset: str | None) -> Any:
+    """The task without its data, of which that split will be loaded."""
+    import mteb
+    from mteb.get_tasks import _TASKS_REGISTRY
+
+    try:
+        task = mteb.get_task(
+            name, eval_splits=[split], hf_subsets=None if subset is None else [subset]
+        )
+    except KeyError:
+        close = difflib.get_close_matches(name, _TASKS_REGISTRY, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"source.task = {name!r}: mteb has no such task{hint}") from None
+    except ValueError:
+        subsets = mteb.get_task(name).metadata.hf_subsets
+        raise ConfigError(
+            f"source.subset = {subset!r}: the mteb task {name!r} has {', '.join(subsets)}"
+        ) from None
+    metadata = task.metadata
+    if metadata.type not in _ROWS_OF_TYPE or metadata.modalities != ["text"]:
+        raise ConfigError(
+            f"source.task = {name!r}: it is of type {metadata.type} over "
+            f"{', '.join(metadata.modalities)}; records are made of texts of the types "
+            f"{', '.join(_ROWS_OF_TYPE)}"
+        )
+    if split in metadata.eval_splits:
+        raise ConfigError(
+            f"source.split = {split!r}: the mteb task {name!r} evaluates on "
+            f"{', '.join(metadata.eval_splits)}; take a split that it does not evaluate on"
+        )
+    return task
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, split: str, subset: str | None) -> Any:
+    import httpx
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    task = _task(name, split, subset)
+    try:
+        if isinstance(task, AbsTaskRetrieval):
+            _check_judgements(task, name, split)
+        task.load_data()
+        if isinstance(task, AbsTaskRetrieval):
+            task.convert_v1_dataset_format_to_v2(num_proc=None)
+    except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
+        raise DataError(
+            f"mteb cannot load split {split!r} of its task {name!r} "
+            f"({type(error).__name__}): {error}"
+        ) from error
+    for hf_subset in task.hf_subsets:
+        splits = _splits(task, hf_subset)
+        if split not in splits:
+            _refuse(name, hf_subset, split, list(splits))
+    return task
+
+
+def _check_judgements(task: Any, name: str, split: str) -> None:
+    """Return when the judgements have the split.
+
+    mteb's loader takes the only split that there is for any that is asked for, so that the test
+    split would pass for training data.
+    """
+    from datasets import get_dataset_config_names, get_dataset_split_names
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+    if type(task).load_data is not AbsTaskRetrieval.load_data:
+        return
+    where = {"path": task.metadata.dataset["path"], "revision": task.metadata.dataset["revision"]}
+    configs = get_dataset_config_names(**where)
+    for subset in task.hf_subsets:
+        config = f"{subset}-qrels"
+        if subset == "default" or not task.metadata.is_multilingual:
+            config = "default" if "default" in configs else "qrels"
+        splits = get_dataset_split_names(**where, config_name=config)
+        if split not in splits:
+            _refuse(name, subset, split, splits)
+
+
+def _refuse(name: str, subset: str, split: str, splits: list[str]) -> None:
+    raise ConfigError(
+        f"source.split = {split!r}: the mteb task {name!r} (subset {subset!r}) has "
+        f"{', '.join(splits) or 'no splits'}"
+    )
+
+
+def _splits(task: Any, subset: str) -> Mapping[str, Any]:
+    """Split → data of a subset."""
+    dataset = task.dataset
+    return dict(dataset.get(subset, dataset))
+
+
+def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
+    """All rows of all subsets in their order."""
+    kind = _ROWS_OF_TYPE[task.metadata.type]
+    for subset in task.hf_subsets:
+        start = f"{task.metadata.name}/{split}/{subset}"
+        data = _splits(task, subset)[split]
+        language = _language(task, subset)
+        match kind:
+            case "pairs":
+                rows = _judged(data)
+            case "translations":
+                columns = subset.split("-") if task.parallel_subsets else []
+                rows = _translations(data, columns or ["sentence1", "sentence2"])
+            case "sts":
+                rows = _sentences(data, [*task.column_names, "score"])
+            case "alike":
+                inputs = [task.input1_column_name, task.input2_column_name]
+                rows = _sentences(data, [*inputs, task.label_column_name])
+            case _:
+                rows = _labelled(
+                    data, task.input_column_name, task.label_column_name, kind == "clusters"
+                )
+        for place, row in rows:
+            yield {**row, "language": language, "origin": f"{start}#{place}"}
+
+
+def _judged(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Queries by their id, with the documents that were judged relevant, or not."""
+    relevant = data["relevant_docs"]
+    needed = {document for judged in relevant.values() for document in judged}
+    corpus = data["corpus"]
+    place = {name: row for row, name in enumerate(corpus["id"]) if name in needed}
+
+    def texts(judged: Mapping[str, float], wanted: bool) -> list[str | None]:
+        names = [name for name, score in sorted(judged.items()) if (score > 0) == wanted]
+        return [_document(corpus[place[name]]) for name in names if name in place]
+
+    for query in data["queries"]:
+        judged = relevant.get(query["id"], {})
+        row = {"query": _query(query), "positives": texts(judged, True)}
+        yield query["id"], {**row, "negatives": texts(judged, False)}
+
+
+def _document(row: Mapping[str, Any]) -> str:
+    """Title and text as one, as mteb shows them to a model."""
+    return " ".join(t for t in (row.get("title"), row.get("text")) if t and t.strip())
+
+
+def _query(row: Mapping[str, Any]) -> str | None:
+    """The query, and its own instruction after it; turns of a conversation as one text."""
+    text = row["text"]
+    if isinstance(text, list):
+        turns = [f"{t['role']}: {t['content']}" if isinstance(t, dict) else str(t) for t in text]
+        text = "; ".join(turns)
+    instruction = row.get("instruction")
+    return f"{text} {instruction}" if text and instruction else text
+
+
+def _translations(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    first, second = columns
+    for number, row in enumerate(data):
+        yield str(number), {"query": row[first], "positives": [row[second]], "negatives": []}
+
+
+def _sentences(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    first, second, score = columns
+    for place, row in _exploded(data, columns):
+        told = {"first": row[first], "second": row[second]}
+        yield place, {**told, "score": None if row[score] is None else float(row[score])}
+
+
+def _labelled(
+    data: Any, text: str, label: str, levels: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Texts with the names of their classes; of levels of clusters the finest."""
+    feature = data.features[label]
+    feature = getattr(feature, "feature", feature)
+    class_names = getattr(feature, "names", None)
+    if "label_text" in data.column_names:
+        label, class_names = "label_text", None
+    for place, row in _exploded(data, [text, label]):
+        values = row[label] if isinstance(row[label], list) else [row[label]]
+        named = [_named(value, class_names) for value in (values[-1:] if levels else values)]
+        yield place, {"text": row[text], "label": [name for name in named if name is not None]}
+
+
+def _named(value: Any, names: list[str] | None) -> str | None:
+    if names is not None and isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    try:
+        return name_in({"label": value}, "label")
+    except RowError:
+        return None
+
+
+def _exploded(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows by their number; a row whose first column holds a list is as many rows."""
+    for number, row in enumerate(data.select_columns(list(dict.fromkeys(columns)))):
+        if not isinstance(row[columns[0]], list):
+            yield str(number), row
+            continue
+        for place in range(len(row[columns[0]])):
+            yield f"{number}.{place}", {name: row[name][place] for name in columns}
+
+
+def _language(task: Any, subset: str) -> str | None:
+    """Code of the subset's language, or of its languages; None where they are not told apart."""
+    scripts = task.metadata.hf_subsets_to_langscripts.get(subset, [])
+    codes = sorted({script.partition("-")[0] for script in scripts})
+    return "-".join(codes) if len(codes) == 1 or task.metadata.is_multilingual else None

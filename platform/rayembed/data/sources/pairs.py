@@ -1,0 +1,66 @@
+"""Rows that become records by themselves: pairs, and sentences with a similarity."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import PairsSource, STSSource
+from rayembed.data.records import Record
+from rayembed.data.sources.building import both_ways, record_of
+from rayembed.data.sources.cells import RowError, name_in, number_in, text_in, texts_in
+from rayembed.data.sources.tasks import NOT_SIMILAR
+
+
+def pair_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:
+    """The record of a row with a query and its positives, and where the settings want it one for
+    each positive that asks for the query.
+
+    The latter have no negatives: those of the row were chosen for its query.
+
+    Raises:
+        RowError: the row gives none; the message says why.
+    """
+    source = dataset.source
+    assert isinstance(source, PairsSource)
+    language = text_in(row, source.language) if source.language else None
+    label = name_in(row, source.label) if source.label else None
+    instruction = text_in(row, source.instruction) if source.instruction else None
+    record = partial(
+        record_of,
+        dataset,
+        origin=[origin],
+        label=label,
+        language=language,
+        instruction=instruction,
+    )
+    positives = texts_in(row, source.positive)
+    negatives = texts_in(row, source.negatives) if source.negatives else []
+    made = record(_query(row, source.query), positives, negatives)
+    if not source.both_directions:
+        return [made]
+    return [made, *(record(positive, [made.query]) for positive in made.positives)]
+
+
+def sts_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:
+    """Two records, one in each direction, of a row whose sentences are similar enough.
+
+    Raises:
+        RowError: `NOT_SIMILAR`, or a cell that is empty or of another type.
+    """
+    source = dataset.source
+    assert isinstance(source, STSSource)
+    language = text_in(row, source.language) if source.language else None
+    first, second = _query(row, source.first), _query(row, source.second)
+    if not first or not second:
+        raise RowError("no sentence")
+    if number_in(row, source.score) < source.min_score:
+        raise RowError(NOT_SIMILAR)
+    return both_ways(dataset, first, second, origin=[origin], language=language)
+
+
+def _query(row: Mapping[str, Any], column: str) -> str | None:
+    try:
+        return text_in(row, column)
+    except RowError:
+        return None

@@ -1,0 +1,193 @@
+"""The rows of a piece, each with its origin, and whether the columns are there that settings name.
+
+    file#row        Parquet, CSV, TSV: number of the row in the file, from 0
+    file@byte       JSONL: where its line starts, in the content that a .gz file holds
+
+TSV knows no quotes, as its registered media type has it: a tab ends a cell, a line ends a row.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow.fs
+import pyarrow.parquet as pq
+
+from rayembed.assets.reading import open_source, reading_errors
+from rayembed.config.settings import nearest
+from rayembed.data.sources.columns import level_of
+from rayembed.data.sources.files import Piece
+from rayembed.errors import ArtifactError, ConfigError
+
+_ROWS_TO_FIND_COLUMNS = 1000
+_ROWS_AT_ONCE = 1024
+_LARGEST_CELL = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as it was read."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that could not even be read."""
+
+    origin: str
+    reason: str
+    shown: str
+
+
+def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
+    """The rows of a piece, in their order.
+
+    A line of JSONL that is a list has columns `0`, `1`, ….
+
+    Args:
+        columns: those that will be read; of Parquet files no others are. None: all.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+    """
+    filesystem, inside = open_source(piece.path)
+    errors: tuple[type[Exception], ...] = (UnicodeDecodeError, csv.Error)
+    errors += reading_errors(piece.path)
+    try:
+        match piece.kind:
+            case "jsonl":
+                yield from _read_jsonl(filesystem, inside, piece)
+            case "csv" | "tsv":
+                with filesystem.open_input_stream(inside) as stream:
+                    yield from _read_csv(stream, piece)
+            case "parquet":
+                with filesystem.open_input_file(inside) as file:
+                    yield from _read_parquet(file, piece, columns)
+    except errors as error:
+        raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
+
+
+def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[str] = ()) -> None:
+    """Return when the first rows of the piece have the columns.
+
+    Args:
+        columns: setting → column.
+        lenient: settings whose joined column (`title+text`) may lack some of its fields.
+
+    Raises:
+        ConfigError: one is not there; the message names the nearest that is.
+    """
+    rows = islice(read_rows(piece, columns.values()), _ROWS_TO_FIND_COLUMNS)
+    seen = [row.values for row in rows if isinstance(row, Row)]
+    for setting, column in columns.items():
+        missing = _missing(seen, column)
+        fields = column.rpartition(".")[2].split("+")
+        if missing and (setting not in lenient or len(missing) == len(fields)):
+            raise ConfigError(
+                f"{setting} = {column!r}: {piece.path!r} has no such column; "
+                f"{nearest(missing[0], _beside(piece, column))}"
+            )
+
+
+def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """The names that `column` looks up and no row has."""
+    looked_up = (level_of(row, column) for row in rows)
+    absent = [[n for n in names if n not in level] for names, level in looked_up if names]
+    return [name for name in absent[0] if all(name in names for names in absent)] if absent else []
+
+
+def _beside(piece: Piece, column: str) -> dict[str, None]:
+    """All names of the level at which `column` ends."""
+    rows = islice(read_rows(piece), _ROWS_TO_FIND_COLUMNS)
+    levels = (level_of(row.values, column)[1] for row in rows if isinstance(row, Row))
+    return {name: None for level in levels for name in level}
+
+
+def _read_parquet(
+    file: pyarrow.NativeFile, piece: Piece, columns: Collection[str] | None
+) -> Iterator[Row]:
+    # The hub and object storage answer slowly: ranges are read together, ahead.
+    reader = pq.ParquetFile(file, pre_buffer="://" in piece.path)
+    groups = list(range(piece.start, reader.num_row_groups if piece.stop is None else piece.stop))
+    chosen = None
+    if columns is not None:
+        names = reader.schema_arrow.names
+        wanted = {name for column in columns for name in _names_at_the_top(column)}
+        # Without any column Arrow would not tell how many rows there are.
+        chosen = [name for name in names if name in wanted] or names[:1]
+    number = piece.first_row
+    for batch in reader.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=chosen):
+        for values in batch.to_pylist():
+            told = values[piece.origins] if piece.origins else f"{piece.name}#{number}"
+            yield Row(told, values)
+            number += 1
+
+
+def _names_at_the_top(column: str) -> set[str]:
+    head = column.partition(".")[0]
+    return {column, head, *head.split("+")}
+
+
+def _read_jsonl(
+    filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
+) -> Iterator[Row | BadRow]:
+    for place, line in _lines(filesystem, inside, piece):
+        origin = f"{piece.name}@{place}"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
+            yield BadRow(origin, reason, repr(line[:200]))
+            continue
+        if isinstance(values, list):
+            values = {str(number): value for number, value in enumerate(values)}
+        if isinstance(values, dict):
+            yield Row(origin, values)
+        else:
+            yield BadRow(origin, "neither a JSON object nor a list", repr(line[:200]))
+
+
+def _lines(
+    filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
+) -> Iterator[tuple[int, bytes]]:
+    """First byte and content of the lines, without empty ones, that start in the piece."""
+    compressed = piece.name.endswith(".gz")
+    with (
+        filesystem.open_input_stream(inside)
+        if compressed
+        else filesystem.open_input_file(inside) as file
+    ):
+        # One byte back: a line that starts exactly at the border belongs to this piece.
+        place = max(piece.start - 1, 0)
+        if place:
+            file.seek(place)
+        reader = io.BufferedReader(file, 1 << 20)
+        if piece.start:
+            place += len(reader.readline())
+        while piece.stop is None or place < piece.stop:
+            line = reader.readline()
+            if not line:
+                return
+            if line.strip():
+                yield place, line
+            place += len(line)
+
+
+def _read_csv(stream: pyarrow.NativeFile, piece: Piece) -> Iterator[Row | BadRow]:
+    csv.field_size_limit(_LARGEST_CELL)
+    text = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
+    form: dict[str, Any] = {}
+    if piece.kind == "tsv":
+        form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    for number, values in enumerate(csv.DictReader(text, restkey="", **form)):
+        origin = f"{piece.name}#{number}"
+        if values.get(""):
+            yield BadRow(origin, "more cells than columns", str(dict(values))[:200])
+        else:
+            yield Row(origin, values)

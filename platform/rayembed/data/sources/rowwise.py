@@ -1,0 +1,55 @@
+"""The task that converts sources whose rows become records one by one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import ClassesSource, PairsSource
+from rayembed.data.records import Record
+from rayembed.data.sources.cells import RowError
+from rayembed.data.sources.classes import class_record, open_examples
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.kinds import columns_of
+from rayembed.data.sources.pairs import pair_records, sts_records
+from rayembed.data.sources.rows import BadRow, read_rows
+from rayembed.data.sources.tasks import HeldOut, RecordWriter
+from rayembed.data.units import Result
+
+
+@dataclass(frozen=True)
+class ConvertRows:
+    """Task: the records of a piece of pairs, sentences or texts with classes."""
+
+    folder: str
+    dataset: DatasetConfig
+    held_out: HeldOut
+    seed: int = 0
+    examples: str = ""
+    """Path of the examples that texts with classes draw from."""
+
+    def __call__(self, unit: Piece) -> Result:
+        """`parts`, counts and examples of rejected rows."""
+        writer = RecordWriter(self.folder, self.held_out)
+        columns = columns_of(self.dataset.source).values()
+        for row in read_rows(unit, columns):
+            if isinstance(row, BadRow):
+                writer.reject(row.reason, row.shown)
+                continue
+            try:
+                made = self._records(row.values, row.origin)
+            except RowError as problem:
+                writer.reject(str(problem), row.values)
+            else:
+                writer.take(made, row.values)
+        return writer.finish()
+
+    def _records(self, row: Mapping[str, Any], origin: str) -> list[Record]:
+        match self.dataset.source:
+            case PairsSource():
+                return pair_records(self.dataset, row, origin)
+            case ClassesSource(names=names):
+                examples = open_examples(self.examples, self.seed, tuple(sorted(names.values())))
+                return [class_record(self.dataset, row, origin, examples)]
+            case _:
+                return sts_records(self.dataset, row, origin)

@@ -1,0 +1,17 @@
+"""The data recipe of a job that names none: the user's own pairs."""
+
+from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data_run import DataRun
+from rayembed.config.sources import PairsSource
+
+
+def own_pairs() -> DataRun:
+    """One file with a query and a positive a row; path, columns and steps are set with `--set`."""
+    source = PairsSource(path="pairs.jsonl")
+    return DataRun(
+        name="pairs",
+        data=DataConfig(
+            datasets=(DatasetConfig(name="pairs", source=source),),
+            held_out=HeldOutConfig(num_titles=0),
+        ),
+    )

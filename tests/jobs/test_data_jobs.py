@@ -1,0 +1,132 @@
+"""The data jobs from their command lines to finished folders, with a tiny teacher."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import save_encoder
+
+import rayembed
+from rayembed.data.parts import read_records
+from rayembed.data.prepared import open_prepared
+from rayembed.pipeline.data_jobs import resolve, run_data_job
+from rayembed.recipes.catalogue import recipe_names
+from rayembed.recipes.datasets.catalogue import data_recipe_names
+
+pytestmark = pytest.mark.job
+
+ROOT = Path(rayembed.__file__).parents[2]
+WORDS = ["cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "capital", "France", "bridge"]
+BATCH = 8
+
+
+def text(number: int) -> str:
+    """A text of its own: the words stand in an order that only this number has."""
+    return " ".join(WORDS[(number * (place + 3)) % len(WORDS)] for place in range(5))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    save_encoder(folder / "teacher")
+    rows = [
+        {"query": f"question {i} {text(i)}", "positive": f"answer {i} {text(i)} {text(i + 1)}"}
+        for i in range(100)
+    ]
+    lines = [json.dumps(row) for row in [*rows, rows[5], {"query": "has none"}]]
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def arguments(folder: Path) -> list[str]:
+    pairs = "data.datasets.pairs"
+    teacher = folder / "teacher"
+    assignments = [
+        f"placement.storage_path={folder / 'out'}",
+        f"{pairs}.source.path={folder / 'pairs.jsonl'}",
+        f"{pairs}.source.max_rejected_share=0.05",
+        f"{pairs}.consistency.teacher={teacher}",
+        f"{pairs}.consistency.top_k=60",
+        f"{pairs}.mining.teacher={teacher}",
+        f"{pairs}.mining.num_negatives=2",
+        f"{pairs}.mining.rule.kind=top_k",
+        f"{pairs}.clusters.teacher={teacher}",
+        f"{pairs}.clusters.batch_pairs={BATCH}",
+    ]
+    return [f"--set={assignment}" for assignment in assignments]
+
+
+def run_script(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, f"jobs/{name}.py", *arguments(folder)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.mark.ray
+def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path) -> None:
+    done = run_script(folder, "cluster_pairs")
+    assert done.returncode == 0, done.stderr[-4000:]
+    folders = {p.parent.parent.name: p.parent for p in folder.glob("out/data/*/*/manifest.json")}
+    assert sorted(folders) == ["clustered", "filtered", "mined", "records"]
+    prepared = {kind: open_prepared(str(path)) for kind, path in folders.items()}
+    assert prepared["records"].manifest["rejected"] == {"no positive": 1}
+    assert prepared["records"].manifest["dropped"] == {"duplicate": 1}
+    rows = {kind: found.manifest["rows_out"] for kind, found in prepared.items()}
+    assert rows["records"] == 100 >= rows["filtered"] > rows["clustered"] // BATCH * BATCH > 0
+    assert rows["mined"] == rows["filtered"]
+    records = [r for part in prepared["clustered"].parts for r in read_records(part.path)]
+    assert len(records) == rows["clustered"]
+    assert {len(record.negatives) for record in records} == {2}
+    for path in folders.values():
+        assert "<h2>Examples</h2>" in (path / "audit.html").read_text()
+        assert str(path) in done.stdout or path.parent.name != "clustered"
+    assert f"{{kind: records, path: {folders['clustered']}}}" in done.stdout
+    assert "rows/s" in done.stderr
+    assert "█" in done.stderr
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("out/data/**/*")}
+    again = run_script(folder, "mine_negatives")
+    assert again.returncode == 0, again.stderr[-4000:]
+    assert again.stdout.count("was there") == 3
+    assert "nothing to do" in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("out/data/**/*")} == before
+
+
+@pytest.mark.parametrize("name", [*data_recipe_names(), *recipe_names()])
+def test_what_a_dry_run_prints_is_the_run(name: str, tmp_path: Path, capsys) -> None:
+    assert run_data_job(["--recipe", name, "--dry-run"], until="records", about="") == 0
+    captured = capsys.readouterr()
+    file = tmp_path / "run.yaml"
+    file.write_text(captured.out)
+    asked = resolve(["--recipe", name], "records")
+    assert resolve(["--recipe", str(file)], "records") == asked
+    assert asked.run.fingerprint in captured.out.splitlines()[0]
+    for dataset in asked.run.data.datasets:
+        assert f" {dataset.name} " in captured.err
+
+
+def test_what_is_asked_wrongly_is_told_before_ray_starts(capsys) -> None:
+    for argv, message in (
+        (["--recipe", "pair"], "no recipe 'pair'; did you mean 'pairs'?"),
+        (["--datasets", "pears"], "no data set 'pears'; did you mean 'pairs'?"),
+        (["--set", "data.datasets.pairs.minin.teacher=x"], "did you mean 'mining'?"),
+        ([], "data.datasets.pairs.mining is null; set it, for instance --set"),
+    ):
+        assert run_data_job(argv, until="mined", about="") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_list_shows_recipes_and_the_catalogue(capsys) -> None:
+    assert run_data_job(["--list"], until="records", about="") == 0
+    printed = capsys.readouterr().out
+    for name in data_recipe_names():
+        assert f" {name} " in printed

@@ -1,0 +1,28 @@
+"""Records of a source, through the same path as a job takes them."""
+
+from pathlib import Path
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.settings import parse
+from rayembed.data.parts import read_records
+from rayembed.data.prepared import Prepared, Workshop
+from rayembed.data.records import Record
+from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.tasks import HeldOut
+
+
+def made_records(
+    storage: Path | str,
+    source: dict[str, Any],
+    *,
+    root: Path | str = "",
+    held_out: HeldOut | None = None,
+    seed: int = 0,
+    **dataset: Any,
+) -> tuple[list[Record], Prepared]:
+    """The records in their order, and the folder."""
+    config = parse(DatasetConfig, {"name": "own", "source": source, **dataset})
+    checked = check_source(config, str(root))
+    prepared = make_records(Workshop(str(storage), seed), checked, held_out or HeldOut())
+    return [r for part in prepared.parts for r in read_records(part.path)], prepared

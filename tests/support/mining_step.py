@@ -1,0 +1,60 @@
+"""The mining step on made-up rows, as tests call it."""
+
+from pathlib import Path
+
+import mining_by_hand as by_hand
+import numpy as np
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.mining import MiningConfig
+from rayembed.config.settings import parse
+from rayembed.data.mining.mine import make_mined
+from rayembed.data.parts import read_records, write_part
+from rayembed.data.prepared import Prepared, Workshop
+from rayembed.data.records import Record
+from rayembed.data.vectors.teacher import Teaching
+
+
+def configured(**changes) -> MiningConfig:
+    return parse(MiningConfig, {"teacher": "a", "num_negatives": 4, **changes})
+
+
+def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before") -> Prepared:
+    """Rows as an earlier step left them, in so many parts."""
+    made = [
+        write_part(str(folder / name / "parts"), [rows[i] for i in places])
+        for places in np.array_split(np.arange(len(rows)), parts)
+    ]
+    names = [[part.path.rsplit("/", 1)[-1], part.rows] for part in made]
+    return Prepared(str(folder / name), {"fingerprint": f"{name} {parts}", "parts": names})
+
+
+def workshop(folder: Path, seed: int = 0, **changes) -> Workshop:
+    teaching = Teaching(by_hand.load, lambda reference: f"weights of {reference}")
+    return Workshop(str(folder / "out"), seed, teaching=teaching, **changes)
+
+
+def mine(folder: Path, rows, config: MiningConfig, parts: int = 1, **changes):
+    """Mined records and the step's manifest."""
+    dataset = dataset_of(config)
+    before = prepared(folder, rows, parts)
+    done = make_mined(workshop(folder, **changes), dataset, before)
+    assert done.manifest["rows_in"] == done.manifest["rows_out"] == len(rows)
+    return [r for part in done.parts for r in read_records(part.path)], done.manifest
+
+
+def dataset_of(config: MiningConfig) -> DatasetConfig:
+    source = {"kind": "pairs", "path": "none", "negatives": "negatives"}
+    return parse(
+        DatasetConfig, {"name": "d", "source": source, "mining": config.model_dump(mode="json")}
+    )
+
+
+def told(records) -> list:
+    return [
+        (
+            [(n.text, n.rank, n.score, n.rule, n.teacher, n.cross_score) for n in r.negatives],
+            r.positive_score,
+        )
+        for r in records
+    ]

@@ -1,0 +1,219 @@
+"""Paired k-means, packing and false negatives against code that follows their definitions."""
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayembed.data.clusters import packing
+from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
+from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
+from rayembed.data.clusters.packing import order_clusters, pack
+from rayembed.data.clusters.tasks import Sample, sample_keys
+from rayembed.errors import ConfigError
+
+
+def unit(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    made = rng.standard_normal(shape)
+    return (made / np.linalg.norm(made, axis=-1, keepdims=True)).astype(np.float32)
+
+
+def blobs(rng: np.random.Generator, topics: int, rows: int, noise: float = 0.15):
+    """Queries and documents around the query's and the document's own centre of each topic."""
+    centres = unit(rng, topics, 2, 8)
+    topic = rng.integers(0, topics, rows)
+    made = centres[topic] + noise * rng.standard_normal((rows, 2, 8))
+    made = (made / np.linalg.norm(made, axis=-1, keepdims=True)).astype(np.float16)
+    return made[:, 0], made[:, 1], topic
+
+
+def lloyd(rows: np.ndarray, centroids: np.ndarray, iterations: int) -> float:
+    """Mean cosine with the nearest centroid after plain spherical k-means from given ones."""
+    centroids = centroids.astype(np.float64)
+    for _ in range(iterations):
+        chosen = (rows @ centroids.T).argmax(1)
+        for c in range(len(centroids)):
+            if (chosen == c).any():
+                mean = rows[chosen == c].mean(0)
+                centroids[c] = mean / np.linalg.norm(mean)
+    return float((rows @ centroids.T).max(1).mean())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_objective_is_that_of_both_orders_and_not_worse_than_plain_lloyd(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    queries, documents, _ = blobs(rng, 4, 300)
+    k = 8  # each topic has two centres among both orders of its pairs
+    runs = [cluster_pairs(queries, documents, k, iterations=50, seed=s) for s in range(30)]
+    best = max(runs, key=lambda run: run.objective)
+    q, d = queries.astype(np.float64), documents.astype(np.float64)
+    rows = np.concatenate([np.hstack([q, d]), np.hstack([d, q])])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(np.linalg.norm(best.centroids, axis=1), 1, atol=1e-5)
+    assert best.objective == pytest.approx(lloyd(rows, best.centroids, 0), abs=1e-6)
+    for run in runs:  # it has converged: going on by the plain method gains nothing
+        assert run.objective >= lloyd(rows, run.centroids, 5) - 1e-6
+    starts = [rows[rng.choice(len(rows), k, replace=False)] for _ in range(30)]
+    plain = [lloyd(rows, start, 50) for start in starts]
+    assert best.objective >= max(plain) - 1e-6
+    assert best.objective > min(plain) + 0.01, "one start alone may end far below"
+    again = cluster_pairs(queries, documents, k, iterations=50, seed=0)
+    np.testing.assert_array_equal(again.centroids, runs[0].centroids)
+
+
+def test_pairs_of_a_topic_come_together() -> None:
+    queries, documents, topic = blobs(np.random.default_rng(1), 5, 400, noise=0.02)
+    runs = [cluster_pairs(queries, documents, 10, iterations=50, seed=s) for s in range(10)]
+    best = max(runs, key=lambda run: run.objective)
+    cluster = nearest(joined(queries, documents), best.centroids)[0]
+    assert len({*zip(topic.tolist(), cluster.tolist(), strict=True)}) == 5
+    assert len(set(cluster.tolist())) == 5
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 999), rows=st.integers(1, 60), clusters=st.integers(1, 30))
+def test_assignment_equals_brute_force(seed: int, rows: int, clusters: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Whole numbers have exact products with many ties, which go to the lower number.
+    pairs = rng.integers(-2, 3, (rows, 8)).astype(np.float32)
+    centroids = rng.integers(-2, 3, (clusters, 8)).astype(np.float32)
+    found, products = nearest(pairs, centroids)
+    for i, row in enumerate(pairs.tolist()):
+        scores = [sum(a * b for a, b in zip(row, c, strict=True)) for c in centroids.tolist()]
+        assert products[i] == max(scores)
+        assert found[i] == scores.index(max(scores))
+
+
+def test_rows_are_of_unit_length_whatever_float16_left() -> None:
+    queries, documents, _ = blobs(np.random.default_rng(0), 3, 50)
+    rows = joined(queries, documents)
+    assert rows.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+    plain = np.hstack([queries, documents]).astype(np.float32) / np.sqrt(2)
+    np.testing.assert_allclose(rows, plain, atol=1e-3)
+
+
+def test_without_faiss_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"rayembed\[cpu\].*rayembed\[gpu\]"):
+        require_faiss()
+
+
+def test_a_sample_is_the_same_rows_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    ids = rng.integers(-(2**62), 2**62, 500)
+    sample = Sample.of(ids, 40, seed=3)
+    assert sample == Sample.of(rng.permutation(ids), 40, seed=3)
+    chosen = ids[sample_keys(ids, 3) <= np.uint64(sample.last_key)]
+    assert len(chosen) == sample.size == 40
+    other = ids[sample_keys(ids, 4) <= np.uint64(Sample.of(ids, 40, seed=4).last_key)]
+    assert len(set(chosen) & set(other)) < 20
+    assert Sample.of(ids, 9999, seed=3).size == 500
+
+
+def tour_by_hand(centroids: np.ndarray, start: int) -> list[int]:
+    tour, left = [start], set(range(len(centroids))) - {start}
+    while left:
+        here = centroids[tour[-1]].astype(np.float64)
+        tour.append(max(left, key=lambda c: (float(centroids[c].astype(np.float64) @ here), -c)))
+        left.remove(tour[-1])
+    return tour
+
+
+@pytest.mark.parametrize("neighbours", [1, 4, 64])
+def test_greedy_tour_equals_a_loop(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_NEIGHBOURS", neighbours)
+    for seed in range(5):
+        centroids = unit(np.random.default_rng(seed), 150, 12)
+        tour = order_clusters(centroids, "tsp", np.random.default_rng(seed))
+        assert tour.tolist() == tour_by_hand(centroids, int(tour[0]))
+    assert order_clusters(centroids[:1], "tsp", np.random.default_rng(0)).tolist() == [0]
+
+
+def test_a_tour_is_shorter_than_a_random_order() -> None:
+    centroids = unit(np.random.default_rng(0), 200, 6)
+
+    def length(order: np.ndarray) -> float:
+        return float((centroids[order[1:]] * centroids[order[:-1]]).sum(1).mean())
+
+    orders = [order_clusters(centroids, "random", np.random.default_rng(s)) for s in range(2)]
+    assert sorted(orders[0].tolist()) == list(range(200))
+    assert orders[0].tolist() != orders[1].tolist()
+    tour = order_clusters(centroids, "tsp", np.random.default_rng(0))
+    assert length(tour) > length(orders[0]) + 0.3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    pairs=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_packing_splits_large_clusters_and_merges_neighbours(sizes, pairs, seed) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    keys = rng.permutation(len(cluster))
+    tour = rng.permutation(np.flatnonzero(sizes))
+    batches = pack(cluster, keys, tour, pairs)
+    assert batches.shape == (len(cluster) // pairs, pairs)
+    assert len(set(batches.ravel().tolist())) == batches.size, "no row twice"
+    # By hand: whole batches of each cluster by key, then what is left of all along the tour.
+    whole, rest = [], []
+    for c in tour:
+        rows = sorted(np.flatnonzero(cluster == c).tolist(), key=lambda row: keys[row])
+        full = len(rows) // pairs * pairs
+        whole += [rows[i : i + pairs] for i in range(0, full, pairs)]
+        rest += rows[full:]
+    merged = [rest[i : i + pairs] for i in range(0, len(rest) // pairs * pairs, pairs)]
+    assert sorted(batches.tolist()) == sorted(whole + merged)
+    places = {int(c): i for i, c in enumerate(tour)}
+    firsts = [places[int(cluster[batch[0]])] for batch in batches]
+    assert firsts == sorted(firsts), "along the tour"
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 999),
+    rows=st.integers(1, 25),
+    margin=st.sampled_from([0.0, -1.0, 1.0, 2.5]),
+)
+def test_false_negatives_equal_their_definition(seed: int, rows: int, margin: float) -> None:
+    rng = np.random.default_rng(seed)
+    queries = rng.integers(-2, 3, (rows, 4)).astype(np.float16)
+    texts = rng.integers(1, 15, rows)  # some documents are the same text
+    vectors = rng.integers(-2, 3, (15, 4)).astype(np.float16)
+    documents = vectors[texts]
+    positives = [[int(t), int(rng.integers(1, 15))][: 1 + i % 2] for i, t in enumerate(texts)]
+    found, counts = false_negatives(queries, documents, positives, margin)
+    for i in range(rows):
+        own = float(queries[i] @ documents[i])
+        wanted = [
+            int(texts[j])
+            for j in range(rows)
+            if float(queries[i] @ documents[j]) >= own + margin and texts[j] not in positives[i]
+        ]
+        assert found[i].tolist() == sorted(set(wanted))
+        assert counts[i] == len(wanted)
+
+
+def test_false_negatives_do_not_depend_on_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    queries, documents, _ = blobs(rng, 3, 50)
+    positives = [[i + 1] for i in range(50)]
+    whole = false_negatives(queries, documents, positives, 0.0)
+    monkeypatch.setattr("rayembed.data.clusters.false_negatives._TILE_QUERIES", 7)
+    tiled = false_negatives(queries, documents, positives, 0.0)
+    assert [a.tolist() for a in whole[0]] == [a.tolist() for a in tiled[0]]
+    assert whole[1].sum() > 0
+    none = false_negatives(queries, documents, positives, 2.5)
+    assert none[1].sum() == 0, "no cosine is so much higher"
+
+
+def test_mean_similarity_leaves_a_pairs_own_document_out() -> None:
+    queries, documents, _ = blobs(np.random.default_rng(0), 3, 20)
+    scores = queries.astype(np.float64) @ documents.astype(np.float64).T
+    wanted = scores[~np.eye(20, dtype=bool)].mean()
+    assert mean_similarity(queries, documents) == pytest.approx(wanted, abs=1e-12)
+    assert mean_similarity(queries[:1], documents[:1]) == 0.0

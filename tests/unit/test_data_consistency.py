@@ -1,0 +1,278 @@
+"""The consistency filter against counting by hand, over shards, languages, parts; kills; reuse."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.settings import parse
+from rayembed.data.filtering.consistency import INCONSISTENT, make_filtered
+from rayembed.data.filtering.ranks import histogram, own_ranks
+from rayembed.data.filtering.shards import Shard, Shards
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import read_records, write_part
+from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.records import Record
+from rayembed.data.units import Execute, in_process
+from rayembed.data.vectors.teacher import Teaching
+
+embedded: list[int] = []
+
+
+def fake_vectors(texts: Sequence[str]) -> np.ndarray:
+    """Small whole numbers, alike for texts of one number: exact in float16, many equal scores."""
+    made = []
+    for text in texts:
+        same, own = (np.random.default_rng(text_hash(t) + 2**63) for t in (text.split()[1], text))
+        made.append(2 * same.integers(-2, 3, 4) + own.integers(-2, 3, 4))
+    return np.array(made, dtype=np.float32).reshape(-1, 4)
+
+
+def load(config: Any, device: str):
+    def encode(texts, role):
+        embedded.append(len(texts))
+        return fake_vectors(texts)
+
+    return encode
+
+
+def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
+    teaching = Teaching(load=load, fingerprint=lambda reference: f"{reference} {weights}")
+    return Workshop(str(storage), seed, execute, teaching)
+
+
+def made_up(count: int, languages: Sequence[str | None] = (None,), seed: int = 0) -> list[Record]:
+    """Rows with one to three positives of few texts, the first often of the query's number."""
+    rng = np.random.default_rng(seed)
+    records = []
+    for i in range(count):
+        documents = rng.choice(count, 1 + i % 3, replace=False)
+        records.append(
+            Record(
+                id=f"d/{i}",
+                query=f"query {documents[0] if i % 4 else rng.integers(count)}",
+                positives=tuple(f"document {d}" for d in documents),
+                dataset="d",
+                language=languages[i % len(languages)],
+            )
+        )
+    return records
+
+
+def prepared(storage: object, records: Sequence[Record], rows_per_part: int) -> Prepared:
+    """The records as an earlier step leaves them, named by what they hold and not by their parts.
+
+    Different parts in the same folder would only be found again.
+    """
+    making = Making(
+        str(storage), "records", "d", {"content": [dataclasses.astuple(r) for r in records]}
+    )
+    starts = range(0, len(records), rows_per_part)
+    parts = [write_part(making.parts_folder, records[i : i + rows_per_part]) for i in starts]
+    named = [[part.path.rsplit("/", 1)[-1], part.rows] for part in parts]
+    return making.finish(
+        [{"rows_in": len(records), "rows_out": len(records), "rejected": {}}], named
+    )
+
+
+def dataset(**changes: Any) -> DatasetConfig:
+    consistency = {"teacher": "small", "top_k": 2, "shard_rows": 1000} | changes
+    source = {"kind": "pairs", "path": "none.jsonl"}
+    return parse(DatasetConfig, {"name": "d", "source": source, "consistency": consistency})
+
+
+def shard_of(record: Record, rows: int, shard_rows: int, seed: int) -> int:
+    """Number of the row's shard within its language, in plain integers."""
+    mask = 2**64 - 1
+    salt = xxhash.xxh3_64_intdigest(f"{seed}\0consistency".encode())
+    value = (text_hash(record.id) & mask) ^ salt
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
+    return (value ^ (value >> 31)) % -(-rows // shard_rows)
+
+
+def brute_force(records: Sequence[Record], top_k: int, shard_rows: int, seed: int = 0) -> set[str]:
+    """Ids that stay, from the definition: one row after the other."""
+    groups: dict[tuple[str | None, int], list[Record]] = {}
+    for record in records:
+        rows = sum(other.language == record.language for other in records)
+        shard = shard_of(record, rows, shard_rows, seed)
+        groups.setdefault((record.language, shard), []).append(record)
+    stays = set()
+    for group in groups.values():
+        documents = {text for record in group for text in record.positives}
+        for record in group:
+            query = fake_vectors([record.query])[0]
+            own = float(query @ fake_vectors([record.positives[0]])[0])
+            higher = [
+                text
+                for text in documents - set(record.positives)
+                if float(query @ fake_vectors([text])[0]) > own
+            ]
+            if len(higher) < top_k:
+                stays.add(record.id)
+    return stays
+
+
+def ids(found: Prepared) -> list[str]:
+    return [record.id for part in found.parts for record in read_records(part.path)]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 100),
+    shards=st.sampled_from([1, 2, 3]),
+    rows_per_part=st.sampled_from([13, 60]),
+    top_k=st.sampled_from([1, 2, 5]),
+    languages=st.sampled_from([(None,), (None, "de", "en")]),
+)
+def test_equals_brute_force(
+    seed, shards, rows_per_part, top_k, languages, tmp_path_factory
+) -> None:
+    storage = tmp_path_factory.mktemp("filter")
+    records = made_up(60, languages, seed)
+    shard_rows = -(-60 // len(languages) // shards)
+    config = dataset(top_k=top_k, shard_rows=shard_rows)
+    found = make_filtered(at(storage, seed=seed), config, prepared(storage, records, rows_per_part))
+    wanted = brute_force(records, top_k, shard_rows, seed)
+    assert ids(found) == [record.id for record in records if record.id in wanted]
+    manifest = found.manifest
+    assert manifest["shards"] == shards * len(languages)
+    assert manifest["rows_in"] == 60 == manifest["rows_out"] + manifest["dropped"][INCONSISTENT]
+    assert sum(manifest["ranks"].values()) == 60
+    # Teeth: something goes, and one document more or another shard would keep other rows.
+    assert 0 < len(wanted) < 60
+    assert wanted != brute_force(records, top_k + 3, shard_rows, seed)
+
+
+def test_shards_and_languages_are_kept_apart() -> None:
+    records = made_up(60, ("de", "en"))
+    together = [dataclasses.replace(record, language=None) for record in records]
+    assert brute_force(records, 2, 1000) != brute_force(together, 2, 1000)
+    assert brute_force(records, 2, 10) != brute_force(records, 2, 1000)
+
+
+def test_manifest_tells_languages_ranks_and_examples(tmp_path: Path) -> None:
+    records = made_up(90, ("de", "en", None))
+    found = make_filtered(at(tmp_path), dataset(), prepared(tmp_path, records, 40))
+    languages = found.manifest["languages"]
+    assert [(entry["language"], entry["rows"]) for entry in languages] == [
+        (None, 30),
+        ("de", 30),
+        ("en", 30),
+    ]
+    for entry in languages:
+        kept = sum(record_id in ids(found) for record_id in _ids_of(records, entry["language"]))
+        assert entry["kept"] == kept
+        assert entry["share"] == pytest.approx(kept / 30, abs=1e-4)
+    ranks = found.manifest["ranks"]
+    assert ranks["1"] + ranks["2"] == found.manifest["rows_out"]
+    examples = found.manifest["examples"]
+    assert len(examples) == 10
+    by_id = {record.id: record for record in records}
+    for example in examples:
+        record = by_id[example["id"]]
+        assert (example["query"], example["document"]) == (record.query, record.positives[0])
+        assert example["rank"] > 2
+        assert example["id"] not in ids(found)
+
+
+def _ids_of(records: Sequence[Record], language: str | None) -> list[str]:
+    return [record.id for record in records if record.language == language]
+
+
+def test_what_is_there_is_not_done_again_and_other_weights_are(tmp_path: Path) -> None:
+    before = prepared(tmp_path, made_up(60), 25)
+    first = make_filtered(at(tmp_path), dataset(), before)
+    done: list[Any] = []
+
+    def counts(task, units, needs):
+        for unit in units:
+            done.append(unit)
+            yield task(unit)
+
+    embedded.clear()
+    assert make_filtered(at(tmp_path, counts), dataset(), before) == first
+    assert not done
+    # Another depth searches again with the vectors that are there.
+    other = make_filtered(at(tmp_path, counts), dataset(top_k=5), before)
+    assert other.folder != first.folder
+    assert done
+    assert not embedded
+    changed = make_filtered(at(tmp_path, counts, weights="v"), dataset(), before)
+    assert changed.folder != first.folder
+    assert embedded
+
+
+def test_a_killed_filter_goes_on_and_ends_the_same(tmp_path: Path) -> None:
+    records = made_up(80, ("de", "en"))
+    whole = make_filtered(
+        at(tmp_path / "a"), dataset(shard_rows=20), prepared(tmp_path / "a", records, 30)
+    )
+    before = prepared(tmp_path / "b", records, 30)
+    calls = 0
+    for _ in range(60):
+        left = 1
+
+        def dies(task, units, needs):
+            nonlocal left, calls
+            for unit in units:
+                if left == 0:
+                    raise KeyboardInterrupt
+                left -= 1
+                calls += 1
+                yield task(unit)
+
+        try:
+            found = make_filtered(at(tmp_path / "b", dies), dataset(shard_rows=20), before)
+        except KeyboardInterrupt:
+            continue
+        break
+    # Three parts are embedded, counted, cut by shard and filtered; four shards are searched.
+    assert calls == 16
+    assert [part.path.rsplit("/", 1)[-1] for part in found.parts] == [
+        part.path.rsplit("/", 1)[-1] for part in whole.parts
+    ]
+    assert not list(tmp_path.glob("b/data/filtered/*/shards"))
+
+
+def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
+    documents = np.array([[1.0, 0], [1, 0], [0.5, 0], [0, 1]], dtype=np.float16)
+    shard = Shard(
+        part=np.zeros(3, np.int64),
+        row=np.arange(3),
+        queries=np.array([[1, 0], [1, 0], [1, 0]], dtype=np.float16),
+        first=np.array([0, 1, 2, 4]),
+        place=np.array([1, 2, 3, 0]),
+        documents=documents,
+    )
+    # Row 0: nothing above a tie. Row 1: two above. Row 2: three above, one of them its own.
+    assert own_ranks(shard, 100).tolist() == [1, 3, 3]
+    assert own_ranks(shard, 1).tolist() == [1, 2, 2]
+
+
+def test_histogram_has_every_rank_once() -> None:
+    counts = histogram(np.array([1, 1, 2, 3, 4, 5, 6, 10, 11, 20, 21, 50, 51, 100, 101, 101]))
+    assert counts == {
+        "1": 2, "2": 1, "3": 1, "4-5": 2, "6-10": 2, "11-20": 2, "21-50": 2, "51-100": 2, ">100": 2
+    }  # fmt: skip
+
+
+def test_shards_are_about_as_large_as_asked_and_those_of_one_language() -> None:
+    shards = Shards.for_rows({"en": 5000, None: 10, "de": 1001}, 1000, seed=3)
+    assert shards.of == {None: 1, "de": 2, "en": 5}
+    assert shards.languages == [None, "de", "de", *["en"] * 5]
+    hashes = np.random.default_rng(0).integers(-(2**63), 2**63, 5000)
+    numbers = shards.numbers(hashes, ["en"] * 5000)
+    sizes = np.bincount(numbers, minlength=8)
+    assert sizes[:3].tolist() == [0, 0, 0]
+    assert sizes[3:].min() > 900
+    assert (shards.numbers(hashes[::-1], ["en"] * 5000)[::-1] == numbers).all()
+    assert (Shards(shards.of, seed=4).numbers(hashes, ["en"] * 5000) != numbers).any()

@@ -1,0 +1,240 @@
+"""The mining step: what is done again and what is not, the audit, documents of its own."""
+
+import csv
+import json
+from pathlib import Path
+
+import mining_by_hand as by_hand
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from mining_step import configured, dataset_of, mine, prepared, told
+from sentence_transformers import CrossEncoder as SentenceCrossEncoder
+from tiny_models import save_cross_encoder
+
+from rayembed.data.mining.counts import histogram
+from rayembed.data.mining.mine import make_mined
+from rayembed.data.parts import read_records
+from rayembed.data.prepared import Workshop
+from rayembed.data.vectors.teacher import Teaching
+from rayembed.errors import AssetError, DataError
+
+RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
+
+
+def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tmp_path) -> None:
+    rows = by_hand.made_up_rows(20, 0)
+    before = prepared(tmp_path, rows, 2)
+    done: list[str] = []
+
+    def counting(weights: str, meaning: str) -> Workshop:
+        def execute(task, units, needs):
+            for unit in units:
+                done.append(type(task.task).__name__)
+                yield task(unit)
+
+        def load(config, device):
+            return lambda texts, role: by_hand.vectors_of(texts, meaning)
+
+        teaching = Teaching(load, lambda reference: weights)
+        return Workshop(str(tmp_path / "out"), 0, execute, teaching)
+
+    first = make_mined(counting("old", "a"), dataset_of(configured()), before)
+    assert sorted(set(done)) == ["EmbedPart", "MinePart"]
+    done.clear()
+    stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    assert make_mined(counting("old", "a"), dataset_of(configured()), before) == first
+    assert not done
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == stamps
+    other = make_mined(counting("new", "b"), dataset_of(configured()), before)
+    assert sorted(done) == ["EmbedPart", "EmbedPart", "MinePart", "MinePart"]
+    assert other.folder != first.folder
+    negatives = {n.teacher for p in other.parts for r in read_records(p.path) for n in r.negatives}
+    assert negatives == {"new"}
+    # Another rule takes the vectors that are there.
+    done.clear()
+    make_mined(counting("old", "a"), dataset_of(configured(rule={"kind": "top_k"})), before)
+    assert sorted(done) == ["EmbedPart", "EmbedPart", "MinePart", "MinePart"]
+
+
+def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
+    rows = by_hand.made_up_rows(20, 0, given=True)
+    calls: list[int] = []
+
+    def load(config, device):
+        calls.append(1)
+        return by_hand.load(config, device)
+
+    workshop_ = Workshop(str(tmp_path / "out"), 0, teaching=Teaching(load, lambda r: "w"))
+    before = prepared(tmp_path, rows, 2)
+    for changes, loaded in (({}, 2), ({"rule": {"kind": "top_k"}}, 0), ({"pool": "given"}, 2)):
+        calls.clear()
+        make_mined(workshop_, dataset_of(configured(**changes)), before)
+        assert len(calls) == loaded
+
+
+def test_the_audit_counts_what_was_refused_and_chosen(tmp_path) -> None:
+    rows = by_hand.made_up_rows(40, 5, labels=True)
+    config = configured(rule=RULE, near_duplicate=0.5, candidates=30, skip=2)
+    found, manifest = mine(tmp_path, rows, config, 3)
+    one_part, manifest_of_one = mine(tmp_path / "one", rows, config, 1)
+    assert one_part == found
+    for name in ("refused", "histograms", "mining_examples", "candidates", "mined", "short"):
+        assert manifest[name] == manifest_of_one[name], name
+    assert manifest["candidates"] == 40 * 30
+    assert manifest["refused"]["skipped rank"] == 40 * 2
+    assert set(manifest["refused"]) >= {"a positive", "of the query's class", "by the rule"}
+    histograms = manifest["histograms"][0]
+    assert sum(histograms["positive"]) == 40
+    assert sum(histograms["negative"]) == manifest["mined"]
+    assert sum(histograms["refused_by_rule"]) == manifest["refused"]["by the rule"]
+    assert len(manifest["mining_examples"]) == 20
+    by_query = {r.query: r for r in found}
+    for one in manifest["mining_examples"]:
+        assert [n["text"] for n in one["negatives"]] in [
+            [n.text for n in r.negatives] for r in found if r.query == one["query"]
+        ]
+        limit = by_hand.limit(config.rule, one["positive_score"])
+        assert all(refused["score"] > limit for refused in one["refused"])
+        assert one["query"] in by_query
+    assert any(one["refused"] for one in manifest["mining_examples"])
+
+
+def test_histograms_have_bins_of_two_hundredths() -> None:
+    counts = histogram(np.array([-1.2, -1.0, -0.001, 0.0, 0.019, 0.03, 0.999, 1.0005]))
+    assert len(counts) == 100
+    assert {place: n for place, n in enumerate(counts) if n} == {0: 2, 49: 1, 50: 2, 51: 1, 99: 2}
+
+
+def write_corpus(folder: Path, texts: list[str]) -> None:
+    """The texts in files of three kinds, with a title that is a column of its own."""
+    folder.mkdir(parents=True)
+    cells = [{"title": text.split(" ", 1)[0], "rest": text.split(" ", 1)[1]} for text in texts]
+    third = len(texts) // 3
+    lines = [json.dumps(row) for row in cells[:third]]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    frame = pa.Table.from_pylist(cells[third : 2 * third])
+    pq.write_table(frame, folder / "b.parquet", row_group_size=3)
+    with (folder / "c.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["title", "rest"])
+        writer.writeheader()
+        writer.writerows(cells[2 * third :])
+
+
+@pytest.mark.parametrize("per_part", [5, 1000])
+@pytest.mark.parametrize("rule", [{"kind": "top_k"}, RULE], ids=["top_k", "perc_pos"])
+def test_documents_of_their_own_are_mined_from_too(rule, per_part, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("rayembed.data.mining.documents._DOCUMENTS_PER_PART", per_part)
+    rows = by_hand.made_up_rows(25, 0, labels=True)
+    positives = list(dict.fromkeys(t for r in rows for t in r.positives))
+    more = by_hand.made_up_texts(30, 99) + positives[:5] + [rows[0].query]
+    more = list(dict.fromkeys(more)) + more[:4]  # some twice
+    write_corpus(tmp_path / "in" / "corpus", more)
+    config = configured(
+        rule=rule, near_duplicate=0.5, corpus={"path": "corpus", "text": "title+rest"}
+    )
+    assert by_hand.mined(rows, config, more) != by_hand.mined(rows, config), "nothing of it counts"
+    for parts in (1, 3):
+        found, manifest = mine(tmp_path, rows, config, parts, root=str(tmp_path / "in"))
+        assert told(found) == by_hand.mined(rows, config, more)
+    (documents,) = (tmp_path / "out/data/documents").iterdir()
+    made = json.loads((documents / "manifest.json").read_text())
+    assert made["rows_in"] == len(more)
+    assert made["rows_out"] + sum(made["rejected"].values()) == len(more)
+    # What the files hold decides, not where they lie.
+    moved = configured(
+        rule=rule, near_duplicate=0.5, corpus={"path": "moved", "text": "title+rest"}
+    )
+    (tmp_path / "in/corpus").rename(tmp_path / "in/moved")
+    _, again = mine(tmp_path, rows, moved, 3, root=str(tmp_path / "in"))
+    assert again == manifest
+    write_corpus(tmp_path / "in" / "corpus", more[:-6])
+    _, other = mine(tmp_path, rows, config, 3, root=str(tmp_path / "in"))
+    assert other["fingerprint"] != manifest["fingerprint"]
+
+
+def test_rows_without_a_document_are_counted_and_too_many_refused(tmp_path) -> None:
+    rows = by_hand.made_up_rows(10, 0)
+    good = [{"texts": [f"first {i}", f"second {i}"]} for i in range(299)]
+    bad = [{"texts": " "}, {"texts": 7}, {"other": "x"}]
+    path = tmp_path / "corpus.jsonl"
+    config = configured(corpus={"path": str(path), "text": "texts"})
+    path.write_text("\n".join(map(json.dumps, [*good, *bad[:2], good[0]])))
+    mine(tmp_path, rows, config)
+    (documents,) = (tmp_path / "out/data/documents").iterdir()
+    made = json.loads((documents / "manifest.json").read_text())
+    assert made["rejected"] == {
+        "column 'texts' is neither a text nor a list of texts": 1,
+        "duplicate": 1,
+        "no text": 1,
+    }
+    assert (made["rows_in"], made["rows_out"]) == (302, 598)
+    path.write_text("\n".join(map(json.dumps, [*good[:200], *bad])))
+    with pytest.raises(DataError, match="3 of 203 rows have no document in column 'texts'"):
+        mine(tmp_path, rows, config)
+    path.write_text(json.dumps(bad[0]))
+    with pytest.raises(DataError, match="has no documents in 1 rows: 1 × no text"):
+        mine(tmp_path, rows, config)
+
+
+@pytest.mark.parametrize("pool", ["corpus", "given"])
+def test_a_killed_step_goes_on_and_ends_the_same(pool, tmp_path) -> None:
+    rows = by_hand.made_up_rows(30, 2, labels=True, given=True)
+    write_corpus(tmp_path / "corpus", by_hand.made_up_texts(20, 7))
+    files = {"path": str(tmp_path / "corpus"), "text": "title+rest"} if pool == "corpus" else None
+    others = [{"teacher": "b"}]
+    config = configured(pool=pool, corpus=files, further_teachers=others)
+    whole, _ = mine(tmp_path / "whole", rows, config, 3)
+    total = 0
+    for _ in range(40):
+        left = 1
+
+        def dies(task, units, needs):
+            nonlocal left, total
+            for unit in units:
+                if not left:
+                    raise KeyboardInterrupt
+                left -= 1
+                total += 1
+                yield task(unit)
+
+        try:
+            found, _ = mine(tmp_path / "killed", rows, config, 3, execute=dies)
+            break
+        except KeyboardInterrupt:
+            assert not list((tmp_path / "killed/out/data/mined").rglob("manifest.json"))
+    assert found == whole
+    # 3 parts: vectors by two teachers, given negatives or 3 files of documents by both; mining.
+    assert total == (3 * 2 + 3 + 3 * 2 + 3 if pool == "corpus" else 3 * 2 + 3 * 2 + 3)
+
+
+def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
+    folder = str(save_cross_encoder(tmp_path / "reranker"))
+    rows = by_hand.made_up_rows(12, 4)
+    reranker = {"model": folder, "max_length": 24}
+    config = configured(rescoring=reranker, rule={"kind": "top_k"}, candidates=12)
+    found, _ = mine(tmp_path, rows, config)
+    model = SentenceCrossEncoder(folder, max_length=24, device="cpu")
+    for record in found:
+        pairs = [(record.query, negative.text) for negative in record.negatives]
+        scores = 1 / (1 + np.exp(-model.predict(pairs, activation_fn=torch.nn.Identity())))
+        kept = [negative.cross_score for negative in record.negatives]
+        assert kept == pytest.approx(scores.tolist(), abs=1e-5)
+        assert kept == sorted(kept, reverse=True)
+        assert [n.score for n in record.negatives] != kept
+    # A limit that half of the candidates pass decides by these scores.
+    middle = float(np.median([n.cross_score for r in found for n in r.negatives]))
+    rule = {"kind": "top_k_abs", "max_score": middle}
+    limited, manifest = mine(tmp_path, rows, configured(rescoring=reranker, rule=rule))
+    scores = [n.cross_score for r in limited for n in r.negatives]
+    assert max(scores) <= middle
+    assert manifest["refused"]["by the rule"] > 0
+
+
+def test_a_cross_encoder_with_several_outputs_is_refused(tmp_path) -> None:
+    folder = str(save_cross_encoder(tmp_path / "classes", num_labels=3))
+    config = configured(rescoring={"model": folder})
+    with pytest.raises(AssetError, match="gives 3 numbers for a pair"):
+        mine(tmp_path, by_hand.made_up_rows(5, 0), config)

@@ -1,0 +1,249 @@
+"""Near-duplicates against comparing every text with every other by hand."""
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from rayembed.config.mining import NearDuplicates
+from rayembed.data.cleaning.near_duplicates import find_near_duplicates, nearest_pairs, removed_rows
+from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of
+from rayembed.data.cleaning.words import normalised, shingles, words
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import read_index, write_part
+from rayembed.data.records import Record
+from rayembed.data.units import Execute, in_process
+
+CONFIG = NearDuplicates(threshold=0.7, ngram=3)
+
+
+def texts_with_copies(count: int, seed: int) -> list[str]:
+    """Texts of 12 to 60 words; a third are copies of others with some words changed."""
+    rng = np.random.default_rng(seed)
+
+    def word() -> str:
+        return f"w{rng.integers(5000)}"
+
+    texts = [[word() for _ in range(rng.integers(12, 60))] for _ in range(count * 2 // 3)]
+    while len(texts) < count:
+        copy = list(texts[rng.integers(len(texts))])
+        for _ in range(rng.integers(0, 4)):
+            copy[rng.integers(len(copy))] = word()
+        texts.append(copy)
+    return [" ".join(texts[i]) for i in rng.permutation(count)]
+
+
+def records_of(texts: Sequence[str]) -> list[Record]:
+    """A record of each text, half of its words in the query."""
+    made = []
+    for i, text in enumerate(texts):
+        split = text.split()
+        half = len(split) // 2
+        query, positive = " ".join(split[:half]), " ".join(split[half:])
+        made.append(Record(f"d/{i}", query, (positive,), "d", origin=(f"file#{i}",)))
+    return made
+
+
+def grams(text: str, n: int) -> set[str]:
+    found = re.findall(r"\w+", text.lower())
+    return {" ".join(found[i : i + n]) for i in range(max(len(found) - n + 1, 1))}
+
+
+def similarities(texts: Sequence[str], n: int) -> dict[tuple[int, int], float]:
+    sets = [grams(text, n) for text in texts]
+    return {
+        (i, j): len(sets[i] & sets[j]) / len(sets[i] | sets[j])
+        for i, j in itertools.combinations(range(len(texts)), 2)
+    }
+
+
+def brute_force(texts: Sequence[str], config: NearDuplicates, ids: Sequence[str]) -> set[str]:
+    """Ids of rows to remove: of what similar pairs link all but that of the lowest hash."""
+    groups = [{i} for i in range(len(texts))]
+    for (i, j), similarity in similarities(texts, config.ngram).items():
+        if similarity >= config.threshold and groups[i] is not groups[j]:
+            groups[i] |= groups[j]
+            for k in groups[j]:
+                groups[k] = groups[i]
+    gone = {i for i in range(len(texts)) if i != min(groups[i], key=lambda k: text_hash(ids[k]))}
+    return {ids[i] for i in gone}
+
+
+def find(
+    folder: Path,
+    records: Sequence[Record],
+    rows_per_part: int,
+    config: NearDuplicates = CONFIG,
+    execute: Execute = in_process,
+    keep: np.ndarray | None = None,
+) -> set[str]:
+    starts = range(0, len(records), rows_per_part)
+    parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
+    keep = np.ones(len(records), dtype=bool) if keep is None else keep
+    found = find_near_duplicates(
+        str(folder), "d", config, parts, keep, read_index(parts).id_hash, execute
+    )
+    return {records[i].id for i in found}
+
+
+def listed(folder: Path) -> list[dict[str, Any]]:
+    return pq.read_table(folder / "removed").to_pylist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equals_comparing_all_with_all(seed: int, tmp_path: Path) -> None:
+    texts = texts_with_copies(240, seed)
+    records = records_of(texts)
+    wanted = brute_force(texts, CONFIG, [record.id for record in records])
+    assert 20 < len(wanted) < 80
+    strict = CONFIG.model_copy(update={"threshold": 0.9})
+    assert wanted != brute_force(texts, strict, [record.id for record in records])
+    found = find(tmp_path, records, 50)
+    # No row goes without cause, and the bands miss few: 1.5 % of pairs at the very threshold.
+    assert found <= wanted
+    assert len(found) >= 0.97 * len(wanted)
+    near = similarities(texts, CONFIG.ngram)
+    place = {record.id: i for i, record in enumerate(records)}
+    rows = listed(tmp_path)
+    assert {row["id"] for row in rows} == found
+    assert len(rows) == len(found)
+    for row in rows:
+        i, j = place[row["id"]], place[row["matched"]]
+        assert row["similarity"] == pytest.approx(near[min(i, j), max(i, j)], abs=1e-6)
+        assert (row["query"], row["positive"]) == (records[i].query, records[i].positives[0])
+        assert row["matched_text"] == f"{records[j].query}\n{records[j].positives[0]}"
+        assert (row["reason"], row["origin"]) == ("near-duplicate", [f"file#{i}"])
+
+
+def test_neither_parts_nor_order_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = records_of(texts_with_copies(200, 7))
+    first = find(tmp_path / "a", records, 200)
+    assert first
+    assert find(tmp_path / "b", records[::-1], 23) == first
+    # Many buckets and many tasks that compare.
+    monkeypatch.setattr("rayembed.data.cleaning.near_duplicates._BANDS_PER_BUCKET", 300)
+    monkeypatch.setattr("rayembed.data.cleaning.verified._PAIRS_COMPARED", 7)
+    assert find(tmp_path / "c", records, 41) == first
+    one, many = (sorted(listed(tmp_path / at), key=lambda row: row["id"]) for at in "ac")
+    assert one == many
+    assert len(list((tmp_path / "c" / "removed").iterdir())) > 1
+
+
+def test_a_kill_changes_nothing_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    records = records_of(texts_with_copies(150, 3))
+    whole = find(tmp_path / "a", records, 40)
+    calls = []
+
+    def dies(task, units, needs):
+        for number, unit in enumerate(units):
+            if number == 1:
+                raise KeyboardInterrupt
+            calls.append(unit)
+            yield task(unit)
+
+    for _ in range(40):
+        try:
+            found = find(tmp_path / "b", records, 40, execute=dies)
+        except KeyboardInterrupt:
+            continue
+        break
+    assert found == whole
+    assert len(calls) > 8
+    calls.clear()
+    assert find(tmp_path / "b", records, 40, execute=dies) == whole
+    assert not calls
+    assert not (tmp_path / "b" / "near-duplicates").exists()
+
+
+def test_query_or_positive_alone_and_rows_that_are_gone_already(tmp_path: Path) -> None:
+    same, other = "one two three four five six", "seven eight nine ten eleven twelve"
+    records = [
+        Record("d/0", same, ("alpha beta gamma delta epsilon",), "d"),
+        Record("d/1", same, ("zeta eta theta iota kappa",), "d"),
+        Record("d/2", "quite another question here", (other,), "d"),
+        Record("d/3", "and this is a third one", (other.upper() + "!",), "d"),
+    ]
+    for of, pair in (("query", {"d/0", "d/1"}), ("positive", {"d/2", "d/3"}), ("pair", set())):
+        config = CONFIG.model_copy(update={"of": of})
+        found = find(tmp_path / of, records, 2, config)
+        assert len(found) == len(pair) // 2
+        assert found <= pair
+    config = CONFIG.model_copy(update={"of": "query"})
+    keep = np.array([True, False, True, True])
+    assert find(tmp_path / "gone", records, 2, config, keep=keep) == set()
+
+
+def test_a_text_a_thousand_times_is_linear_and_leaves_one(tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).permutation(1000)
+    pairs = pairs_of(np.zeros(1000, dtype=np.int64), ids, np.arange(1000))
+    assert len(pairs) < 10 * 1000
+    gone = removed_rows(pairs, ids)
+    assert sorted(set(range(1000)) - set(gone.tolist())) == [int(np.argmin(ids))]
+    records = [
+        Record(f"d/{i}", "the same text again and again", ("x y z",), "d") for i in range(60)
+    ]
+    assert len(find(tmp_path, records, 13)) == 59
+
+
+def test_pairs_of_few_rows_are_all_pairs() -> None:
+    key = np.array([5, 1, 5, 2, 5, 1])
+    ids = np.array([30, 10, 20, 0, 40, 5])
+    assert pairs_of(key, ids, np.arange(6)).tolist() == [[0, 4], [2, 0], [2, 4], [5, 1]]
+    assert pairs_of(key[:0], ids[:0], key[:0]).shape == (0, 2)
+
+
+def test_the_nearest_pair_is_told() -> None:
+    similar = np.array([[0, 1], [1, 2], [0, 2]])
+    ids = np.array([1, 2, 3])
+    removed = removed_rows(similar, ids)
+    assert removed.tolist() == [1, 2]
+    partner, side = nearest_pairs(similar, np.array([0.8, 0.9, 0.9]), removed, ids)
+    assert partner.tolist() == [1, 2]  # row 2 is as near to 0 as to 1; 0 has the lower hash
+    assert side.tolist() == [0, 1]
+    assert removed_rows(np.empty((0, 2), np.int64), ids).tolist() == []
+
+
+def test_bands_find_most_pairs_at_the_threshold() -> None:
+    for threshold in (0.5, 0.8, 0.95, 1.0):
+        config = NearDuplicates(threshold=threshold)
+        number, width = bands(config)
+        assert number * width <= config.permutations
+        assert 1 - (1 - threshold**width) ** number > 0.95
+
+
+def test_share_of_equal_bands_is_as_the_formula_says() -> None:
+    """Signatures are no worse than independent hash functions."""
+    rng = np.random.default_rng(0)
+    config = NearDuplicates(threshold=0.8, ngram=1)
+    width = bands(config)[1]
+    texts = []
+    for i in range(200):
+        common = [f"c{i}x{j}" for j in range(60)]
+        for side in "ab":
+            own = [f"{side}{i}x{j}" for j in range(10)]
+            texts.append(" ".join(rng.permutation(common + own)))
+    keys = band_keys(texts, config)
+    similarity = 60 / 80
+    share = float((keys[::2] == keys[1::2]).mean())
+    assert share == pytest.approx(similarity**width, abs=0.03)  # three standard deviations
+    assert (keys[::2] == np.roll(keys[1::2], 1, axis=0)).mean() == 0
+
+
+def test_words_and_ngrams() -> None:
+    assert words("The  Ｃafé, don't_stop!") == ["the", "café", "don", "t_stop"]
+    assert words("东京 Tower 2") == ["东", "京", "tower", "2"]
+    assert words("❤") == ["❤"]
+    assert normalised(" A\tB\u00a0 c\n") == "a b c"
+    found = shingles(["a b c d", "b c d", "a", "", "d c b a"], 3)
+    assert np.diff(found.first).tolist() == [2, 1, 1, 1, 2]
+    assert found.of(0)[1] == found.of(1)[0]
+    assert len(set(found.hashes.tolist())) == 6, "order matters, and no two others are equal"
+    assert (
+        shingles(["a b", "b a"], 1).of(0).tolist()
+        == shingles(["a b", "b a"], 1).of(1)[::-1].tolist()
+    )
