@@ -117,10 +117,11 @@ def ask_and_keep(
     lost: Counter[str] = Counter()
     if not requests:
         return lost
-    began = logged = time.monotonic()
     in_a_row = 0
     try:
         for done, answer in enumerate(ask(requests), 1):
+            if done == 1:  # what came before is the start of Ray Data, or of an engine
+                began = logged = time.monotonic()
             match answer.outcome:
                 case "answered" | "refused":
                     kept.add(answer)
