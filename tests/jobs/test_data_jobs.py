@@ -19,13 +19,14 @@ from rayembed.recipes.datasets.catalogue import data_recipe_names
 pytestmark = pytest.mark.job
 
 ROOT = Path(rayembed.__file__).parents[2]
-WORDS = ["cats", "dogs", "live", "fox", "jumps", "river", "ancient", "world", "Paris", "capital", "France", "bridge"]
+WORDS = "cats dogs live fox jumps river ancient world Paris capital France bridge"
 BATCH = 8
 
 
 def text(number: int) -> str:
     """A text of its own: the words stand in an order that only this number has."""
-    return " ".join(WORDS[(number * (place + 3)) % len(WORDS)] for place in range(5))
+    words = WORDS.split()
+    return " ".join(words[(number * (place + 3)) % len(words)] for place in range(5))
 
 
 @pytest.fixture(scope="module")

@@ -63,9 +63,9 @@ def test_what_a_column_reads(column: str, value: Any) -> None:
 
 
 def test_the_names_that_stand_beside_a_missing_column() -> None:
-    assert level_of(ROW, "querry") == (["querry"], ROW)
-    names, level = level_of(ROW, "passages.titel+text")
-    assert names == ["titel", "text"]
+    assert level_of(ROW, "qwery") == (["qwery"], ROW)
+    names, level = level_of(ROW, "passages.tittle+text")
+    assert names == ["tittle", "text"]
     assert set(level) == {"title", "text"}
     assert level_of(ROW, "query.text") == (["query.text"], ROW), "a text has nothing below it"
     assert level_of(ROW, "page.first_line") == (["page"], ROW), "but its lines"

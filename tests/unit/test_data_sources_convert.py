@@ -125,7 +125,7 @@ def test_missing_columns_name_what_stands_beside_them(tmp_path: Path) -> None:
         made_records(tmp_path / "o", source | {"positive": "answers.txt", "language": "lang"})
 
 
-# --- pairs and sentences --------------------------------------------------------------------------
+# --- pairs and sentences ------------------------------------------------------------------------
 
 
 def test_both_directions_ask_for_each_other(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_sentences_that_are_similar_enough_ask_for_each_other(tmp_path: Path) ->
         made_records(tmp_path / "out", source | {"max_rejected_share": 0.33})
 
 
-# --- natural-language inference ---------------------------------------------------------------------
+# --- natural-language inference -----------------------------------------------------------------
 
 
 def nli_rows() -> list[dict[str, Any]]:
@@ -304,7 +304,7 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert made.manifest["rows_in"] == 8
 
 
-# --- earlier records --------------------------------------------------------------------------------
+# --- earlier records ----------------------------------------------------------------------------
 
 
 def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None
         made_records(tmp_path / "new", {"kind": "records", "path": str(tmp_path / "none")})
 
 
-# --- what holds for all -----------------------------------------------------------------------------
+# --- what holds for all -------------------------------------------------------------------------
 
 
 def sources(folder: Path) -> dict[str, dict[str, Any]]:
@@ -381,9 +381,9 @@ def test_the_same_records_for_one_piece_and_for_many(tmp_path: Path, monkeypatch
     monkeypatch.setattr(files, "_BYTES_PER_PIECE", 700)
     assert len(list_pieces(str(tmp_path / "in" / "nli"))) > 3
     assert len(list_pieces(str(tmp_path / "in" / "nli-table"))) > 3
-    for name in whole:
+    for name, expected in whole.items():
         again, made = made_records(tmp_path / "many", found[name])
-        assert again == whole[name], name
+        assert again == expected, name
         assert balanced(made.manifest)
 
 

@@ -21,7 +21,8 @@ from rayembed.data.parts import Part, parquet_bytes, read_table
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column
-from rayembed.data.sources.files import BadRow, Piece, list_pieces, read_rows
+from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.units import Result, add_up, run_units
 from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
 from rayembed.data.vectors.teacher import Encoder, load_teacher
@@ -67,7 +68,7 @@ class ReadDocuments:
         rejected: dict[str, int] = {}
         examples: list[dict[str, str]] = []
         rows = 0
-        for row in read_rows(unit.piece):
+        for row in read_rows(unit.piece, (self.column,)):
             rows += 1
             texts = documents_of(row, self.column)
             if not isinstance(texts, str):
@@ -78,7 +79,7 @@ class ReadDocuments:
             if texts:
                 rejected[texts] = rejected.get(texts, 0) + 1
                 if sum(one["reason"] == texts for one in examples) < _EXAMPLES_PER_UNIT:
-                    examples.append({"reason": texts, "row": str(row)[:_SHOWN_CHARACTERS]})
+                    examples.append({"reason": texts, "row": _shown(row)})
             if len(waiting) >= _DOCUMENTS_PER_PART:
                 parts.append(write_documents(self.folder, list(waiting)))
                 waiting = {}
@@ -141,12 +142,12 @@ def make_documents(
     return making.finish(results, [part for result in results for part in result["parts"]])
 
 
-def documents_of(row: Any, column: str) -> list[str] | str:
+def documents_of(row: Row | BadRow, column: str) -> list[str] | str:
     """The documents of a row, or the reason why it has none."""
     if isinstance(row, BadRow):
         return row.reason
-    value = read_column(row, column)
-    texts = value if isinstance(value, list) else [value]
+    value = read_column(row.values, column)
+    texts: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str | None) for text in texts):
         return f"column {column!r} is neither a text nor a list of texts"
     found = [text for text in texts if text is not None and has_content(text)]
@@ -157,6 +158,11 @@ def documents_of(row: Any, column: str) -> list[str] | str:
     except UnicodeEncodeError:  # JSON lets half of a surrogate pair through
         return "not valid Unicode"
     return found
+
+
+def _shown(row: Row | BadRow) -> str:
+    told = row.shown if isinstance(row, BadRow) else str(row.values)
+    return f"{row.origin}: {told}"[:_SHOWN_CHARACTERS]
 
 
 def write_documents(folder: str, texts: Sequence[str]) -> Part:
