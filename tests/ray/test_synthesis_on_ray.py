@@ -1,12 +1,16 @@
 """Synthesis through `ray.data.llm`: an endpoint with faults gives what a plain loop gives."""
 
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from chat_server import Reply, chat_server
 from fake_llm import FakeLLM
+from ray.data.llm import build_processor
+from tiny_models import save_decoder
 
 from rayembed.config.run import fingerprint
 from rayembed.config.settings import parse
@@ -26,19 +30,24 @@ from rayembed.errors import AssetError, ConfigError, PlacementError
 
 pytestmark = pytest.mark.ray
 
-BROKEN = 0.3
+BROKEN = 0.2
+IDENTITY = fingerprint(["writer", ""])
+EXAMPLES = {"short-long": 40, "long-short": 30, "short-short": 30}
 
 
-def make_run(storage: Path, url: str, **llm: Any) -> SynthesisRun:
+def make_run(
+    storage: Path, url: str, examples: Mapping[str, int] = EXAMPLES, **llm: Any
+) -> SynthesisRun:
     quick = {"first_wait_seconds": 0.01, "concurrency": 6, "max_resends": 2}
     return parse(
         SynthesisRun,
         {
             "name": "made",
             "synthesis": {
-                "examples": {"short-long": 40, "long-short": 30, "short-short": 30},
+                "examples": examples,
                 "tasks_per_request": 5,
-                "max_failed_share": 0.1,
+                "max_failed_share": 0.2,
+                "retries": 1,
                 "llm": {"kind": "http", "url": url, "model": "writer", **quick, **llm},
             },
             "placement": {"storage_path": str(storage)},
@@ -79,15 +88,36 @@ def test_an_endpoint_with_faults_gives_what_a_plain_loop_gives(
     assert {headers["Authorization"] for headers in server.headers} == {"Bearer secret"}
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and b"secret" in p.read_bytes()]
     llm = FakeLLM(broken_share=BROKEN)
-    plain = make_synthetic(
-        make_run(tmp_path / "plain", server.url), fingerprint(["writer", ""]), llm
-    )
+    plain = make_synthetic(make_run(tmp_path / "plain", server.url), IDENTITY, llm)
     assert prepared.fingerprint == plain.fingerprint
     assert records_of(prepared) == records_of(plain)
     assert len(records_of(prepared)) > 90
     assert prepared.manifest["failed_tries"] == plain.manifest["failed_tries"] != {}
     assert len(asked) == llm.asked.total()
     assert prepared.manifest["tokens"]["prompt"] > 0
+
+
+def test_a_killed_actor_changes_nothing(cluster: None, tmp_path: Path) -> None:
+    killed: list[str] = []
+
+    def kills_once(body: dict[str, Any], before: int) -> None:
+        if server.asked.total() == 25:
+            for process in psutil.Process().children(recursive=True):
+                if "HttpRequestUDF" in (title := " ".join(process.cmdline())):
+                    killed.append(title)
+                    process.kill()
+
+    examples = {"short-short": 60}
+    with chat_server() as server:
+        server.reply = kills_once
+        run = make_run(tmp_path / "ray", server.url, examples=examples)
+        prepared = synthesize(run)
+    assert len(killed) == 1
+    assert server.asked.total() > len(server.asked), "what was in flight is asked for again"
+    plain = make_synthetic(
+        make_run(tmp_path / "plain", server.url, examples=examples), IDENTITY, FakeLLM()
+    )
+    assert records_of(prepared) == records_of(plain)
 
 
 def test_an_endpoint_that_refuses_all_ends_the_job_with_its_words(
@@ -147,6 +177,24 @@ def test_rows_of_the_vllm_processor() -> None:
     assert (long.outcome, long.text) == ("refused", "")
     died = vllm_answer(names | {"__inference_error__": "RuntimeError: CUDA"}, 10)
     assert (died.outcome, died.problem) == ("lost", "RuntimeError: CUDA")
+
+
+def test_the_vllm_processor_is_built_of_a_model_folder(cluster: None, tmp_path: Path) -> None:
+    """As far as it goes without vLLM: Ray's own stages, around an engine that is not started."""
+    save_decoder(tmp_path / "writer")
+    made = vllm_processor_config(VLLM(replicas=2, tensor_parallel=2), str(tmp_path / "writer"))
+    processor = build_processor(made, preprocess=dict, postprocess=dict)
+    assert processor.list_stage_names() == [
+        "ChatTemplateStage",
+        "TokenizeStage",
+        "vLLMEngineStage",
+        "DetokenizeStage",
+    ]
+    engine = processor.get_stage_by_name("vLLMEngineStage")
+    assert engine.fn_constructor_kwargs["model"] == str(tmp_path / "writer")
+    assert engine.fn_constructor_kwargs["engine_kwargs"]["distributed_executor_backend"] == "ray"
+    compute = engine.map_batches_kwargs["compute"]
+    assert (compute.min_size, compute.max_size) == (2, 2)
 
 
 def test_vllm_without_a_gpu_is_refused(cluster: None) -> None:
