@@ -1,6 +1,7 @@
 """One local Ray cluster for all tests of this folder."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,10 @@ def cluster():
     os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # read by Train's controller
     import ray
 
+    import rayembed
+
+    # Workers import the code under test, also where another checkout is installed.
+    path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
     ray.init(
         address="local",
         num_cpus=4,
@@ -18,9 +23,7 @@ def cluster():
         log_to_driver=False,
         logging_level="ERROR",
         object_store_memory=300_000_000,
-        runtime_env={
-            "env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ["TESTS_SUPPORT"]}
-        },
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}},
     )
     yield
     ray.shutdown()

@@ -1,6 +1,7 @@
 """A hub on loopback that serves made-up data sets: listings, files, ranges of files.
 
-Set `HF_ENDPOINT` to `address`. Every revision has the same files; `commit` names them.
+Set `HF_ENDPOINT` to `address`. Every revision that is known has the same files; `commit` names
+them.
 """
 
 import hashlib
@@ -22,11 +23,15 @@ class DatasetHub:
 
     files: dict[str, dict[str, bytes]]
     """`org/name` → path → content."""
+    revisions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`org/name` → all revisions it has, where they are not `DEFAULT_REVISIONS`."""
     gated: tuple[str, ...] = ()
     """Repositories that need a token."""
     address: str = ""
     ranges: list[tuple[str, int, int]] = field(default_factory=list)
     """Path, first byte and last byte of the ranges that were read."""
+    asked: list[str] = field(default_factory=list)
+    """Paths of all requests, in their order."""
     fail: int = 0
     """So many reads of content are answered by an error first."""
 
@@ -71,7 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _known(self, repo: str, revision: str) -> bool:
-        if revision in (*DEFAULT_REVISIONS, self.hub.commit(repo)):
+        known = self.hub.revisions.get(repo, DEFAULT_REVISIONS)
+        if revision in (*known, self.hub.commit(repo)):
             return True
         self._answer(404, X_Error_Code="RevisionNotFound")
         return False
@@ -81,6 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
+        self.hub.asked.append(path)
         if path.startswith("/api/datasets/"):
             self._api(path.removeprefix("/api/datasets/").split("/"))
         elif path.startswith("/datasets/"):
@@ -107,7 +114,14 @@ class _Handler(BaseHTTPRequestHandler):
         if not files:
             self._answer(404, X_Error_Code="EntryNotFound")
             return
+        folders = {
+            path[: len(below) + place]
+            for path in files
+            for place, sign in enumerate(path[len(below) :])
+            if sign == "/"
+        }
         entries = [self._entry(*item) for item in files.items()]
+        entries += [{"type": "directory", "path": f, "oid": _sha1(b"")} for f in sorted(folders)]
         if "recursive=True" not in self.path and "recursive=true" not in self.path:
             entries = [e for e in entries if "/" not in e["path"].removeprefix(below)]
         self._json(entries)
@@ -128,7 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         path = "/".join(parts[4:])
         content = self.hub.files[repo].get(path)
-        if parts[3] != self.hub.commit(repo) or content is None:
+        if not self._known(repo, parts[3]):
+            return
+        if content is None:
             self._answer(404, X_Error_Code="EntryNotFound")
             return
         if self.hub.fail and self.command == "GET":

@@ -24,7 +24,7 @@ def test_each_row_is_in_its_bucket_once_and_in_order(
     for number, key in enumerate(keys):
         tasks[number % 3].add(bucket_of(key, buckets), {"key": key, "value": number})
     files = [name for task in tasks for name in task.finish()]
-    gathered = [gather(folder, files, bucket, buckets) for bucket in range(buckets)]
+    gathered = [gather(folder, files, bucket) for bucket in range(buckets)]
     assert sorted(row["value"] for rows in gathered for row in rows) == list(range(len(keys)))
     for bucket, rows in enumerate(gathered):
         assert all(bucket_of(row["key"], buckets) == bucket for row in rows)
@@ -41,7 +41,7 @@ def test_many_rows_are_several_files_and_the_same_rows(
         for number in range(1000):
             scatter.add(number % 4, {"key": "x" * 50, "value": number})
         files = scatter.finish()
-        return files, gather(str(folder), files, 1, 4)
+        return files, gather(str(folder), files, 1)
 
     one, rows = scattered(tmp_path / "one")
     monkeypatch.setattr(shuffle, "_BYTES_WAITING", 20_000)
@@ -55,7 +55,7 @@ def test_many_rows_are_several_files_and_the_same_rows(
 def test_a_broken_file_and_the_number_of_buckets(tmp_path: Path) -> None:
     (tmp_path / "x.arrow").write_bytes(b"short")
     with pytest.raises(ArtifactError, match="cannot read the scattered rows"):
-        gather(str(tmp_path), ["x.arrow"], 0, 2)
+        gather(str(tmp_path), ["x.arrow"], 0)
     with pytest.raises(ArtifactError, match="cannot read the scattered rows"):
-        gather(str(tmp_path), ["gone.arrow"], 0, 2)
+        gather(str(tmp_path), ["gone.arrow"], 0)
     assert [number_of_buckets(size, 10) for size in (0, 1, 10, 11, 10**9)] == [1, 1, 1, 2, 4096]

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from fake_llm import FakeLLM, failed
 
+from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
 from rayembed.config.synthesis import SynthesisRun
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared
+from rayembed.data.prepare import prepare_datasets
+from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.synthesis import kept as kept_module
 from rayembed.data.synthesis import requests as requests_module
@@ -97,6 +99,27 @@ def test_the_manifest_tells_what_came(tmp_path: Path) -> None:
     assert row["task"]
     page = (Path(prepared.folder) / "audit.html").read_text()
     assert found["examples"][0]["query"] in page
+
+
+def test_a_data_set_takes_the_records_as_they_are(tmp_path: Path) -> None:
+    prepared = make_synthetic(make_run(tmp_path), "fake", FakeLLM())
+    source = {"kind": "records", "path": prepared.folder}
+    run = parse(
+        DataRun, {"name": "take", "data": {"datasets": [{"name": "own", "source": source}]}}
+    )
+    taken = prepare_datasets(run, Workshop(str(tmp_path), 0))["own"][-1]
+    records = {r.query: r for r in records_of(taken)}
+    assert len(records) == 70
+    for before in records_of(prepared):
+        after = records[before.query]
+        assert (after.positives, after.negatives) == (before.positives, before.negatives)
+        assert after.query_instruction == before.query_instruction
+        assert (after.in_batch, after.label, after.language, after.task) == (
+            before.in_batch,
+            before.label,
+            before.language,
+            before.task,
+        )
 
 
 def test_other_settings_ask_only_what_is_new(tmp_path: Path) -> None:
@@ -255,9 +278,9 @@ def test_an_endpoint_that_refuses_all_or_is_away_ends_the_job_at_once(tmp_path: 
 
     llm = FakeLLM(answer=away)
     run = make_run(tmp_path, tasks_per_request=1, examples={"short-long": 500})
-    with pytest.raises(AssetError, match=r"50 requests one after the other .* is kept"):
+    with pytest.raises(AssetError, match=r"100 requests one after the other .* is kept"):
         make_synthetic(run, "fake", llm)
-    assert llm.asked.total() == 50
+    assert llm.asked.total() == 100
 
 
 def test_a_model_that_repeats_itself_is_asked_for_more_tasks_and_given_up(tmp_path: Path) -> None:

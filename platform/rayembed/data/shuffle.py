@@ -2,6 +2,8 @@
 
 What one task scatters is one file, bucket after bucket and at its end where each starts: as many
 files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
+
+    segments (Arrow streams, some empty) | int64 place of each and of the end | int64 buckets
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,11 +78,8 @@ class Scatter:
     def _flush(self) -> None:
         if not any(self._waiting):
             return
-        segments = [
-            _packed(pa.Table.from_pylist(rows, self.schema), "zstd") if rows else b""
-            for rows in self._waiting
-        ]
-        content = _joined(segments)
+        tables = (pa.Table.from_pylist(rows, self.schema) for rows in self._waiting)
+        content = _file_of([_packed(table) for table in tables])
         name = f"{xxhash.xxh3_128_hexdigest(content)}.arrow"
         write_atomic(join(self.folder, name), content)
         self.files.append(name)
@@ -88,62 +87,63 @@ class Scatter:
         self._bytes = 0
 
 
-def gather(folder: str, files: Sequence[str], bucket: int, buckets: int) -> list[dict[str, Any]]:
-    """The rows of one of so many buckets, file after file, each in the order in which they came.
+def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any]]:
+    """The rows of a bucket, file after file, each in the order in which they came.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    tables = read_bucket([join(folder, name) for name in files], bucket, buckets)
+    tables = read_bucket([join(folder, name) for name in files], bucket)
     return [row for table in tables if table is not None for row in table.to_pylist()]
 
 
-def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, buckets: int) -> None:
+def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
     """Write a file of the rows of a table, those of each bucket together and in their order.
 
     Args:
-        bucket: (rows,) of each row, from 0 to `buckets`, that one excluded.
+        bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
     """
     order = np.argsort(bucket, kind="stable")
-    edges = np.searchsorted(bucket[order], np.arange(buckets + 1)).tolist()
-    ordered = table.take(pa.array(order)).combine_chunks()
-    # Numbers and vectors, which compression would not make smaller.
-    segments = [
-        _packed(ordered.slice(first, last - first)) if last > first else b""
-        for first, last in pairwise(edges)
-    ]
-    write_atomic(path, _joined(segments))
+    edges = np.searchsorted(bucket[order], np.arange(num_buckets + 1)).tolist()
+    ordered = table.take(pa.array(order))
+    segments = [_packed(ordered.slice(a, b - a)) for a, b in pairwise(edges)]
+    write_atomic(path, _file_of(segments))
 
 
-def read_bucket(paths: Sequence[str], bucket: int, buckets: int) -> list[pa.Table | None]:
-    """The rows of one of so many buckets in each file, in their order; None: there are none.
+def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
+    """The rows of a bucket, a table for each file in the files' order; None where it has none.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    found = []
+    found: list[pa.Table | None] = []
     for path in paths:
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                table = file.size() - _PLACE.itemsize * (buckets + 1)
-                told = file.read_at(2 * _PLACE.itemsize, table + _PLACE.itemsize * bucket)
-                start, stop = (int(place) for place in np.frombuffer(told, _PLACE))
-                segment = file.read_at(stop - start, start) if stop > start else None
-            found.append(None if segment is None else pa.ipc.open_stream(segment).read_all())
+                end = file.size() - _PLACE.itemsize
+                buckets = int(np.frombuffer(file.read_at(_PLACE.itemsize, end), _PLACE)[0])
+                place = end - _PLACE.itemsize * (buckets + 1 - bucket)
+                told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
+                start, stop = told.tolist()
+                segment = file.read_at(stop - start, start)
+                found.append(pa.ipc.open_stream(segment).read_all() if segment else None)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
     return found
 
 
-def _joined(segments: Sequence[bytes]) -> bytes:
-    places = np.cumsum([0, *map(len, segments)]).astype(_PLACE)
-    return b"".join([*segments, places.tobytes()])
+def _file_of(segments: Sequence[bytes]) -> bytes:
+    tail = [*np.cumsum([0, *map(len, segments)]).tolist(), len(segments)]
+    return b"".join([*segments, np.array(tail, _PLACE).tobytes()])
 
 
-def _packed(table: pa.Table, compression: str | None = None) -> bytes:
+def _packed(table: pa.Table) -> bytes:
+    """An Arrow stream of the rows; nothing for none."""
+    if not len(table):
+        return b""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue().to_pybytes())

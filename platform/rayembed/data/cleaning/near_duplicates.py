@@ -90,7 +90,7 @@ def _candidate_pairs(
     run_units(folder, f"signatures {name}", task, units, execute)
     files = tuple(bands_path(scratch, unit) for unit in units)
     firsts = tuple(unit.first for unit in units)
-    find = PairsOfBucket(scratch, files, firsts, task.num_buckets)
+    find = PairsOfBucket(scratch, files, firsts)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
     run_units(folder, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
@@ -112,7 +112,7 @@ def _removed(
     send = SendCandidates(scratch, config, len(units))
     run_units(folder, f"candidates {name}", send, candidates, execute)
     files = tuple(candidates_path(scratch, unit) for unit in candidates)
-    compare = ComparePairs(scratch, config.threshold, files, len(units))
+    compare = ComparePairs(scratch, config.threshold, files)
     run_units(folder, f"compare {name}", compare, units, execute)
     read = [read_similar(scratch, unit.number) for unit in units]
     similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])

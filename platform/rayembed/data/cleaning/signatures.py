@@ -115,11 +115,10 @@ class PairsOfBucket:
     """Files of bands, one for each part."""
     first: tuple[int, ...]
     """Position among all rows of the first row of each of these parts."""
-    num_buckets: int
 
     def __call__(self, unit: Bucket) -> Result:
         """`pairs`: how many; they are written where `read_pairs` finds them."""
-        found = read_bucket(self.bands, unit.number, self.num_buckets)
+        found = read_bucket(self.bands, unit.number)
         tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
         positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
         pairs = np.empty((0, 2), dtype=np.int64)

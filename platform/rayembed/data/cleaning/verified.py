@@ -138,12 +138,11 @@ class ComparePairs:
     threshold: float
     candidates: tuple[str, ...]
     """Files of candidates, one for each part."""
-    num_buckets: int
 
     def __call__(self, unit: Pairs) -> Result:
         """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
-        found = read_bucket(self.candidates, unit.number, self.num_buckets)
-        rows = pa.concat_tables([table for table in found if table is not None])
+        found = [table for table in read_bucket(self.candidates, unit.number) if table is not None]
+        rows = pa.concat_tables([_SENT.empty_table(), *found])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
         places = order[np.searchsorted(positions, unit.pairs, sorter=order)]

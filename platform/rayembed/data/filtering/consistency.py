@@ -59,7 +59,7 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     send = SendVectors(working, vectors, shards)
     run_units(folder, f"shards {name}", send, units, workshop.execute)
     total = len(shards.languages)
-    task = RankShard(working, tuple(parts), total, max(config.top_k, DEPTH))
+    task = RankShard(working, tuple(parts), max(config.top_k, DEPTH))
     numbers = [Bucket(number) for number in range(total)]
     ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
 

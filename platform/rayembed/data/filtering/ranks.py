@@ -62,12 +62,11 @@ class RankShard:
 
     folder: str
     parts: tuple[Part, ...]
-    shards: int
     depth: int
 
     def __call__(self, unit: Bucket, device: str = "cpu") -> Result:
         """`ranks`: their histogram."""
-        shard = gather(self.folder, self.parts, unit.number, self.shards)
+        shard = gather(self.folder, self.parts, unit.number)
         none = np.empty(0, dtype=np.int64)
         found = {"part": none, "row": none, "rank": none}
         if shard is not None:

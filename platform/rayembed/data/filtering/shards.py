@@ -130,19 +130,19 @@ class Shard:
     """(N, D) float16 of unit length, each text once."""
 
 
-def gather(folder: str, parts: Sequence[Part], number: int, shards: int) -> Shard | None:
-    """One of so many shards out of the files of all parts; None: it has no rows.
+def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
+    """A shard out of the files of all parts; None: it has no rows.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
     paths = [sent(folder, part) for part in parts]
-    found = read_bucket([queries for queries, _ in paths], number, shards)
+    found = read_bucket([queries for queries, _ in paths], number)
     rows = {part: table for part, table in enumerate(found) if table is not None}
     if not rows:
         return None
     queries = pa.concat_tables(rows.values()).combine_chunks()
-    found = read_bucket([documents for _, documents in paths], number, shards)
+    found = read_bucket([documents for _, documents in paths], number)
     known = pa.concat_tables([table for table in found if table is not None]).combine_chunks()
     hashes, where = np.unique(known["text_hash"].to_numpy(), return_index=True)
     counts = pc.list_value_length(queries["positives"]).to_numpy()

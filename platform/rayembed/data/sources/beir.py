@@ -175,7 +175,7 @@ class ConvertJudged:
         return writer.finish()
 
     def _gathered(self, files: Sequence[str], unit: Bucket) -> list[dict[str, Any]]:
-        return gather(self.shared.scattered, files, unit.number, self.shared.buckets)
+        return gather(self.shared.scattered, files, unit.number)
 
     def _take(
         self,

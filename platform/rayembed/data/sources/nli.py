@@ -74,7 +74,7 @@ class ConvertPremises:
     def __call__(self, unit: Bucket) -> Result:
         """`parts`, counts and examples of rejected rows."""
         by_premise: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(self.scattered, self.files, unit.number, self.buckets):
+        for row in gather(self.scattered, self.files, unit.number):
             by_premise.setdefault(row["premise"], []).append(row)
         writer = RecordWriter(self.folder, self.held_out)
         for rows in by_premise.values():

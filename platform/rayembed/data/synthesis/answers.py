@@ -78,6 +78,10 @@ _FIELDS: Mapping[PairKind, type[_Example]] = {
 }
 
 
+_FAULTS = {"missing": "missing", "string_unicode": "not valid Unicode"}
+"""Pydantic's names of what is wrong with a field."""
+
+
 def read_tasks(answer: Answer) -> list[str]:
     """The tasks that an answer of the first step lists, in its order; unusable ones are left out.
 
@@ -113,9 +117,6 @@ def read_pair(
         Rejected: it holds none that can be used.
     """
     texts = _fields(kind, answer)
-    for name, text in texts.items():
-        if not _storable(text):
-            raise Rejected(f"{name} is not valid Unicode")
     query, positive, *negatives = texts.values()
     reason = reject_reason({"query": query, "positives": [positive]})
     if reason is not None:
@@ -157,7 +158,7 @@ def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
             example = _FIELDS[kind].model_validate(value)
         except ValidationError as error:
             first = error.errors()[0]
-            what = "missing" if first["type"] == "missing" else "not a text"
+            what = _FAULTS.get(first["type"], "not a text")
             reason = reason or f"{first['loc'][0]} is {what}"
             continue
         texts: dict[str, str] = example.model_dump()

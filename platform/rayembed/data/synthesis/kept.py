@@ -45,7 +45,7 @@ _SECONDS_PER_FILE = 10.0
 
 _SECONDS_BETWEEN_LOGS = 5.0
 
-_LOST_IN_A_ROW = 50
+_LOST_IN_A_ROW = 100
 """Requests without an answer between them, each sent several times, after which the endpoint is
 taken to be away. The next ones would each wait as long."""
 
@@ -117,10 +117,11 @@ def ask_and_keep(
     lost: Counter[str] = Counter()
     if not requests:
         return lost
-    began = logged = time.monotonic()
-    in_a_row = 0
+    done = in_a_row = 0
     try:
         for done, answer in enumerate(ask(requests), 1):
+            if done == 1:  # what came before is the start of Ray Data, or of an engine
+                began = logged = time.monotonic()
             match answer.outcome:
                 case "answered" | "refused":
                     kept.add(answer)

@@ -1,0 +1,115 @@
+"""`jobs/synthesize_pairs.py` as a user runs it: dry, killed on the way, again, and its errors."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from chat_server import ChatServer, Reply, chat_server
+
+import rayembed
+from rayembed.config.synthesis import read_synthesis_run
+from rayembed.data.prepared import open_prepared
+from rayembed.pipeline.synthesis_job import run_synthesis_job
+
+pytestmark = [pytest.mark.job, pytest.mark.ray]
+
+ROOT = Path(rayembed.__file__).parents[2]
+SETTINGS = (
+    "synthesis.examples={short-short: 500}",
+    "synthesis.tasks_per_request=50",
+    "synthesis.retries=1",
+    "synthesis.llm.model=writer",
+    "synthesis.llm.concurrency=4",
+    "synthesis.llm.first_wait_seconds=0.01",
+    "name=pairs",
+)
+
+
+def command(*assignments: str) -> list[str]:
+    sets = [f"--set={assignment}" for assignment in (*SETTINGS, *assignments)]
+    return [sys.executable, "jobs/synthesize_pairs.py", *sets]
+
+
+def start(server: ChatServer, storage: Path) -> subprocess.Popen[str]:
+    path = [str(ROOT / "platform"), str(ROOT / "tests" / "support")]
+    return subprocess.Popen(
+        command(f"synthesis.llm.url={server.url}", f"placement.storage_path={storage}"),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kept_ids(storage: Path) -> set[str]:
+    files = storage.glob("data/answers/*/*/*.parquet")
+    return {id for file in files for id in pq.read_table(file)["id"].to_pylist()}
+
+
+def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path) -> None:
+    def faulty(body, before):
+        return Reply(503, "overloaded") if body["seed"] % 9 == 0 and not before else None
+
+    with chat_server(reply=faulty, broken_share=0.1) as server:
+        killed = start(server, tmp_path)
+        deadline = time.monotonic() + 120
+        while len(kept_ids(tmp_path)) < 256 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.communicate()
+        kept = kept_ids(tmp_path)
+        assert len(kept) >= 256
+        assert not list(tmp_path.rglob("manifest.json"))
+        before = server.asked.copy()
+        again = start(server, tmp_path)
+        printed, logged = again.communicate(timeout=240)
+    assert again.returncode == 0, logged
+    asked_again = sum(server.asked[key] > before[key] > 0 for key in before)
+    assert asked_again <= len(before) - len(kept)
+    assert "answers/s" in logged
+    folder = printed.partition("Records")[2].split()[0]
+    prepared = open_prepared(folder)
+    assert prepared.manifest["rows_in"] == 500
+    assert prepared.manifest["rows_out"] >= 475
+    assert "Next      python jobs/prepare_pairs.py" in printed
+    assert f"path: {folder}" in printed
+    assert (Path(folder) / "audit.html").exists()
+    assert kept <= kept_ids(tmp_path)
+
+
+def test_a_dry_run_prints_a_recipe_that_is_read_back(tmp_path: Path, capsys) -> None:
+    arguments = [f"--set={assignment}" for assignment in SETTINGS]
+    assert run_synthesis_job([*arguments, "--dry-run"], about=None) == 0
+    printed = capsys.readouterr()
+    (tmp_path / "run.yaml").write_text(printed.out)
+    run = read_synthesis_run(tmp_path / "run.yaml")
+    assert run.fingerprint in printed.out
+    assert run.synthesis.examples == {"short-short": 500}
+    assert "5 or more" in printed.err
+    assert run_synthesis_job(["--recipe", f"{tmp_path}/run.yaml", "--dry-run"], about=None) == 0
+    assert capsys.readouterr().out == printed.out
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "code", "message"),
+    [
+        ("synthesis.llm.modl=x", 2, "did you mean 'model'?"),
+        ("synthesis.llm.api_key_env=sk-1234", 2, "name of an environment variable"),
+        ("placement.storage_path=/proc/nothing", 1, "/proc/nothing"),
+    ],
+)
+def test_errors_are_told_plainly(assignment: str, code: int, message: str, capsys) -> None:
+    assert run_synthesis_job([f"--set={assignment}"], about=None) == code
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert "sk-1234" not in printed.err
