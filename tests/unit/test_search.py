@@ -180,3 +180,23 @@ def test_most_queries_need_no_second_look() -> None:
     queries = torch.from_numpy(unit_vectors(64, 384, 0))
     piece = two_passes.Piece.of(torch.from_numpy(unit_vectors(20_000, 384, 1)), 64)
     assert two_passes.best_of_piece(queries, piece, 20)[2].all()
+
+
+def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rayembed.search import counting
+
+    rng = np.random.default_rng(0)
+    queries = rng.integers(-3, 4, (50, 8)).astype(np.float16)
+    documents = rng.integers(-3, 4, (70, 8)).astype(np.float16)
+    limits = rng.integers(-20, 20, 50)
+    scores = queries.astype(np.int64) @ documents.astype(np.int64).T
+    wanted = (scores > limits[:, None]).sum(1)
+    assert (wanted != (scores >= limits[:, None]).sum(1)).any(), "equal scores are told apart"
+    assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
+    monkeypatch.setattr(counting, "_TILE_QUERIES", 7)
+    monkeypatch.setattr(counting, "_TILE_DOCUMENTS", 11)
+    assert counting.count_above(queries, limits, documents).tolist() == wanted.tolist()
+    assert counting.count_above(queries, limits, documents[:0]).tolist() == [0] * 50
+    assert counting.count_above(queries[:0], limits[:0], documents).tolist() == []
+    with pytest.raises(DataError, match=r"documents have the shape \(70, 5\), expected \(N, 8\)"):
+        counting.count_above(queries, limits, documents[:, :5])

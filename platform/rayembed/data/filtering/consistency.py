@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.filtering.ranks import DEPTH, RankShard, read_ranks
+from rayembed.data.filtering.ranks import RankShard, read_ranks
 from rayembed.data.filtering.shards import CountLanguages, Language, SendVectors, Shards
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.prepared import Making, Prepared, Workshop
@@ -46,7 +46,7 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
         "records": before.fingerprint,
         "seed": workshop.seed,
     }
-    making = Making(workshop.storage, "filtered", dataset.name, inputs)
+    making = Making(workshop.storage, "filtered", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
     name, parts = dataset.name, before.parts
@@ -59,7 +59,7 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     send = SendVectors(working, vectors, shards)
     run_units(folder, f"shards {name}", send, units, workshop.execute)
     total = len(shards.languages)
-    task = RankShard(working, tuple(parts), max(config.top_k, DEPTH))
+    task = RankShard(working, tuple(parts))
     numbers = [Bucket(number) for number in range(total)]
     ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
 
@@ -118,7 +118,7 @@ class KeepConsistent:
                 "query": row["query"][:_SHOWN_CHARACTERS],
                 "document": row["positives"][0][:_SHOWN_CHARACTERS],
                 "language": row["language"],
-                "rank": rank if rank <= DEPTH else f">{DEPTH}",
+                "rank": rank,
             }
             for row, rank in zip(
                 gone.slice(0, _EXAMPLES).to_pylist(), unit.ranks[~stays].tolist(), strict=False

@@ -10,41 +10,44 @@ from rayembed.data.filtering.shards import Shard, gather
 from rayembed.data.parts import Part
 from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result
-from rayembed.search.exact import top_k
+from rayembed.search.counting import count_above
 
-DEPTH = 100
-"""Ranks are told up to here, for the audit; deeper where more are kept."""
+BINS = (1, 2, 3, 5, 10, 20, 50, 100)
+"""Highest ranks of the histogram's bins; one more holds all ranks beyond."""
 
 _ROUNDING = 1e-6
 """Of a cosine in float32 over some hundreds of dimensions: scores no further apart are equal."""
 
-_QUERIES_AT_ONCE = 32_768
-
-BINS = (1, 2, 3, 5, 10, 20, 50, 100)
+_ROWS_AT_ONCE = 65_536
 
 
-def own_ranks(shard: Shard, depth: int, device: str = "cpu") -> np.ndarray:
-    """(n,) int64 rank of each row's first positive, from 1; `depth` + 1 stands for any later one.
+def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
+    """(n,) int64 rank of each row's first positive for its query, from 1.
 
-    The rank is one more than the number of documents that score higher. Each text counts once,
-    equal scores do not count, nor do the row's other positives, which are right answers too.
+    It is one more than the number of documents that score higher. Each text counts once, equal
+    scores do not count, nor do the row's other positives, which are right answers too.
 
     Args:
-        device: where to search, as in `top_k`.
+        device: where to count, as in `top_k`.
     """
-    found = []
-    for start in range(0, len(shard.row), _QUERIES_AT_ONCE):
-        queries = shard.queries[start : start + _QUERIES_AT_ONCE]
-        first = shard.first[start : start + len(queries) + 1]
-        own = shard.documents[shard.place[first[:-1]]].astype(np.float32)
-        limit = (queries.astype(np.float32) * own).sum(1) + _ROUNDING
-        most = int(np.diff(first).max())
-        k = min(depth + most - 1, len(shard.documents))
-        scores, ids = top_k(queries, [shard.documents], k, device)
-        higher = scores > limit[:, None]
-        for i in np.flatnonzero(np.diff(first) > 1):
-            higher[i] &= ~np.isin(ids[i], shard.place[first[i] : first[i + 1]])
-        found.append(np.minimum(higher.sum(1), depth) + 1)
+    own = _scores(shard, np.arange(len(shard.row)), shard.place[shard.first[:-1]])
+    limits = own + np.float32(_ROUNDING)
+    higher = count_above(shard.queries, limits, shard.documents, device)
+    row = np.repeat(np.arange(len(shard.row)), np.diff(shard.first))
+    others = np.ones(len(row), dtype=bool)
+    others[shard.first[:-1]] = False
+    row, place = row[others], shard.place[others]
+    better = _scores(shard, row, place) > limits[row]
+    return 1 + higher - np.bincount(row[better], minlength=len(shard.row))
+
+
+def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """(m,) float32 score of each of m rows' queries with a document."""
+    found = [np.empty(0, dtype=np.float32)]
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        queries = shard.queries[rows[some]].astype(np.float32)
+        found.append(np.einsum("ij,ij->i", queries, shard.documents[places[some]]))
     return np.concatenate(found)
 
 
@@ -62,7 +65,6 @@ class RankShard:
 
     folder: str
     parts: tuple[Part, ...]
-    depth: int
 
     def __call__(self, unit: Bucket, device: str = "cpu") -> Result:
         """`ranks`: their histogram."""
@@ -70,7 +72,7 @@ class RankShard:
         none = np.empty(0, dtype=np.int64)
         found = {"part": none, "row": none, "rank": none}
         if shard is not None:
-            ranks = own_ranks(shard, self.depth, device)
+            ranks = own_ranks(shard, device)
             found = {"part": shard.part, "row": shard.row, "rank": ranks}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **found)

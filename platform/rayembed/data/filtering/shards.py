@@ -138,21 +138,31 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
     """
     paths = [sent(folder, part) for part in parts]
     found = read_bucket([queries for queries, _ in paths], number)
-    rows = {part: table for part, table in enumerate(found) if table is not None}
+    of_part = [part for part, table in enumerate(found) if table is not None]
+    rows = [table for table in found if table is not None]
     if not rows:
         return None
-    queries = pa.concat_tables(rows.values()).combine_chunks()
     found = read_bucket([documents for _, documents in paths], number)
-    known = pa.concat_tables([table for table in found if table is not None]).combine_chunks()
-    hashes, where = np.unique(known["text_hash"].to_numpy(), return_index=True)
-    counts = pc.list_value_length(queries["positives"]).to_numpy()
+    known = [table for table in found if table is not None]
+    counts = np.concatenate([pc.list_value_length(t["positives"]).to_numpy() for t in rows])
+    positives = np.concatenate([pc.list_flatten(t["positives"]).to_numpy() for t in rows])
+    # Of equal texts the vector that comes first; vectors are copied once, they are what is large.
+    every = np.concatenate([table["text_hash"].to_numpy() for table in known])
+    hashes, firsts = np.unique(every, return_index=True)
+    kept = np.sort(firsts)
+    edges = np.cumsum([0, *(len(table) for table in known)])
+    chosen = np.split(kept, np.searchsorted(kept, edges[1:-1]))
+    documents = [
+        _vectors(table["vector"])[places - edge]
+        for table, places, edge in zip(known, chosen, edges[:-1], strict=True)
+    ]
     return Shard(
-        part=np.repeat(list(rows), [len(table) for table in rows.values()]),
-        row=queries["row"].to_numpy().astype(np.int64),
-        queries=_vectors(queries["vector"]),
+        part=np.repeat(of_part, [len(table) for table in rows]),
+        row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
+        queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        place=np.searchsorted(hashes, pc.list_flatten(queries["positives"]).to_numpy()),
-        documents=_vectors(known["vector"])[where],
+        place=np.searchsorted(kept, firsts)[np.searchsorted(hashes, positives)],
+        documents=np.concatenate(documents),
     )
 
 
@@ -164,5 +174,5 @@ def _column(vectors: np.ndarray) -> pa.Array:
 
 def _vectors(column: pa.ChunkedArray) -> np.ndarray:
     """What `_column` made a column of."""
-    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    flat = pc.list_flatten(column).to_numpy()
     return np.asarray(flat).reshape(-1, column.type.list_size)
