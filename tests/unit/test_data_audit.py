@@ -35,10 +35,10 @@ def prepared(tmp_path: Path) -> Prepared:
     return making.finish(
         [result],
         [[part.path.rsplit("/", 1)[-1], 50]],
-        histograms={
-            "positive_scores": [0] * 87 + [50] + [0] * 12,
-            "negatives": [0] * 70 + [9] * 30,
-        },
+        histograms=[
+            {"positive": [0] * 87 + [50] + [0] * 12, "negative": [0] * 70 + [9] * 30},
+            {"positive": [1] * 100, "negative": [0] * 100},
+        ],
         refused={"rule": 1234, "class": 2},
         mined=50,
         mining_examples=[{"query": MARKUP, "score": 0.5}],
@@ -57,7 +57,8 @@ def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: Prepared) -
     assert "top_k_perc_pos, 0.410, rank 3" in text
     assert "from pairs.jsonl@343" in text
     assert page.count('class="q"') == 20
-    assert "data:image/png;base64,iVBOR" in page
+    assert page.count("data:image/png;base64,iVBOR") == 2
+    assert "Scores of teacher 2" in page
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     before = Path(path).stat().st_mtime_ns

@@ -62,7 +62,7 @@ def similarities(text: str, evaluation: Sequence[str]) -> list[float]:
 @pytest.mark.parametrize("above", [0.53, 0.81])
 def test_matches_equal_the_definition(above: float, tmp_path: Path) -> None:
     evaluation = list(dict.fromkeys(made_up(150, 0)))
-    texts = made_up(150, 1, 20)
+    texts = made_up(150, 1, 20) + evaluation[:10]
     rng = np.random.default_rng(2)
     for text in evaluation[::3]:  # some words of an evaluation text, and some more
         split = text.split()
@@ -138,7 +138,7 @@ def test_planted_texts_go_and_unrelated_ones_stay(tmp_path: Path) -> None:
         assert sorted(listed) == sorted(gone)
         for name, (text, least) in gone.items():
             row = listed[name]
-            assert row["matched"] == str(tmp_path / "questions.txt")
+            assert row["matched"] == "questions.txt"
             assert (row["matched_text"], row["reason"]) == (text, "text of a benchmark")
             assert least <= row["similarity"] <= 1.0
             assert (row["query"], row["positive"]) == rows[name]
@@ -163,7 +163,8 @@ def find(
     starts = range(0, len(records), rows_per_part)
     parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
     keep = np.ones(len(records), dtype=bool)
-    return find_overlap(str(folder), "d", config, str(root), parts, keep, execute).tolist()
+    working = str(folder / "working")
+    return find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute).tolist()
 
 
 def test_files_of_all_kinds_and_what_is_wrong_with_them(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +21,7 @@ from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.pairs import pair_records
 from rayembed.data.sources.rows import Row, check_columns, read_rows
 from rayembed.data.sources.rowwise import ConvertRows
-from rayembed.data.sources.tasks import HeldOut, select
+from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 ROWS = [
@@ -197,24 +196,6 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
     json.dumps(result, ensure_ascii=False).encode()  # as manifests keep it
     assert {e["reason"] for e in result["examples"]} == set(result["rejected"])
     assert any("{not json" in e["row"] for e in result["examples"])
-
-
-def test_select_drops_duplicates_and_draws_whatever_the_order() -> None:
-    rng = np.random.default_rng(0)
-    ids = rng.integers(-(2**63), 2**63 - 1, 1000)
-    twice = np.concatenate([ids, ids[:50]])
-    keep, rejected = select(twice, None, 0)
-    assert rejected == {"duplicate": 50}
-    assert sorted(twice[keep]) == sorted(ids)
-    drawn, rejected = select(twice, 300, 0)
-    assert rejected == {"duplicate": 50, "not drawn (num_samples)": 700}
-    order = rng.permutation(1050)
-    again, _ = select(twice[order], 300, 0)
-    assert sorted(twice[order][again]) == sorted(twice[drawn])
-    other, _ = select(twice, 300, 1)
-    assert sorted(twice[other]) != sorted(twice[drawn])
-    assert 100 < (twice[drawn] > 0).sum() < 200, "drawn evenly over ids"
-    assert select(ids, 2000, 0)[1] == {}
 
 
 def test_relative_paths_start_at_the_root() -> None:

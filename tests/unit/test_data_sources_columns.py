@@ -63,12 +63,13 @@ def test_what_a_column_reads(column: str, value: Any) -> None:
 
 
 def test_the_names_that_stand_beside_a_missing_column() -> None:
-    assert level_of(ROW, "qwery") == (["qwery"], ROW)
-    names, level = level_of(ROW, "passages.tittle+text")
-    assert names == ["tittle", "text"]
+    assert level_of(ROW, "queries") == (["queries"], ROW)
+    names, level = level_of(ROW, "passages.heading+text")
+    assert names == ["heading", "text"]
     assert set(level) == {"title", "text"}
     assert level_of(ROW, "query.text") == (["query.text"], ROW), "a text has nothing below it"
     assert level_of(ROW, "page.first_line") == (["page"], ROW), "but its lines"
+    assert level_of(ROW, "texts.0") == (["texts"], ROW), "an element of a list"
     assert level_of({"a": []}, "a.b") == ([], {"a": []}), "an empty list does not tell"
     assert level_of({"b": 1}, "a.b") == (["a"], {"b": 1})
     assert set(level_of(ROW, "deep.in.y")[1]) == {"x"}

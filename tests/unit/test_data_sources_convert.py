@@ -40,9 +40,6 @@ def balanced(manifest: Any) -> bool:
     return used >= 0 and made == manifest["records_made"]
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
 def test_patterns_folders_and_names_of_origins(tmp_path: Path) -> None:
     for name in ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl", "deep/er/train-9.jsonl"):
         write_jsonl(tmp_path / "in" / name, [{"query": name, "positive": "p"}])
@@ -123,9 +120,6 @@ def test_missing_columns_name_what_stands_beside_them(tmp_path: Path) -> None:
         made_records(tmp_path / "o", source | {"positive": "answer"})
     with pytest.raises(ConfigError, match=r"source.language = 'lang'"):
         made_records(tmp_path / "o", source | {"positive": "answers.txt", "language": "lang"})
-
-
-# --- pairs and sentences ------------------------------------------------------------------------
 
 
 def test_both_directions_ask_for_each_other(tmp_path: Path) -> None:
@@ -212,9 +206,6 @@ def test_sentences_that_are_similar_enough_ask_for_each_other(tmp_path: Path) ->
     }, "two of six are bad, two more are only not similar"
     with pytest.raises(DataError, match="2 of 6 rows"):
         made_records(tmp_path / "out", source | {"max_rejected_share": 0.33})
-
-
-# --- natural-language inference -----------------------------------------------------------------
 
 
 def nli_rows() -> list[dict[str, Any]]:
@@ -304,9 +295,6 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert made.manifest["rows_in"] == 8
 
 
-# --- earlier records ----------------------------------------------------------------------------
-
-
 def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None:
     rows = [{"query": f"q {i}", "positive": f"p {i}", "neg": ["n"]} for i in range(5)]
     write_jsonl(tmp_path / "a.jsonl", rows)
@@ -334,9 +322,6 @@ def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None
     assert taken.manifest["rejected"] == {"has a text of a held-out title": 1}
     with pytest.raises(DataError, match=r"source.path = .*has no manifest.json"):
         made_records(tmp_path / "new", {"kind": "records", "path": str(tmp_path / "none")})
-
-
-# --- what holds for all -------------------------------------------------------------------------
 
 
 def sources(folder: Path) -> dict[str, dict[str, Any]]:
@@ -381,9 +366,9 @@ def test_the_same_records_for_one_piece_and_for_many(tmp_path: Path, monkeypatch
     monkeypatch.setattr(files, "_BYTES_PER_PIECE", 700)
     assert len(list_pieces(str(tmp_path / "in" / "nli"))) > 3
     assert len(list_pieces(str(tmp_path / "in" / "nli-table"))) > 3
-    for name, expected in whole.items():
+    for name, records in whole.items():
         again, made = made_records(tmp_path / "many", found[name])
-        assert again == expected, name
+        assert again == records, name
         assert balanced(made.manifest)
 
 

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from rayembed.assets.hub import parse_hub_reference
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
 from rayembed.config.sources import (
@@ -276,7 +277,7 @@ def test_every_entry_says_where_it_lives_and_how_that_is_known():
         source, home = entry.config.source, entry.home
         kinds.add(type(source))
         assert entry.paper in {"NV-Embed", "Nomic Embed v2", "Causal2Vec", "CDE"}
-        assert entry.table
+        assert re.match(r"arXiv 2\d{3}\.\d{5}, (Table \d|Appendix A|section \d)", entry.reference)
         assert entry.config.in_batch_negatives
         assert home.notes, name
         assert source == home.source or isinstance(source, ClassesSource | MtebSource)
@@ -287,18 +288,16 @@ def test_every_entry_says_where_it_lives_and_how_that_is_known():
         else:
             repository = home.url.removeprefix("https://huggingface.co/datasets/")
             assert re.fullmatch(r"[\w.-]+/[\w.-]+", repository), name
-            assert path is None or path.startswith(f"hf://datasets/{repository}@"), name
+            for file in filter(
+                None, [path, *(getattr(source, n, "") for n in ("corpus", "queries"))]
+            ):
+                found = parse_hub_reference(file)
+                assert (found.repo_type, found.repo_id) == ("dataset", repository), name
+                assert re.fullmatch(r"main|refs/convert/parquet|[0-9a-f]{40}", found.revision)
+                assert found.inside.endswith((".parquet", ".jsonl", ".jsonl.gz", ".json.gz"))
     assert kinds == {
         PairsSource, NLISource, STSSource, ClassesSource, BeirSource, MtebSource, RecordsSource
     }  # fmt: skip
-
-
-def test_no_revision_of_a_repository_is_half_a_hash():
-    """Pages show seven digits of a commit, which the hub does not take."""
-    for name in dataset_names():
-        dumped = get_dataset(name).config.model_dump_json()
-        for revision in re.findall(r"hf://datasets/[^@\"]+@([^/\"]+)", dumped):
-            assert revision in ("main", "refs") or re.fullmatch("[0-9a-f]{40}", revision)
 
 
 SLIPS = {

@@ -58,7 +58,7 @@ def audit_page(manifest: Mapping[str, Any], records: Sequence[Record]) -> str:
     page: str = template.render(
         title=f"{manifest['dataset']}: {manifest['kind']}",
         manifest={"made_of": None, **manifest},
-        pictures=_pictures(manifest.get("histograms", {})),
+        pictures=_pictures(manifest.get("histograms", [])),
         tables=_tables(more),
         lists={_words(key): _shown_items(value) for key, value in more.items() if _items(value)},
         lengths=_lengths(records),
@@ -79,11 +79,21 @@ def _tables(more: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     return tables
 
 
-def _pictures(histograms: Mapping[str, Any]) -> dict[str, str]:
-    """Histograms of teacher scores, counts in equal bins over [-1, 1], as PNG in base64."""
-    drawn = {name: np.array(counts) for name, counts in histograms.items() if np.sum(counts)}
-    if not drawn:
-        return {}
+def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """For each teacher the histograms of its scores, counts in equal bins over [-1, 1].
+
+    As PNG in base64.
+    """
+    pictures = {}
+    for number, found in enumerate(histograms, 1):
+        drawn = {name: np.array(counts) for name, counts in found.items() if np.sum(counts)}
+        if drawn:
+            name = "Scores" if len(histograms) == 1 else f"Scores of teacher {number}"
+            pictures[name] = _histogram(drawn)
+    return pictures
+
+
+def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 3.2), layout="constrained")
@@ -96,12 +106,12 @@ def _pictures(histograms: Mapping[str, Any]) -> dict[str, str]:
     seen = np.flatnonzero(sum(drawn.values()))
     bins = len(next(iter(drawn.values())))
     axes.set_xlim(-1 + 2 * seen[0] / bins - 0.02, -1 + 2 * (seen[-1] + 1) / bins + 0.02)
-    axes.set_xlabel("cosine by the teacher")
+    axes.set_xlabel("score")
     axes.set_ylabel("texts")
     axes.legend(frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    return {"Scores": base64.b64encode(buffer.getvalue()).decode()}
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def _lengths(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:

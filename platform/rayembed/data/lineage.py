@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.data.prepared import Prepared
 
 LINEAGE = "lineage.json"
@@ -13,10 +13,13 @@ _KEPT = ("kind", "fingerprint", "inputs", "rows_in", "rejected", "records_made",
 
 
 def write_lineage(plan_folder: str, steps: Mapping[str, Sequence[Prepared]]) -> None:
-    """Write `lineage.json`: of each data set its folders in the order in which they were made.
+    """Write `lineage.json` where it is not there yet: each data set's folders, first to last.
 
     Of each folder its address and what its manifest says of inputs and rows.
     """
+    path = join(plan_folder, LINEAGE)
+    if exists(path):
+        return
     found = {
         name: [
             {
@@ -29,7 +32,7 @@ def write_lineage(plan_folder: str, steps: Mapping[str, Sequence[Prepared]]) -> 
         for name, folders in sorted(steps.items())
     }
     content = json.dumps(found, indent=1, ensure_ascii=False).encode()
-    write_atomic(join(plan_folder, LINEAGE), content)
+    write_atomic(path, content)
 
 
 def read_lineage(plan_folder: str) -> dict[str, list[dict[str, Any]]]:

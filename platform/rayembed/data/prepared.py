@@ -33,7 +33,7 @@ class Prepared:
 
     folder: str
     manifest: Mapping[str, Any]
-    reused: bool = False
+    reused: bool = field(default=False, compare=False)
     """An earlier run made it."""
 
     @property

@@ -1,12 +1,17 @@
 """Rows brought together by a key, at any size: tasks scatter them, tasks gather a bucket each.
 
-What one task scatters is one Arrow file with a batch for each bucket, so there are as many files
-as tasks and not as tasks times buckets, and who gathers a bucket reads one range of each.
+What one task scatters is one file, bucket after bucket and at its end where each starts: as many
+files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
+
+    segments (Arrow streams, some empty) | int64 place of each and of the end | int64 buckets
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 import xxhash
@@ -20,6 +25,10 @@ BYTES_PER_BUCKET = 32 << 20
 
 _MOST_BUCKETS = 4096
 _BYTES_WAITING = 64 << 20
+_BYTES_OF_A_ROW = 400
+"""Of its Python objects, beside the texts."""
+
+_PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
@@ -30,6 +39,18 @@ def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> in
 def bucket_of(key: str, buckets: int) -> int:
     """Where rows of a key go."""
     return text_hash(key) % buckets
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket as a unit of work."""
+
+    number: int
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.number)
 
 
 class Scatter:
@@ -45,7 +66,7 @@ class Scatter:
         """Put a row of the schema into a bucket."""
         self._waiting[bucket].append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
-        self._bytes += 8 * len(row)
+        self._bytes += _BYTES_OF_A_ROW
         if self._bytes > _BYTES_WAITING:
             self._flush()
 
@@ -57,12 +78,10 @@ class Scatter:
     def _flush(self) -> None:
         if not any(self._waiting):
             return
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_file(sink, self.schema, options=options) as writer:
-            for rows in self._waiting:
-                writer.write_batch(pa.RecordBatch.from_pylist(rows, self.schema))
-        content = sink.getvalue().to_pybytes()
+        tables = (
+            pa.Table.from_pylist(rows, self.schema) if rows else None for rows in self._waiting
+        )
+        content = _file_of([_packed(table) for table in tables])
         name = f"{xxhash.xxh3_128_hexdigest(content)}.arrow"
         write_atomic(join(self.folder, name), content)
         self.files.append(name)
@@ -71,18 +90,62 @@ class Scatter:
 
 
 def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any]]:
-    """The rows of a bucket, file after file, each in the order in which they were added.
+    """The rows of a bucket, file after file, each in the order in which they came.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
-    rows: list[dict[str, Any]] = []
-    for name in files:
-        path = join(folder, name)
+    tables = read_bucket([join(folder, name) for name in files], bucket)
+    return [row for table in tables if table is not None for row in table.to_pylist()]
+
+
+def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
+    """Write a file of the rows of a table, those of each bucket together and in their order.
+
+    Args:
+        bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
+    """
+    order = np.argsort(bucket, kind="stable")
+    edges = np.searchsorted(bucket[order], np.arange(num_buckets + 1)).tolist()
+    ordered = table.take(pa.array(order))
+    segments = [_packed(ordered.slice(a, b - a)) for a, b in pairwise(edges)]
+    write_atomic(path, _file_of(segments))
+
+
+def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
+    """The rows of a bucket, a table for each file in the files' order; None where it has none.
+
+    Raises:
+        ArtifactError: a file is missing or broken.
+    """
+    found: list[pa.Table | None] = []
+    for path in paths:
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                rows += pa.ipc.open_file(file).get_batch(bucket).to_pylist()
-        except (OSError, pa.ArrowException) as error:
+                end = file.size() - _PLACE.itemsize
+                buckets = int(np.frombuffer(file.read_at(_PLACE.itemsize, end), _PLACE)[0])
+                place = end - _PLACE.itemsize * (buckets + 1 - bucket)
+                told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
+                start, stop = told.tolist()
+                segment = file.read_at(stop - start, start)
+                found.append(pa.ipc.open_stream(segment).read_all() if segment else None)
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
-    return rows
+    return found
+
+
+def _file_of(segments: Sequence[bytes]) -> bytes:
+    tail = [*np.cumsum([0, *map(len, segments)]).tolist(), len(segments)]
+    return b"".join([*segments, np.array(tail, _PLACE).tobytes()])
+
+
+def _packed(table: pa.Table) -> bytes:
+    """An Arrow stream of the rows; nothing for none."""
+    if not len(table):
+        return b""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())

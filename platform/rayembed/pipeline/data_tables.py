@@ -95,6 +95,8 @@ def print_catalogue(out: TextIO) -> None:
 
 
 def _rows(dataset: DatasetConfig) -> str:
+    if dataset.sample_share is not None:
+        return f"{dataset.sample_share:.0%}"
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
 
 

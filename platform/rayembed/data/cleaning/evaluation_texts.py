@@ -34,9 +34,11 @@ class TextSource:
     """A task or a file that has texts, found but not loaded."""
 
     name: str
-    """Of the mteb task, or the file's path."""
+    """Of the mteb task or the file, without its folder."""
     version: str
     """Revision, splits and subsets of the task's data, or hash of the file's content."""
+    path: str = ""
+    """Of the file."""
     task: Any = None
     """The mteb task; None: a file."""
 
@@ -56,13 +58,14 @@ def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
         if name.endswith(_FILES):
             absolute = not root or "://" in name or Path(name).is_absolute()
             path = name if absolute else join(root, name)
-            found.append(TextSource(path, xxhash.xxh3_64_hexdigest(read_bytes(path))))
+            version = xxhash.xxh3_64_hexdigest(read_bytes(path))
+            found.append(TextSource(path.rsplit("/", 1)[-1], version, path=path))
             continue
         for task in _tasks(name):
             data = task.metadata.dataset
             taken = f"{','.join(task.eval_splits)} of {','.join(task.hf_subsets or ())}"
             version = f"{data['path']}@{data['revision']}: {taken}"
-            found.append(TextSource(task.metadata.name, version, task))
+            found.append(TextSource(task.metadata.name, version, task=task))
     return list({(source.name, source.version): source for source in found}.values())
 
 
@@ -74,12 +77,17 @@ def read_texts(source: TextSource) -> Iterator[str]:
         DataError: a file without texts, or a task whose texts are not known.
     """
     if source.task is None:
-        yield from _texts_of_file(source.name)
+        yield from _texts_of_file(source.path)
         return
+    import httpx
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+
     task = source.task
     try:
         task.load_data()
-    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(task, AbsTaskRetrieval):
+            task.convert_v1_dataset_format_to_v2(num_proc=None)
+    except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
         raise AssetError(
             f"cleaning.overlap.tasks: cannot load the data of the mteb task {source.name!r}: "
             f"{error}. Check the network or HF_ENDPOINT, or give its texts as a file"

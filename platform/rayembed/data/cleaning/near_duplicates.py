@@ -13,7 +13,6 @@ of a graph; of each of its components the row stays whose id has the lowest hash
 depends neither on the number of parts nor on the rows' order.
 """
 
-import io
 import logging
 from collections.abc import Sequence
 
@@ -21,12 +20,11 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
+from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import rows_of_parts
 from rayembed.data.cleaning.signatures import (
     BandPart,
-    Bucket,
     PairsOfBucket,
     bands,
     bands_path,
@@ -42,6 +40,7 @@ from rayembed.data.cleaning.verified import (
     split_pairs,
 )
 from rayembed.data.parts import Part
+from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Execute, run_units
 
 log = logging.getLogger(__name__)
@@ -52,6 +51,7 @@ _BANDS_PER_BUCKET = 1 << 22
 
 def find_near_duplicates(
     folder: str,
+    working: str,
     name: str,
     config: NearDuplicates,
     parts: Sequence[Part],
@@ -62,20 +62,15 @@ def find_near_duplicates(
     """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
 
     Args:
-        folder: keeps the tasks' results, the outcome and the listing.
+        folder: keeps the tasks' results and the listing.
+        working: keeps what only the next task reads.
         name: of the data set, for the log.
         keep: (rows,) bool of the rows to look at.
         id_hash: (rows,) int64 of the rows' ids, by which the one that stays is chosen.
     """
-    scratch, outcome = join(folder, "near-duplicates"), join(folder, "near-duplicates.npy")
-    if not exists(outcome):
-        pairs = _candidate_pairs(folder, scratch, name, config, parts, keep, execute)
-        found = _removed(folder, scratch, name, config, parts, pairs, id_hash, execute)
-        buffer = io.BytesIO()
-        np.save(buffer, found)
-        write_atomic(outcome, buffer.getvalue())
-    remove_folder(scratch)
-    return np.asarray(np.load(io.BytesIO(read_bytes(outcome))), dtype=np.int64)
+    scratch = join(working, "near-duplicates")
+    pairs = _candidate_pairs(folder, scratch, name, config, parts, keep, execute)
+    return _removed(folder, scratch, name, config, parts, pairs, id_hash, execute)
 
 
 def _candidate_pairs(

@@ -20,18 +20,23 @@ from rayembed.data.units import Execute, Result, run_units
 log = logging.getLogger(__name__)
 
 
-def overlap_identity(config: Overlap, root: str) -> list[list[str]]:
+def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
     """Name and version of all that has evaluation texts: what decides which rows overlap.
+
+    Nothing where rows are not compared with any.
 
     Raises:
         ConfigError: a name that is neither a task nor a benchmark nor a file.
         ArtifactError: a file cannot be read.
     """
+    if config is None:
+        return []
     return [[source.name, source.version] for source in find_sources(config.tasks, root)]
 
 
 def find_overlap(
     folder: str,
+    working: str,
     name: str,
     config: Overlap,
     root: str,
@@ -42,7 +47,8 @@ def find_overlap(
     """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
 
     Args:
-        folder: keeps the index, the tasks' results and the listing.
+        folder: keeps the tasks' results and the listing.
+        working: keeps the index.
         name: of the data set, for the log.
         root: where relative paths of files start.
         keep: (rows,) bool of the rows to look at.
@@ -50,7 +56,7 @@ def find_overlap(
     Raises:
         AssetError, ConfigError, DataError: the evaluation texts cannot be had.
     """
-    index = join(folder, "evaluation-texts")
+    index = join(working, "evaluation-texts")
     sources = find_sources(config.tasks, root)
     write_index(index, ((source.name, read_texts(source)) for source in sources))
     units = rows_of_parts(parts, keep)

@@ -16,11 +16,11 @@ from datasketch import MinHash, MinHashLSH
 
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.buckets import read_bucket, write_buckets
 from rayembed.data.cleaning.rows import RowsOfPart
 from rayembed.data.cleaning.words import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table
+from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
@@ -55,6 +55,9 @@ def compared(table: pa.Table, of: str) -> list[str]:
     return [f"{query}\n{positive}" for query, positive in zip(queries, positives, strict=True)]
 
 
+_SENT = pa.schema([("key", pa.int64()), ("id_hash", pa.int64()), ("row", pa.int32())])
+
+
 @dataclass(frozen=True)
 class BandPart:
     """Task: the bands of a part's rows, cut by bucket."""
@@ -75,7 +78,8 @@ class BandPart:
                 "key": keys.reshape(-1),
                 "id_hash": np.repeat(ids, number),
                 "row": np.repeat(unit.rows.astype(np.int32), number),
-            }
+            },
+            _SENT,
         )
         bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
         write_buckets(bands_path(self.folder, unit), sent, bucket, self.num_buckets)
@@ -107,18 +111,6 @@ def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A share of all bands."""
-
-    number: int
-
-    @property
-    def key(self) -> str:
-        """Its number."""
-        return str(self.number)
-
-
-@dataclass(frozen=True)
 class PairsOfBucket:
     """Task: rows that share a band, as pairs."""
 
@@ -130,14 +122,14 @@ class PairsOfBucket:
 
     def __call__(self, unit: Bucket) -> Result:
         """`pairs`: how many; they are written where `read_pairs` finds them."""
-        batches = read_bucket(self.bands, unit.number)
+        tables = [found or _SENT.empty_table() for found in read_bucket(self.bands, unit.number)]
         position = [
-            first + batch["row"].to_numpy().astype(np.int64)
-            for first, batch in zip(self.first, batches, strict=True)
+            first + table["row"].to_numpy().astype(np.int64)
+            for first, table in zip(self.first, tables, strict=True)
         ]
         pairs = pairs_of(
-            np.concatenate([batch["key"].to_numpy() for batch in batches]),
-            np.concatenate([batch["id_hash"].to_numpy() for batch in batches]),
+            np.concatenate([table["key"].to_numpy() for table in tables]),
+            np.concatenate([table["id_hash"].to_numpy() for table in tables]),
             np.concatenate(position),
         )
         buffer = io.BytesIO()

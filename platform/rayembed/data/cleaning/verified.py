@@ -14,11 +14,11 @@ import xxhash
 
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.buckets import read_bucket, write_buckets
 from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.signatures import compared
 from rayembed.data.cleaning.words import shingles
 from rayembed.data.parts import Part, parquet_bytes, read_table
+from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _PAIRS_COMPARED = 32_768
@@ -141,7 +141,8 @@ class ComparePairs:
 
     def __call__(self, unit: Pairs) -> Result:
         """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
-        rows = pa.Table.from_batches(read_bucket(self.candidates, unit.number), _SENT)
+        found = [table for table in read_bucket(self.candidates, unit.number) if table is not None]
+        rows = pa.concat_tables([_SENT.empty_table(), *found])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
         places = order[np.searchsorted(positions, unit.pairs, sorter=order)]

@@ -84,6 +84,8 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         "clusters": len(used),
         "empty_clusters": len(sizes) - len(used),
         "sizes": _sizes(sizes[used]),
+        "centroids": trained["file"].rsplit("/", 1)[-1],
+        "objectives_of_restarts": [round(value, 6) for value in trained["objectives"]],
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
         **_of_batches(gathered, trained["random"], batches),
     }
@@ -108,7 +110,7 @@ def _clusters(
     vectors: Vectors,
     id_hash: np.ndarray,
 ) -> tuple[Result, list[Result]]:
-    """Results of the best run of k-means, and of the tasks that assign."""
+    """Result of the best run of k-means, with `objectives` of all; of the tasks that assign."""
     num_clusters = _num_clusters(config, len(id_hash))
     sample = Sample.of(id_hash, num_clusters * config.sample_per_cluster, workshop.seed)
     parts = tuple(before.parts)
@@ -123,7 +125,9 @@ def _clusters(
     assign = AssignPart(making.folder, vectors, best["file"])
     units = [PartUnit(part) for part in parts]
     what = f"assign {name}"
-    return best, run_units(making.folder, what, assign, units, execute, "gpu or cpu")
+    assigned = run_units(making.folder, what, assign, units, execute, "gpu or cpu")
+    best["objectives"] = [result["objective"] for result in trained]
+    return best, assigned
 
 
 def _rewrite(

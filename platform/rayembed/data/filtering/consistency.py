@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayembed.assets.storage import join, remove_folder
 from rayembed.config.data import DatasetConfig
 from rayembed.data.filtering.ranks import DEPTH, RankShard, ShardUnit, read_ranks
 from rayembed.data.filtering.shards import CountLanguages, Language, SendVectors, Shards
@@ -49,21 +48,20 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     making = Making(workshop.storage, "filtered", dataset.name, inputs)
     if (found := making.found()) is not None:
         return found
-    name, folder, parts = dataset.name, making.folder, before.parts
+    name, parts = dataset.name, before.parts
+    folder, working = making.folder, making.working_folder
     units = [PartUnit(part) for part in parts]
     vectors = embed_parts(workshop, name, folder, parts, config)
 
     counted = run_units(folder, f"languages {name}", CountLanguages(), units, workshop.execute)
     shards = Shards.for_rows(_rows_of(counted), config.shard_rows, workshop.seed)
-    send = SendVectors(folder, vectors, shards)
+    send = SendVectors(working, vectors, shards)
     run_units(folder, f"shards {name}", send, units, workshop.execute)
-    task = RankShard(folder, tuple(parts), max(config.top_k, DEPTH))
+    task = RankShard(working, tuple(parts), max(config.top_k, DEPTH))
     numbers = [ShardUnit(number) for number in range(len(shards.languages))]
     ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
-    # Later steps read the ranks alone, also where this run is killed and goes on.
-    remove_folder(join(folder, "shards"))
 
-    ranks, languages = _ranks_of_parts(folder, parts, shards, config.top_k)
+    ranks, languages = _ranks_of_parts(working, parts, shards, config.top_k)
     keep = KeepConsistent(making.parts_folder, config.top_k)
     ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
     results = run_units(folder, f"filter {name}", keep, ranked_parts, workshop.execute)

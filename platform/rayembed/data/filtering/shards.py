@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayembed.assets.storage import join
-from rayembed.data.buckets import read_bucket, vector_column, vectors_of, write_buckets
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, read_table
+from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
 from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
 
@@ -85,7 +85,7 @@ class SendVectors:
         table = pa.table(
             {
                 "text_hash": texts.text_hash[pairs[1]],
-                "vector": vector_column(self.vectors.documents(part)[pairs[1]]),
+                "vector": _column(self.vectors.documents(part)[pairs[1]]),
             }
         )
         write_buckets(documents, table, pairs[0], total)
@@ -99,7 +99,7 @@ class SendVectors:
             {
                 "row": np.arange(part.rows, dtype=np.int32),
                 "positives": positives,
-                "vector": vector_column(self.vectors.queries(part)),
+                "vector": _column(self.vectors.queries(part)),
             }
         )
 
@@ -137,18 +137,33 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard:
         ArtifactError: a file is missing or broken.
     """
     paths = [sent(folder, part) for part in parts]
-    rows = read_bucket([queries for queries, _ in paths], number)
-    known = read_bucket([documents for _, documents in paths], number)
-    every = np.concatenate([batch["text_hash"].to_numpy() for batch in known])
+    sent_rows = enumerate(read_bucket([queries for queries, _ in paths], number))
+    of_part = [(part, table) for part, table in sent_rows if table is not None]
+    rows = [table for _, table in of_part]
+    sent_documents = read_bucket([documents for _, documents in paths], number)
+    known = [table for table in sent_documents if table is not None]
+    every = np.concatenate([table["text_hash"].to_numpy() for table in known])
     hashes, where = np.unique(every, return_index=True)
-    vectors = np.concatenate([vectors_of(batch["vector"]) for batch in known])
-    counts = [pc.list_value_length(batch["positives"]).to_numpy() for batch in rows]
-    positives = [batch["positives"].flatten().to_numpy() for batch in rows]
+    vectors = np.concatenate([_vectors(table["vector"]) for table in known])
+    counts = [pc.list_value_length(table["positives"]).to_numpy() for table in rows]
+    positives = [pc.list_flatten(table["positives"]).to_numpy() for table in rows]
     return Shard(
-        part=np.repeat(np.arange(len(rows)), [len(batch) for batch in rows]),
-        row=np.concatenate([batch["row"].to_numpy() for batch in rows]).astype(np.int64),
-        queries=np.concatenate([vectors_of(batch["vector"]) for batch in rows]),
+        part=np.repeat([part for part, _ in of_part], [len(table) for table in rows]),
+        row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
+        queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64),
         place=np.searchsorted(hashes, np.concatenate(positives)),
         documents=vectors[where],
     )
+
+
+def _column(vectors: np.ndarray) -> pa.Array:
+    """(n, D) float16 as a column of lists of fixed length."""
+    flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float16).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+
+
+def _vectors(column: pa.ChunkedArray) -> np.ndarray:
+    """What `_column` made a column of."""
+    width = column.type.list_size
+    return np.asarray(pc.list_flatten(column).to_numpy()).reshape(-1, width)

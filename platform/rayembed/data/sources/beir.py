@@ -22,7 +22,7 @@ from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import BeirSource
 from rayembed.data.hashes import text_hash
-from rayembed.data.shuffle import Scatter, bucket_of, gather
+from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
 from rayembed.data.sources.files import Piece
@@ -135,27 +135,12 @@ class ScatterTexts:
         if self.needed is None:
             yield bucket_of(name, self.shared.buckets)
             return
-        needed = _read_needed(self.needed)
+        hashes, buckets = _read_needed(self.needed)
         wanted = text_hash(name)
-        start = np.searchsorted(needed["hash"], wanted, side="left")
-        while start < len(needed) and needed["hash"][start] == wanted:
-            yield int(needed["bucket"][start])
-            start += 1
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A bucket of judgements with the texts that they need."""
-
-    number: int
-    judgements: tuple[str, ...]
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """Its number."""
-        return str(self.number)
+        place = int(np.searchsorted(hashes, wanted))
+        while place < len(hashes) and hashes[place] == wanted:
+            yield int(buckets[place])
+            place += 1
 
 
 @dataclass(frozen=True)
@@ -163,15 +148,18 @@ class ConvertJudged:
     """Task: the records of a bucket's queries, each with all its documents."""
 
     shared: Scattering
+    judgements: tuple[str, ...]
+    """Files of all pieces, as the next two."""
+    queries: tuple[str, ...]
+    documents: tuple[str, ...]
     held_out: HeldOut
 
-    def __call__(self, unit: Judged) -> Result:
+    def __call__(self, unit: Bucket) -> Result:
         """`parts`, counts and examples of rejected judgements."""
-        scattered, number = self.shared.scattered, unit.number
-        queries = _first_by_id(gather(scattered, unit.queries, number))
-        documents = _first_by_id(gather(scattered, unit.documents, number))
+        queries = _first_by_id(self._gathered(self.queries, unit))
+        documents = _first_by_id(self._gathered(self.documents, unit))
         by_query: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(scattered, unit.judgements, number):
+        for row in self._gathered(self.judgements, unit):
             by_query.setdefault(row["query"], []).append(row)
         writer = RecordWriter(self.shared.folder, self.held_out)
         for name, rows in by_query.items():
@@ -185,6 +173,9 @@ class ConvertJudged:
             if known:
                 self._take(writer, queries[name], known, documents)
         return writer.finish()
+
+    def _gathered(self, files: Sequence[str], unit: Bucket) -> list[dict[str, Any]]:
+        return gather(self.shared.scattered, files, unit.number)
 
     def _take(
         self,
@@ -258,4 +249,8 @@ def _read(path: str) -> np.ndarray:
     return np.asarray(np.load(io.BytesIO(read_bytes(path))))
 
 
-_read_needed = lru_cache(maxsize=1)(_read)
+@lru_cache(maxsize=1)
+def _read_needed(path: str) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes, sorted, and buckets; each by itself, for a search in a field would copy it."""
+    needed = _read(path)
+    return np.ascontiguousarray(needed["hash"]), np.ascontiguousarray(needed["bucket"])

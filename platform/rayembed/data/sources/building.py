@@ -38,7 +38,8 @@ def record_of(
     if reason or query is None:
         raise RowError(reason or "no query")
     kept = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
-    wrong = [t for t in dict.fromkeys(negatives) if t not in (query, *kept) and has_content(t)]
+    asked = {query, *kept}
+    wrong = [t for t in dict.fromkeys(negatives) if t not in asked and has_content(t)]
     told = (instruction or "", label or "", language or "")
     if not all(map(is_unicode, (query, *kept, *wrong, *told))):
         raise RowError("not valid Unicode")

@@ -47,7 +47,8 @@ def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[st
             rest = rest.partition(".")[2]
     if isinstance(below, Mapping) and rest:
         return level_of(below, rest)
-    if head not in row or (isinstance(below, str) and rest in _LINES):
+    lines = isinstance(below, str) and rest in _LINES
+    if head not in row or not rest or lines:
         return [head], row
     return ([] if below is None or below == [] else [column]), row
 

@@ -5,9 +5,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
@@ -21,7 +18,9 @@ from rayembed.config.sources import (
     RecordsSource,
     WikipediaSource,
 )
-from rayembed.data.parts import ROWS_PER_PART, Part, read_index
+from rayembed.data.cleaning.clean import clean
+from rayembed.data.cleaning.overlap import overlap_identity
+from rayembed.data.parts import ROWS_PER_PART, Part
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources import joins
 from rayembed.data.sources.classes import CollectExamples, merge_examples
@@ -36,9 +35,6 @@ from rayembed.data.sources.tasks import (
     ArticleRange,
     ConvertArticles,
     HeldOut,
-    KeepRows,
-    RowsOfPart,
-    select,
 )
 from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.units import Result, add_up, in_process, run_units
@@ -98,6 +94,7 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
 
     Raises:
         DataError: no usable row, or more bad ones than `max_rejected_share`.
+        ConfigError, AssetError: texts of benchmarks that are named cannot be had.
     """
     dataset = checked.dataset
     making = Making(
@@ -113,10 +110,12 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
                     "mining": True,
                     "clusters": True,
                     "source": set(paths_of(dataset.source)),
+                    "cleaning": {"overlap": {"tasks"}},
                 },
             ),
             "source": checked.content,
             "held_out": fingerprint(sorted(map(str, (*held_out.titles, *held_out.texts)))),
+            "overlap": overlap_identity(dataset.cleaning.overlap, workshop.root),
             "seed": workshop.seed,
         },
     )
@@ -124,8 +123,10 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
         return found
     results = _converted(workshop, checked, held_out, making)
     _accept(dataset, results)
-    names, dropped = _selected(workshop, dataset, making, results)
-    return making.finish(results, names, dropped)
+    made = [item for result in results for item in result["parts"]]
+    parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
+    cleaned = clean(workshop, dataset, making, parts)
+    return making.finish(results, cleaned.parts, cleaned.dropped)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
@@ -224,26 +225,3 @@ def _accept(dataset: DatasetConfig, results: Sequence[Result]) -> None:
             f"them or raise the share. For instance:{shown}"
         )
     log.info("records %s: %d of %d rows (%s)", dataset.name, rows_out, rows_in, counts)
-
-
-def _selected(
-    workshop: Workshop, dataset: DatasetConfig, making: Making, results: Sequence[Result]
-) -> tuple[list[list[Any]], dict[str, int]]:
-    """Names and rows of the parts after duplicates are dropped and samples drawn."""
-    names = [item for result in results for item in result["parts"]]
-    parts = [Part(join(making.parts_folder, name), rows) for name, rows in names]
-    ids = read_index(parts).id_hash
-    keep, dropped = select(ids, dataset.num_samples, workshop.seed, dataset.sample_share)
-    if not dropped:
-        if dataset.num_samples is not None and len(keep) < dataset.num_samples:
-            log.warning(
-                "data set %s: num_samples is %d, but there are only %d rows; all are taken",
-                *(dataset.name, dataset.num_samples, len(keep)),
-            )
-        return names, {}
-    edges = np.cumsum([part.rows for part in parts])[:-1]
-    kept = [np.flatnonzero(mask) for mask in np.split(keep, edges)]
-    units = [RowsOfPart(part, rows) for part, rows in zip(parts, kept, strict=True) if len(rows)]
-    task, what = KeepRows(making.parts_folder), f"select {dataset.name}"
-    done = run_units(making.folder, what, task, units, workshop.execute)
-    return [item for result in done for item in result["parts"]], dropped

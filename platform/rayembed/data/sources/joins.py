@@ -3,6 +3,7 @@
 Rows are scattered into buckets by what joins them, and each bucket is converted by itself.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -10,23 +11,24 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import BeirSource
 from rayembed.data.prepared import Making, Workshop
-from rayembed.data.shuffle import number_of_buckets
+from rayembed.data.shuffle import Bucket, number_of_buckets
 from rayembed.data.sources.beir import (
     BYTES_OF_JUDGEMENTS_PER_BUCKET,
     IDS,
     ConvertJudged,
-    Judged,
     Scattering,
     ScatterJudgements,
     ScatterTexts,
     merge_needed,
 )
 from rayembed.data.sources.files import Piece
-from rayembed.data.sources.nli import Bucket, ConvertPremises, ScatterPremises
+from rayembed.data.sources.nli import ConvertPremises, ScatterPremises
 from rayembed.data.sources.rows import check_columns
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.units import Result, run_units
 from rayembed.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def convert_premises(
@@ -42,10 +44,8 @@ def convert_premises(
     scatter = ScatterPremises(making.parts_folder, folder, dataset, buckets)
     run = partial(run_units, making.folder, execute=workshop.execute)
     sent = run(f"scatter {dataset.name}", scatter, pieces)
-    files = _files(sent)
-    units = [Bucket(number, files) for number in range(buckets)]
-    task = ConvertPremises(making.parts_folder, folder, dataset, held_out)
-    made = run(f"records {dataset.name}", task, units)
+    task = ConvertPremises(making.parts_folder, folder, _files(sent), buckets, dataset, held_out)
+    made = run(f"records {dataset.name}", task, [Bucket(n) for n in range(buckets)])
     return [*sent, *made]
 
 
@@ -72,11 +72,15 @@ def convert_judged(
         ScatterTexts(shared, source.document, needed),
         files["corpus"],
     )
-    units = [
-        Judged(number, _files(judged), _files(queries), _files(documents))
-        for number in range(buckets)
-    ]
-    made = run(f"records {dataset.name}", ConvertJudged(shared, held_out), units)
+    task = ConvertJudged(shared, _files(judged), _files(queries), _files(documents), held_out)
+    made = run(f"records {dataset.name}", task, [Bucket(n) for n in range(buckets)])
+    unread = sum(result["unread"] for result in (*queries, *documents))
+    if unread:
+        log.warning(
+            "data set %s: %d rows of its corpus and queries could not be read; judgements that "
+            "need them are rejected",
+            *(dataset.name, unread),
+        )
     return [*judged, *made]
 
 

@@ -216,6 +216,8 @@ def _loaded(name: str, split: str, subset: str | None) -> Any:
         task.load_data()
         if isinstance(task, AbsTaskRetrieval):
             task.convert_v1_dataset_format_to_v2(num_proc=None)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
         raise DataError(
             f"mteb cannot load split {split!r} of its task {name!r} "

@@ -9,7 +9,7 @@ import pyarrow as pa
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import NLISource
 from rayembed.data.records import Record
-from rayembed.data.shuffle import Scatter, bucket_of, gather
+from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import Piece
@@ -29,19 +29,6 @@ _SCHEMA = pa.schema(
         ("origin", pa.string()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Rows that one task gathers."""
-
-    number: int
-    files: tuple[str, ...]
-
-    @property
-    def key(self) -> str:
-        """Its number."""
-        return str(self.number)
 
 
 @dataclass(frozen=True)
@@ -78,13 +65,16 @@ class ConvertPremises:
 
     folder: str
     scattered: str
+    files: tuple[str, ...]
+    """Of all pieces."""
+    buckets: int
     dataset: DatasetConfig
     held_out: HeldOut
 
     def __call__(self, unit: Bucket) -> Result:
         """`parts`, counts and examples of rejected rows."""
         by_premise: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(self.scattered, unit.files, unit.number):
+        for row in gather(self.scattered, self.files, unit.number):
             by_premise.setdefault(row["premise"], []).append(row)
         writer = RecordWriter(self.folder, self.held_out)
         for rows in by_premise.values():

@@ -119,6 +119,7 @@ def _read_parquet(
     if columns is not None:
         names = reader.schema_arrow.names
         wanted = {name for column in columns for name in _names_at_the_top(column)}
+        wanted.update([piece.origins] if piece.origins else [])
         # Without any column Arrow would not tell how many rows there are.
         chosen = [name for name in names if name in wanted] or names[:1]
     number = piece.first_row

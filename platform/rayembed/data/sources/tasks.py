@@ -1,4 +1,4 @@
-"""From sources to parts: tasks that convert, reject with reasons, drop duplicates and sample."""
+"""From sources to parts: tasks that convert and reject with reasons."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -6,15 +6,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import xxhash
-
 from rayembed.assets.resolver import resolve
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import WikipediaSource
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import ROWS_PER_PART, Part, read_table, write_part, write_table
+from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
 from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
@@ -34,9 +30,6 @@ NOT_BAD = frozenset(
     {HELD_OUT_TITLE, HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE}
 )
 """Reasons for which good rows are left out; they do not count against `max_rejected_share`."""
-
-DUPLICATE = "duplicate"
-NOT_DRAWN = "not drawn (num_samples)"
 
 
 @dataclass(frozen=True)
@@ -107,62 +100,6 @@ class ConvertArticles:
             return None
         training = [a for a in articles if a.title not in self.held_out.titles]
         return examples_of(training, source, self.held_out.texts)
-
-
-@dataclass(frozen=True)
-class RowsOfPart:
-    """Rows of a part that stay."""
-
-    part: Part
-    rows: np.ndarray
-
-    @property
-    def key(self) -> str:
-        """Names the unit by part and rows."""
-        return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.rows.tobytes())}"
-
-
-@dataclass(frozen=True)
-class KeepRows:
-    """Task: a part of the rows that stay."""
-
-    folder: str
-
-    def __call__(self, unit: RowsOfPart) -> Result:
-        """`parts` and counts; rejected rows are counted by who chose them."""
-        table = read_table(unit.part.path).take(pa.array(unit.rows))
-        part = write_table(self.folder, table)
-        return {"parts": [[_name(part), part.rows]]}
-
-
-def select(
-    id_hash: np.ndarray, num_samples: int | None, seed: int, share: float | None = None
-) -> tuple[np.ndarray, dict[str, int]]:
-    """(n,) bool of the rows that stay, and how many go for which reason.
-
-    The first of rows with the same id stays; of those, the `num_samples` smallest by a hash of
-    seed and id are drawn, whatever the order of the rows; with `share`, that share of them.
-    """
-    keep = np.zeros(len(id_hash), dtype=bool)
-    keep[np.unique(id_hash, return_index=True)[1]] = True
-    rejected = {DUPLICATE: int((~keep).sum())}
-    distinct = np.flatnonzero(keep)
-    if share is not None:
-        num_samples = max(1, round(share * len(distinct)))
-    if num_samples is not None and len(distinct) > num_samples:
-        salt = np.uint64(xxhash.xxh3_64_intdigest(f"{seed}\0num_samples".encode()))
-        order = np.argsort(_mixed(id_hash[distinct].view(np.uint64) ^ salt), kind="stable")
-        keep[distinct[order[num_samples:]]] = False
-        rejected[NOT_DRAWN] = len(distinct) - num_samples
-    return keep, {reason: count for reason, count in rejected.items() if count}
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64: a one-to-one mixing of 64 bits."""
-    with np.errstate(over="ignore"):
-        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(values ^ (values >> np.uint64(31)))
 
 
 class RecordWriter:

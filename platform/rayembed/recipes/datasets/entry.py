@@ -59,6 +59,11 @@ class Entry:
         """Unique in the catalogue: `nvembed/fever`, `cde/fever`."""
         return f"{PREFIXES[self.paper]}/{self.config.name}"
 
+    @property
+    def reference(self) -> str:
+        """Where it is described: `arXiv 2405.17428, Table 12`."""
+        return f"arXiv {ARXIV[self.paper]}, {self.table}"
+
 
 PREFIXES: dict[Paper, str] = {
     "NV-Embed": "nvembed",

@@ -1,0 +1,152 @@
+"""The whole mining step against sentence-transformers' `mine_hard_negatives`, in one run.
+
+Descriptions of the Wikipedia sample and their texts, all-MiniLM-L6-v2 as the teacher of both, the
+same length, rule (a negative scores at most 95 % of the positive), depth and number. Both have
+their model loaded when the clock starts. Ours encodes in bfloat16, theirs in its default, float32;
+negatives that are not the same are told with how far apart they score for the float32 model.
+Run: python benchmarks/mining_speed.py --pairs 800
+"""
+
+import argparse
+import tempfile
+import time
+
+import numpy as np
+
+NUM_NEGATIVES, DEPTH, MARGIN = 7, 100, 0.05
+
+
+def wikipedia_pairs(count, folder, max_length):
+    """The workshop, the data set's settings and its records, made before the clock starts."""
+    from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
+    from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+    from rayembed.config.data_run import DataRun
+    from rayembed.config.mining import MiningConfig, PercPos
+    from rayembed.config.sources import WikipediaSource
+    from rayembed.data.prepare import prepare_datasets
+    from rayembed.data.prepared import Workshop
+
+    mining = MiningConfig(
+        teacher=MINILM,
+        max_length=max_length,
+        rule=PercPos(max_relative_score=1 - MARGIN),
+        num_negatives=NUM_NEGATIVES,
+        candidates=DEPTH,
+        near_duplicate=None,
+    )
+    dataset = DatasetConfig(
+        name="wiki-description",
+        source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description"),
+        num_samples=count,
+        mining=mining,
+    )
+    data = DataConfig(datasets=(dataset,), held_out=HeldOutConfig(num_titles=1000))
+    run = DataRun(name="speed", data=data, storage_path=folder)
+    workshop = Workshop(folder, 0)
+    before = prepare_datasets(run, workshop, until="records")["wiki-description"][-1]
+    return workshop, dataset, before
+
+
+def ours(workshop, dataset, before):
+    """Seconds, and (query, positive) → negatives with their scores."""
+    from rayembed.data.mining.mine import make_mined
+    from rayembed.data.parts import read_records
+    from rayembed.data.vectors.teacher import load_teacher
+
+    load_teacher(dataset.mining)
+    began = time.perf_counter()
+    mined = make_mined(workshop, dataset, before)
+    seconds = time.perf_counter() - began
+    records = [record for part in mined.parts for record in read_records(part.path)]
+    return seconds, {(r.query, r.positives[0]): [n.text for n in r.negatives] for r in records}
+
+
+def theirs(pairs, model):
+    """As `ours`; the positives that a query has in several rows count as one row's there too."""
+    from datasets import Dataset
+    from sentence_transformers.util import mine_hard_negatives
+
+    queries, positives = zip(*pairs, strict=True)
+    dataset = Dataset.from_dict({"query": list(queries), "positive": list(positives)})
+    most = max(np.unique(queries, return_counts=True)[1])
+    began = time.perf_counter()
+    mined = mine_hard_negatives(
+        dataset,
+        model,
+        relative_margin=MARGIN,
+        # It looks at so many more, of which the positives are taken out.
+        range_max=DEPTH - int(most),
+        num_negatives=NUM_NEGATIVES,
+        output_format="labeled-list",
+        verbose=False,
+    )
+    seconds = time.perf_counter() - began
+    found = dict.fromkeys(pairs, ())
+    for query, texts in zip(mined["query"], mined["positive"], strict=True):
+        found[query, texts[0]] = texts[1:]
+    return seconds, found
+
+
+def gaps(mine, yours, model):
+    """How far apart exchanged negatives score, by the float32 model: one number a difference."""
+    differing = [pair for pair in mine if set(mine[pair]) != set(yours[pair])]
+    texts = sorted({t for p in differing for t in set(mine[p]) ^ set(yours[p])})
+    if not differing:
+        return np.zeros(0)
+    vectors = dict(zip(texts, model.encode(texts, normalize_embeddings=True), strict=True))
+    asked = model.encode([p[0] for p in differing], normalize_embeddings=True)
+    expected = model.encode([p[1] for p in differing], normalize_embeddings=True)
+    found = []
+    for pair, query, positive in zip(differing, asked, expected, strict=True):
+        limit = (1 - MARGIN) * float(query @ positive)
+        taken, left = (
+            [float(query @ vectors[t]) for t in set(one[pair]) - set(other[pair])]
+            for one, other in ((mine, yours), (yours, mine))
+        )
+        # Exchanged for one another, or let in or kept out at the rule's limit.
+        for score in taken + left:
+            others = left if score in taken else taken
+            found.append(min(abs(score - other) for other in [limit, *others]))
+    return np.array(found)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=None, help="all when left out")
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    from sentence_transformers import SentenceTransformer
+
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.assets.samples import MINILM
+
+    model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
+    model.max_seq_length = args.max_length
+    seconds = {"sentence-transformers": [], "rayembed": []}
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            step = wikipedia_pairs(args.pairs, folder, args.max_length)
+            took, mine = ours(*step)
+        seconds["rayembed"].append(took)
+        print(f"rayembed: {took:.1f} s", flush=True)
+        took, yours = theirs(list(mine), model)
+        seconds["sentence-transformers"].append(took)
+        print(f"sentence-transformers: {took:.1f} s", flush=True)
+    same = sum(len(set(mine[pair]) & set(yours[pair])) for pair in mine)
+    total = sum(len(set(negatives)) for negatives in yours.values())
+    apart = gaps(mine, yours, model)
+    best = {side: min(times) for side, times in seconds.items()}
+    print(f"{len(mine):,} pairs\n| side | seconds (best) | ratio |\n|---|---|---|")
+    for side, value in best.items():
+        print(f"| {side} | {value:.1f} | {best['sentence-transformers'] / value:.2f} |")
+    print(f"negatives the same: {same:,} of {total:,}, {same / total:.2%}")
+    if len(apart):
+        print(
+            f"the others score {np.median(apart):.1e} apart (median), at most {apart.max():.1e}, "
+            "for the float32 model"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What is taken out of converted rows: exact duplicates, near-duplicates, texts of benchmarks.
+
+Each step looks at the rows that the steps before it left; of what is left in the end samples are
+drawn. The rows that go stay in the parts until all is known, so that parts are written anew once.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayembed.config.data import DatasetConfig
+from rayembed.data.cleaning.listing import NEAR_DUPLICATE, OVERLAP
+from rayembed.data.cleaning.near_duplicates import find_near_duplicates
+from rayembed.data.cleaning.overlap import find_overlap
+from rayembed.data.cleaning.rows import (
+    DUPLICATE,
+    NOT_DRAWN,
+    KeepRows,
+    drawn,
+    first_of_each,
+    rows_of_parts,
+)
+from rayembed.data.parts import Part, read_index
+from rayembed.data.prepared import Making, Workshop
+from rayembed.data.units import run_units
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What stays of a data set's rows."""
+
+    parts: list[list[Any]]
+    """Name and rows of each part, in order."""
+    dropped: dict[str, int]
+    """Reason → rows that go."""
+
+
+def clean(
+    workshop: Workshop, dataset: DatasetConfig, making: Making, parts: Sequence[Part]
+) -> Cleaned:
+    """The rows that stay, in parts of their own where any go.
+
+    Near-duplicates and texts of benchmarks are listed in the folder `removed`.
+
+    Raises:
+        AssetError, ConfigError, DataError: evaluation texts cannot be had.
+    """
+    name, execute = dataset.name, workshop.execute
+    folder, working = making.folder, making.working_folder
+    id_hash = read_index(parts).id_hash
+    keep = first_of_each(id_hash)
+    dropped = {DUPLICATE: len(keep) - int(keep.sum())}
+    if (near := dataset.cleaning.near_duplicates) is not None:
+        gone = find_near_duplicates(folder, working, name, near, parts, keep, id_hash, execute)
+        keep[gone] = False
+        dropped[NEAR_DUPLICATE] = len(gone)
+    if (overlap := dataset.cleaning.overlap) is not None:
+        gone = find_overlap(folder, working, name, overlap, workshop.root, parts, keep, execute)
+        keep[gone] = False
+        dropped[OVERLAP] = len(gone)
+    left = int(keep.sum())
+    wanted = dataset.num_samples
+    if dataset.sample_share is not None:
+        wanted = max(1, round(dataset.sample_share * left))
+    keep = drawn(id_hash, keep, wanted, workshop.seed)
+    dropped[NOT_DRAWN] = left - int(keep.sum())
+    if dataset.num_samples is not None and left < dataset.num_samples:
+        log.warning(
+            "data set %s: num_samples is %d, but there are only %d rows; all are taken",
+            *(name, dataset.num_samples, left),
+        )
+    dropped = {reason: count for reason, count in dropped.items() if count}
+    if not dropped:
+        return Cleaned([[part.path.rsplit("/", 1)[-1], part.rows] for part in parts], {})
+    units = rows_of_parts(parts, keep)
+    done = run_units(folder, f"select {name}", KeepRows(making.parts_folder), units, execute)
+    return Cleaned([item for result in done for item in result["parts"]], dropped)

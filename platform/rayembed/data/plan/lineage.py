@@ -1,0 +1,83 @@
+"""From a batch back to the rows of the source: records, their origin, and what was done on the way.
+
+A plan names the folder that each data set's rows came from, and each folder names the one before
+it, up to the converted records; see `prepare` for where they lie.
+"""
+
+import posixpath
+from dataclasses import dataclass
+
+from rayembed.assets.storage import exists, join
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
+from rayembed.data.records import Negative
+from rayembed.errors import ArtifactError
+
+_KINDS = ("clustered", "mined", "filtered", "records", "synthetic")
+
+
+@dataclass(frozen=True)
+class RowLineage:
+    """Where one row of a batch came from."""
+
+    slot: int
+    dataset: str
+    record: str
+    """Its id."""
+    origin: tuple[str, ...]
+    """Rows of the source that the record was made of."""
+    negatives: tuple[Negative, ...]
+    """Those that the plan kept, each with rank, score, rule and teacher."""
+    chain: tuple[Prepared, ...]
+    """Folders of the data set, from the one that the plan read back to the converted records. Their
+    manifests tell settings, teachers, counts and what was rejected."""
+
+
+def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
+    """The lineage of each row of a global batch, in slot order.
+
+    Raises:
+        DataError: no such step.
+        ArtifactError: the plan was made of other parts than those of `prepare`, or a folder that it
+            was made of is not there any more.
+    """
+    records = plan.read(step)
+    chains = folders_of(plan)
+    return [
+        RowLineage(slot, r.dataset, r.id, r.origin, r.negatives, chains[r.dataset])
+        for slot, r in enumerate(records)
+    ]
+
+
+def folders_of(plan: BatchPlan) -> dict[str, tuple[Prepared, ...]]:
+    """Data set → its folders, from the one that the plan read back to the converted records.
+
+    Raises:
+        ArtifactError: as `lineage`.
+    """
+    inputs = dict(plan.manifest["inputs"])
+    missing = sorted(set(plan.manifest["datasets"]) - set(inputs))
+    if missing:
+        raise ArtifactError(
+            f"the batch plan {plan.folder!r} does not tell what its data set {missing[0]!r} was "
+            "made of; only plans that `prepare` wrote do"
+        )
+    base, question, query = plan.folder.partition("?")
+    storage = posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
+    return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}
+
+
+def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]:
+    found: list[Prepared] = []
+    wanted: str | None = fingerprint
+    while wanted is not None:
+        folders = [join(storage, "data", kind, f"{dataset}-{wanted}") for kind in _KINDS]
+        folder = next((f for f in folders if exists(join(f, MANIFEST))), None)
+        if folder is None:
+            raise ArtifactError(
+                f"there is no folder of the records {dataset}-{wanted} below "
+                f"{join(storage, 'data')!r}; it was removed, or the plan was copied without it"
+            )
+        found.append(open_prepared(folder))
+        wanted = found[-1].manifest["inputs"].get("records")
+    return tuple(found)

@@ -1,0 +1,449 @@
+"""The clustering step over parts, a batch plan of it, and the way back to the source."""
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayembed.config.data import DatasetConfig
+from rayembed.config.mining import ClusterConfig
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.config.sources import PairsSource
+from rayembed.data.clusters.cluster import make_clustered
+from rayembed.data.hashes import text_hash
+from rayembed.data.parts import read_records, write_part
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.lineage import folders_of, lineage
+from rayembed.data.prepare import prepare
+from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.records import Record
+from rayembed.data.units import Execute, in_process
+from rayembed.data.vectors.teacher import Teaching
+from rayembed.errors import ArtifactError, ConfigError, DataError
+
+TOPICS = 6
+ROWS = 203
+embedded: list[int] = []
+
+
+def vector_of(text: str) -> np.ndarray:
+    """Near the centre of its topic, the text's last number; queries and documents alike."""
+    topic = int(text.rsplit(" ", 1)[1])
+    centre = np.random.default_rng(topic).standard_normal(8)
+    own = np.random.default_rng(text_hash(text) % 2**32).standard_normal(8)
+    made = centre + 0.5 * own
+    return (made / np.linalg.norm(made)).astype(np.float32)
+
+
+def load(config: Any, device: str):
+    def encode(texts, role):
+        embedded.append(len(texts))
+        return np.array([vector_of(text) for text in texts], dtype=np.float32)
+
+    return encode
+
+
+def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
+    return Workshop(str(storage), seed, execute, Teaching(load, lambda reference: weights))
+
+
+def made_up(count: int = ROWS) -> list[Record]:
+    rng = np.random.default_rng(5)
+    topics = rng.integers(0, TOPICS, count).tolist()
+    return [
+        Record(
+            id=str(i),
+            query=f"query {i} of {t}",
+            # Some documents are shared, some pairs have a further positive.
+            positives=(f"document {i // 2 if i % 9 == 0 else i} of {t}", f"more {i} of {t}")[
+                : 1 + (i % 5 == 0)
+            ],
+            dataset="d",
+            false_negatives=(7, 8) if i == 3 else (),
+        )
+        for i, t in enumerate(topics)
+    ]
+
+
+def before(storage: Path, rows: list[Record], size: int) -> Prepared:
+    """A folder of records in parts; its name does not tell the size of the parts."""
+    making = Making(str(storage), "records", "d", {"rows": [r.id for r in sorted(rows, key=str)]})
+    parts = [write_part(making.parts_folder, rows[i : i + size]) for i in range(0, len(rows), size)]
+    result = {"rows_in": len(rows), "rows_out": len(rows), "rejected": {}}
+    return making.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
+
+
+def dataset(**changes: Any) -> DatasetConfig:
+    values = {"teacher": "t", "batch_pairs": 16, "restarts": 2, "iterations": 20}
+    return DatasetConfig(
+        name="d",
+        source=PairsSource(path="none"),
+        clusters=ClusterConfig(**(values | changes)),
+    )
+
+
+def read(made: Prepared) -> list[list[Record]]:
+    """The records of each batch."""
+    rows = [record for part in made.parts for record in read_records(part.path)]
+    size = made.manifest["batch_pairs"]
+    assert len(rows) % size == 0
+    assert all(part.rows % size == 0 for part in made.parts), "parts hold whole batches"
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayembed.data.clusters.cluster.ROWS_PER_PART", 50)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    storage = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayembed.data.clusters.cluster.ROWS_PER_PART", 50)
+        return make_clustered(at(storage), dataset(), before(storage, made_up(), 40))
+
+
+def test_rows_are_in_whole_batches_and_none_is_lost(made: Prepared) -> None:
+    batches = read(made)
+    manifest = made.manifest
+    assert len(batches) == manifest["batches"] == ROWS // 16
+    assert manifest["rows_in"] == ROWS
+    assert manifest["dropped"] == {"last batch is not full": ROWS % 16}
+    assert manifest["rows_out"] == ROWS - ROWS % 16
+    sources = {r.id: r for r in made_up()}
+    seen = [r for batch in batches for r in batch]
+    assert len({r.id for r in seen}) == len(seen)
+    for r in seen:
+        assert (r.query, r.positives) == (sources[r.id].query, sources[r.id].positives)
+    assert not (Path(made.folder) / "scattered").exists()
+    assert not (Path(made.folder) / "assigned").exists()
+
+
+def test_batches_are_of_similar_pairs(made: Prepared) -> None:
+    def purity(batches: list[list[Record]]) -> float:
+        topics = [[r.query.rsplit(" ", 1)[1] for r in batch] for batch in batches]
+        most = [collections.Counter(batch).most_common(1)[0][1] for batch in topics]
+        return sum(most) / sum(map(len, batches))
+
+    rows = made_up()
+    assert purity(read(made)) > 0.75
+    assert purity([rows[i : i + 16] for i in range(0, ROWS - 16, 16)]) < 0.5, "control"
+    similar = made.manifest["similarity"]
+    assert similar["mean"] > similar["random_mean"] + 0.3
+    scores = [
+        np.mean(
+            [vector_of(a.query) @ vector_of(b.positives[0]) for b in batch for a in batch if a != b]
+        )
+        for batch in read(made)
+    ]
+    assert similar["mean"] == pytest.approx(np.mean(scores), abs=2e-3)  # float16
+    assert sum(similar["counts"]) == made.manifest["batches"]
+    everyone = [r for batch in read(made) for r in batch]
+    queries = np.array([vector_of(r.query) for r in everyone])
+    documents = np.array([vector_of(r.positives[0]) for r in everyone])
+    scores = queries @ documents.T
+    expected = scores[~np.eye(len(scores), dtype=bool)].mean()
+    assert similar["random_mean"] == pytest.approx(expected, abs=0.05)
+
+
+def test_false_negatives_are_those_of_the_definition(made: Prepared) -> None:
+    masked = alone = 0
+    for batch in read(made):
+        for r in batch:
+            own = {text_hash(text) for text in r.positives}
+            query = vector_of(r.query).astype(np.float16).astype(np.float32)
+            score = {
+                other.positives[0]: float(query @ vector_of(other.positives[0]).astype(np.float16))
+                for other in batch
+            }
+            limit = score[r.positives[0]]
+            wanted = {
+                text_hash(text)
+                for text, found in score.items()
+                if found >= limit and text_hash(text) not in own
+            }
+            old = {7, 8} if r.id == "3" else set()
+            assert set(r.false_negatives) == wanted | old
+            count = sum(text_hash(other.positives[0]) in wanted for other in batch)
+            masked += count
+            alone += count == 15
+    batches = made.manifest["batches"]
+    assert made.manifest["masked_share"] == pytest.approx(masked / (batches * 16 * 15), abs=1e-6)
+    assert made.manifest["rows_all_masked"] == alone
+    assert masked > 100
+
+
+def test_margin_and_its_absence(made: Prepared, tmp_path: Path) -> None:
+    records = before(tmp_path, made_up(), 40)
+    none = make_clustered(at(tmp_path), dataset(false_negative_margin=None), records)
+    assert {r.false_negatives for batch in read(none) for r in batch} <= {(), (7, 8)}
+    some = make_clustered(at(tmp_path), dataset(false_negative_margin=0.1), records)
+    for loose, strict in zip(read(some), read(made), strict=True):
+        assert [r.id for r in loose] == [r.id for r in strict]
+        pairs = zip(loose, strict, strict=True)
+        assert all(set(a.false_negatives) <= set(b.false_negatives) for a, b in pairs)
+    assert 0 < some.manifest["masked_share"] < made.manifest["masked_share"]
+    assert none.manifest["masked_share"] == 0
+
+
+@pytest.mark.parametrize("size", [203, 102, 68])
+def test_the_number_and_order_of_parts_change_nothing(made: Prepared, size: int, tmp_path) -> None:
+    rows = made_up()
+    other = make_clustered(at(tmp_path), dataset(), before(tmp_path, rows[::-1], size))
+    assert other.fingerprint == made.fingerprint
+    assert [p.digest for p in other.parts] == [p.digest for p in made.parts]
+    same = {"seconds", "objective"}  # a sum over parts, rounded otherwise
+    for key in set(made.manifest) - same:
+        assert other.manifest[key] == made.manifest[key], key
+    assert other.manifest["objective"] == pytest.approx(made.manifest["objective"], abs=2e-6)
+
+
+def test_seed_packing_and_teacher_change_the_outcome(made: Prepared, tmp_path: Path) -> None:
+    records = before(tmp_path, made_up(), 40)
+    others = [
+        make_clustered(at(tmp_path, seed=1), dataset(), records),
+        make_clustered(at(tmp_path, weights="others"), dataset(), records),
+        make_clustered(at(tmp_path), dataset(packing="random"), records),
+        make_clustered(at(tmp_path), dataset(pairs_per_cluster=8), records),
+    ]
+    folders = {made.fingerprint, *(other.fingerprint for other in others)}
+    assert len(folders) == 5
+    for other in (others[0], others[2], others[3]):
+        assert [p.digest for p in other.parts] != [p.digest for p in made.parts]
+    assert others[3].manifest["clusters"] > made.manifest["clusters"]
+    embedded.clear()
+    again = make_clustered(at(tmp_path, weights="others"), dataset(), records)
+    assert again == others[1]
+    assert not embedded
+
+
+def test_each_pair_is_in_its_nearest_cluster(made: Prepared) -> None:
+    centroids = np.load(Path(made.folder) / made.manifest["centroids"]).astype(np.float64)
+    best = -np.ones(ROWS)
+    chosen = np.zeros(ROWS, dtype=int)
+    for i, r in enumerate(made_up()):
+        pair = np.concatenate([vector_of(r.query), vector_of(r.positives[0])])
+        pair = pair.astype(np.float16).astype(np.float64)
+        pair /= np.linalg.norm(pair)
+        for c, centroid in enumerate(centroids):
+            if pair @ centroid > best[i]:
+                best[i], chosen[i] = pair @ centroid, c
+    sizes = np.bincount(chosen)
+    told = made.manifest["sizes"]
+    assert made.manifest["objective"] == pytest.approx(best.mean(), abs=2e-6)
+    assert made.manifest["clusters"] == (sizes > 0).sum()
+    assert (told["smallest"], told["largest"]) == (sizes[sizes > 0].min(), sizes.max())
+    # Every cluster that fills whole batches stands in such batches alone.
+    by_id = {r.id: c for r, c in zip(made_up(), chosen.tolist(), strict=True)}
+    alone = collections.Counter(
+        by_id[batch[0].id] for batch in read(made) if len({by_id[r.id] for r in batch}) == 1
+    )
+    assert all(alone[c] >= size // 16 for c, size in enumerate(sizes.tolist()))
+    assert max(made.manifest["objectives_of_restarts"]) >= 0.5
+    assert len(made.manifest["objectives_of_restarts"]) == 2
+
+
+def test_sizes_of_clusters_add_up(made: Prepared) -> None:
+    sizes = made.manifest["sizes"]
+    clusters = made.manifest["clusters"]
+    assert sum(sizes["counts"]) == clusters
+    assert clusters + made.manifest["empty_clusters"] == -(-ROWS // 16)
+    assert sizes["mean"] * clusters == pytest.approx(ROWS, abs=0.1)
+    assert sizes["smallest"] <= sizes["median"] <= sizes["largest"]
+    assert 0.5 < made.manifest["objective"] <= 1.0
+    examples = made.manifest["example_batches"]
+    assert len(examples) == 3
+    queries = {r.query for batch in read(made) for r in batch}
+    assert all(len(batch) == 10 and set(batch) <= queries for batch in examples)
+    assert (Path(made.folder) / "clusters.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_killed_clustering_goes_on_and_ends_the_same(made: Prepared, tmp_path: Path) -> None:
+    records = before(tmp_path, made_up(), 40)
+    done: list[str] = []
+    tries = 0
+    while True:
+        tries += 1
+        left = 2
+
+        def dies(task, units, needs):
+            nonlocal left
+            for unit in units:
+                if left == 0:
+                    raise KeyboardInterrupt
+                left -= 1
+                done.append(f"{type(task.task).__name__} {unit.key}")
+                yield task(unit)
+
+        try:
+            found = make_clustered(at(tmp_path, dies), dataset(), records)
+        except KeyboardInterrupt:
+            assert not list(tmp_path.glob("data/clustered/*/manifest.json"))
+            continue
+        break
+    assert tries > 5
+    assert len(done) == len(set(done)), "no unit is done twice, k-means least of all"
+    assert sum(name.startswith("FindCentroids") for name in done) == 2
+    assert [p.digest for p in found.parts] == [p.digest for p in made.parts]
+
+    def refuses(task, units, needs):
+        raise AssertionError("a second run does no work")
+
+    assert make_clustered(at(tmp_path, refuses), dataset(), records) == found
+
+
+def test_too_few_rows(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'d' has 9 rows, fewer than one batch of .* 16"):
+        make_clustered(at(tmp_path), dataset(), before(tmp_path, made_up(9), 5))
+
+
+def make_run(folder: Path, **batch: Any) -> Run:
+    clusters = {"teacher": "t", "batch_pairs": 16, "iterations": 20, "restarts": 1}
+    mining = {"teacher": "t", "num_negatives": 3}
+    return parse(
+        Run,
+        {
+            "name": "test",
+            "model": {
+                "kind": "biencoder",
+                "backbone": {"path": "none"},
+                "pooling": {"kind": "mean"},
+            },
+            "data": {
+                "root": str(folder),
+                "held_out": {"num_titles": 0},
+                "datasets": [
+                    {
+                        "name": name,
+                        "source": {"kind": "pairs", "path": f"{name}.jsonl"},
+                        "clusters": clusters,
+                        "mining": mining if name == "own" else None,
+                    }
+                    for name in ("own", "other")
+                ],
+            },
+            "stages": [
+                {
+                    "name": "first",
+                    "datasets": {"own": 1, "other": 1},
+                    "batch": {
+                        "policy": "clustered",
+                        "global_pairs": 16,
+                        "num_negatives": 2,
+                        "in_batch_negatives": True,
+                        **batch,
+                    },
+                    "optimizer": {"learning_rate": 1e-3},
+                    "steps": 14,
+                }
+            ],
+            "evaluation": {"suite": "none"},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path, BatchPlan]:
+    folder = tmp_path_factory.mktemp("chain")
+    for name, rows in (("own", made_up()), ("other", made_up(100))):
+        lines = [{"query": r.query, "positive": r.positives[0]} for r in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = make_run(folder)
+    plans = prepare(run, at(folder / "out"))
+    return run, folder, BatchPlan.open(plans["first"])
+
+
+def test_each_step_is_one_clustered_batch(chain: tuple[Run, Path, BatchPlan]) -> None:
+    _, _, plan = chain
+    batches: dict[frozenset[str], int] = collections.Counter()
+    given: set[frozenset[str]] = set()
+    for name, folders in folders_of(plan).items():
+        given |= {frozenset(f"{name} {r.id}" for r in batch) for batch in read(folders[0])}
+    for step in range(plan.num_steps):
+        rows = plan.read(step)
+        assert len({r.dataset for r in rows}) == 1
+        batches[frozenset(f"{r.dataset} {r.id}" for r in rows)] += 1
+        assert all(len(r.negatives) <= 2 for r in rows)
+    assert set(batches) <= given
+    # Seven steps of each: 6 batches of the other, of which one comes twice, and 12 of its own.
+    assert collections.Counter(batches.values()) == {1: 12, 2: 1}
+    assert any(r.false_negatives for step in range(14) for r in plan.read(step))
+    audit = (Path(plan.folder) / "audit.md").read_text()
+    assert "Policy clustered: every batch is one of similar pairs of one data set" in audit
+    assert "- steps: 7 of 14" in audit
+    assert "of in-batch negatives masked" in audit
+
+
+def test_lineage_leads_from_a_batch_to_the_source(chain: tuple[Run, Path, BatchPlan]) -> None:
+    _, folder, plan = chain
+    seen = set()
+    for step in range(plan.num_steps):
+        rows = lineage(plan, step)
+        records = plan.read(step)
+        assert [(row.slot, row.record) for row in rows] == [
+            (i, r.id) for i, r in enumerate(records)
+        ]
+        for row, record in zip(rows, records, strict=True):
+            kinds = [found.manifest["kind"] for found in row.chain]
+            seen.add((row.dataset, *kinds))
+            assert row.origin == record.origin
+            assert row.negatives == record.negatives
+            if row.dataset == "own":
+                assert all(n.teacher == "w" and n.rank is not None for n in row.negatives)
+            # Up the chain each folder holds the record, and rows were counted from one to the next.
+            for later, earlier in zip(row.chain, row.chain[1:], strict=False):
+                assert later.manifest["inputs"]["records"] == earlier.fingerprint
+                assert later.manifest["rows_in"] == earlier.manifest["rows_out"]
+    assert seen == {("own", "clustered", "mined", "records"), ("other", "clustered", "records")}
+    first = next(row for step in range(14) for row in lineage(plan, step) if row.dataset == "own")
+    for found in first.chain:
+        ids = {r.id for part in found.parts for r in read_records(part.path)}
+        assert first.record in ids
+    assert (folder / "own.jsonl").exists()
+
+
+def test_lineage_says_which_folder_is_gone(chain: tuple[Run, Path, BatchPlan], tmp_path) -> None:
+    _, folder, plan = chain
+    mined = next((folder / "out" / "data" / "mined").iterdir())
+    hidden = mined.rename(tmp_path / mined.name)
+    try:
+        with pytest.raises(ArtifactError, match=f"no folder of the records {mined.name}"):
+            folders_of(plan)
+    finally:
+        hidden.rename(mined)
+    bare = BatchPlan(plan.folder, {**plan.manifest, "inputs": {}})
+    with pytest.raises(ArtifactError, match="does not tell what its data set 'other' was made of"):
+        folders_of(bare)
+
+
+def test_clustered_records_serve_other_policies_too(chain, tmp_path: Path) -> None:
+    _, folder, plan = chain
+    blended = prepare(make_run(folder, policy="blended"), at(folder / "out"))
+    mixed = BatchPlan.open(blended["first"])
+    assert mixed.fingerprint != plan.fingerprint
+    assert all({r.dataset for r in mixed.read(step)} == {"own", "other"} for step in range(14))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clusters": None}, r"'own' has no clusters; set data.datasets.own.clusters"),
+        (
+            {"clusters": {"teacher": "t", "batch_pairs": 8}},
+            r"data.datasets.own.clusters.batch_pairs 8 must be batch.global_pairs 16",
+        ),
+        ({"in_batch_negatives": False}, r"'own' leaves them out by in_batch_negatives=false"),
+    ],
+)
+def test_a_clustered_stage_needs_clusters_of_its_batches(changes, message, tmp_path: Path) -> None:
+    values = make_run(tmp_path).model_dump(mode="json")
+    values["data"]["datasets"][0] |= changes
+    with pytest.raises(ConfigError, match=message):
+        parse(Run, values)
+    values["stages"][0]["batch"]["policy"] = "blended"
+    parse(Run, values)

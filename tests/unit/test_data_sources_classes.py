@@ -1,0 +1,134 @@
+"""Texts with classes: what is drawn for them, in both forms."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_records import made_records
+
+from rayembed.data.hashes import text_hash
+from rayembed.data.records import Record
+from rayembed.data.sources import files
+from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.sources.wikipedia import seeded_hash
+from rayembed.errors import DataError
+
+CLASSES = ("red", "green", "blue", "white")
+
+
+def rows(number: int = 80, classes: tuple[Any, ...] = CLASSES) -> list[dict[str, Any]]:
+    return [{"text": f"text {i}", "label": classes[i % len(classes)]} for i in range(number)]
+
+
+def made(
+    folder: Path, content: list[dict[str, Any]], out: str = "out", **settings: Any
+) -> tuple[list[Record], Any]:
+    held_out = settings.pop("held_out", None)
+    seed = settings.pop("seed", 0)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    source = {"kind": "classes", "path": str(folder / "a.jsonl"), **settings}
+    records, prepared = made_records(
+        folder / out, source, seed=seed, held_out=held_out, in_batch_negatives=False
+    )
+    return records, prepared.manifest
+
+
+def test_examples_of_the_class_and_of_all_other_classes(tmp_path: Path) -> None:
+    content = rows()
+    of = {row["text"]: row["label"] for row in content}
+    records, manifest = made(tmp_path, content, num_negatives=7)
+    assert [r.query for r in records] == [row["text"] for row in content]
+    for record in records:
+        (positive,) = record.positives
+        assert positive != record.query
+        assert of[positive] == of[record.query] == record.label
+        negatives = [n.text for n in record.negatives]
+        assert len(set(negatives)) == 7
+        assert {of[text] for text in negatives} == set(CLASSES) - {record.label}
+        assert {n.rule for n in record.negatives} == {"other_class"}
+    assert len({r.positives[0] for r in records}) > 40, "positives are spread over the class"
+    assert manifest["rows_in"] == manifest["rows_out"] == 80
+
+
+def test_what_is_drawn_depends_on_seed_and_text_alone(tmp_path: Path, monkeypatch) -> None:
+    content = rows()
+    records, _ = made(tmp_path / "a", content)
+    drawn = {r.query: (r.positives, r.negatives) for r in records}
+    monkeypatch.setattr(files, "_BYTES_PER_PIECE", 300)
+    reordered, _ = made(tmp_path / "b", content[::-1])
+    assert {r.query: (r.positives, r.negatives) for r in reordered} == drawn
+    other, _ = made(tmp_path / "c", content, seed=1)
+    same = sum(drawn[r.query] == (r.positives, r.negatives) for r in other)
+    assert same < 5
+
+
+@pytest.mark.parametrize("size", [300, 1 << 20])
+def test_only_the_smallest_hashes_are_drawn_from(size: int, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "_BYTES_PER_PIECE", size)
+    content = rows()
+    records, _ = made(tmp_path, content, examples_per_class=3)
+    allowed = set()
+    for name in CLASSES:
+        own = [row["text"] for row in content if row["label"] == name]
+        allowed.update(sorted(own, key=lambda text: seeded_hash(0, "example", text))[:3])
+    drawn = {t for r in records for t in (*r.positives, *(n.text for n in r.negatives))}
+    assert drawn == allowed
+
+
+def test_names_of_classes(tmp_path: Path) -> None:
+    names = {"0": "negative", "1": "positive"}
+    content = rows(10, (0, 1.0))
+    records, _ = made(tmp_path, content, names=names, label_form="label")
+    for number, record in enumerate(records):
+        assert record.positives == (names[str(number % 2)],)
+        assert [n.text for n in record.negatives] == [names[str(1 - number % 2)]]
+        assert record.label == names[str(number % 2)]
+    many, _ = made(tmp_path, rows(100, tuple(range(50))), label_form="label", num_negatives=3)
+    for record in many:
+        negatives = [n.text for n in record.negatives]
+        assert len(set(negatives)) == 3
+        assert record.label not in negatives
+    assert len({n.text for r in many for n in r.negatives}) > 40
+
+
+def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> None:
+    content = [
+        *({"text": f"yes {i}", "label": True} for i in range(3)),
+        *({"text": f"no {i}", "label": [False]} for i in range(3)),
+        {"text": "alone", "label": "other"},
+        {"text": "both", "label": [True, False]},
+        {"text": "none", "label": None},
+        {"text": "empty", "label": []},
+        {"text": "", "label": True},
+        {"text": 3, "label": True},
+        {"text": "held out", "label": True},
+    ]
+    held_out = HeldOut(texts=frozenset([text_hash("held out")]))
+    with pytest.raises(DataError, match="5 of 13 rows"):
+        made(tmp_path, content, held_out=held_out)
+    records, manifest = made(tmp_path, content, held_out=held_out, max_rejected_share=0.4)
+    assert {r.label for r in records} == {"true", "false"}
+    assert len(records) == 6
+    assert manifest["rejected"] == {
+        "column 'label' holds several values": 1,
+        "column 'text' is not a text": 1,
+        "has a text of a held-out title": 1,
+        "no class": 2,
+        "no text": 1,
+        "only example of its class": 1,
+    }
+    assert "held out" not in {r.positives[0] for r in records}
+    assert "alone" in {n.text for r in records for n in r.negatives}
+
+
+def test_a_text_of_two_classes_is_no_negative_of_either(tmp_path: Path) -> None:
+    content = [
+        *rows(8, ("a", "b")),
+        {"text": "twice", "label": "a"},
+        {"text": "twice", "label": "b"},
+    ]
+    records, _ = made(tmp_path, content)
+    assert "twice" in {r.query for r in records}
+    assert "twice" not in {n.text for r in records for n in r.negatives}
