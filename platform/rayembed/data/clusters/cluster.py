@@ -57,7 +57,7 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         "records": before.fingerprint,
         "seed": workshop.seed,
     }
-    making = Making(workshop.storage, "clustered", dataset.name, inputs)
+    making = Making(workshop.storage, "clustered", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
     require_faiss()  # before vectors are made

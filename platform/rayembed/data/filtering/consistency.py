@@ -45,7 +45,7 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
         "records": before.fingerprint,
         "seed": workshop.seed,
     }
-    making = Making(workshop.storage, "filtered", dataset.name, inputs)
+    making = Making(workshop.storage, "filtered", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
     name, parts = dataset.name, before.parts
