@@ -23,9 +23,9 @@ from rayembed.recipes.datasets.entry import Entry
 _STEPS = ("cleaning", "filter", "mining", "clusters")
 
 _LAYOUTS = (
-    "layout: how files and columns are known. seen: on pages of the repository or in code that reads "
-    "it; alike: so in a sibling; remembered: from general knowledge; own: no public home, expected "
-    "below data.root"
+    "layout: how files and columns are known. seen: on pages of the repository or in code that "
+    "reads it; alike: so in a sibling; remembered: from general knowledge; own: no public home, "
+    "expected below data.root"
 )
 
 _WIDTH = 140
