@@ -84,6 +84,9 @@ def test_every_row_is_there_or_dropped_for_a_reason(root: Path, tmp_path: Path) 
     assert sorted(row["reason"] for row in listed) == (
         ["near-duplicate"] * 6 + ["text of a benchmark"] * 4
     )
+    shown = made.manifest["removed"]
+    assert {row["reason"] for row in shown} == set(made.manifest["dropped"]) - {"duplicate"}
+    assert all(row in listed for row in shown)
     left = set(ids(made))
     assert len(left) == 40
     for row in listed:
@@ -144,7 +147,8 @@ def test_a_killed_cleaning_goes_on_and_ends_the_same(
     assert found.manifest["parts"] == whole.manifest["parts"]
     assert found.manifest["dropped"] == whole.manifest["dropped"]
     calls = 0
-    assert make(root, tmp_path / "b", dataset(), dies) == found
+    again = make(root, tmp_path / "b", dataset(), dies)
+    assert (again.folder, again.manifest, again.reused) == (found.folder, found.manifest, True)
     assert calls == 0
 
 

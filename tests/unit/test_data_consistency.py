@@ -199,7 +199,8 @@ def test_what_is_there_is_not_done_again_and_other_weights_are(tmp_path: Path) -
             yield task(unit)
 
     embedded.clear()
-    assert make_filtered(at(tmp_path, counts), dataset(), before) == first
+    again = make_filtered(at(tmp_path, counts), dataset(), before)
+    assert (again.folder, again.manifest, again.reused) == (first.folder, first.manifest, True)
     assert not done
     # Another depth searches again with the vectors that are there.
     other = make_filtered(at(tmp_path, counts), dataset(top_k=5), before)

@@ -90,7 +90,7 @@ def find(
         str(folder / "working"),
         *("d", config, parts, keep, read_index(parts).id_hash, execute),
     )
-    return {records[i].id for i in found}
+    return {records[i].id for i in found.positions}
 
 
 def listed(folder: Path) -> list[dict[str, Any]]:

@@ -164,7 +164,8 @@ def find(
     parts = [write_part(str(folder / "parts"), records[i : i + rows_per_part]) for i in starts]
     keep = np.ones(len(records), dtype=bool)
     working = str(folder / "working")
-    return find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute).tolist()
+    found = find_overlap(str(folder), working, "d", config, str(root), parts, keep, execute)
+    return found.positions.tolist()
 
 
 def test_files_of_all_kinds_and_what_is_wrong_with_them(tmp_path: Path) -> None:

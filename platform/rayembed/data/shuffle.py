@@ -78,9 +78,7 @@ class Scatter:
     def _flush(self) -> None:
         if not any(self._waiting):
             return
-        tables = (
-            pa.Table.from_pylist(rows, self.schema) if rows else None for rows in self._waiting
-        )
+        tables = (pa.Table.from_pylist(rows, self.schema) for rows in self._waiting)
         content = _file_of([_packed(table) for table in tables])
         name = f"{xxhash.xxh3_128_hexdigest(content)}.arrow"
         write_atomic(join(self.folder, name), content)

@@ -36,6 +36,8 @@ class Cleaned:
     """Name and rows of each part, in order."""
     dropped: dict[str, int]
     """Reason → rows that go."""
+    removed: list[dict[str, Any]]
+    """Some of the rows that are listed as removed."""
 
 
 def clean(
@@ -53,14 +55,17 @@ def clean(
     id_hash = read_index(parts).id_hash
     keep = first_of_each(id_hash)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
+    removed: list[dict[str, Any]] = []
     if (near := dataset.cleaning.near_duplicates) is not None:
         gone = find_near_duplicates(folder, working, name, near, parts, keep, id_hash, execute)
-        keep[gone] = False
-        dropped[NEAR_DUPLICATE] = len(gone)
+        keep[gone.positions] = False
+        dropped[NEAR_DUPLICATE] = len(gone.positions)
+        removed += gone.examples
     if (overlap := dataset.cleaning.overlap) is not None:
         gone = find_overlap(folder, working, name, overlap, workshop.root, parts, keep, execute)
-        keep[gone] = False
-        dropped[OVERLAP] = len(gone)
+        keep[gone.positions] = False
+        dropped[OVERLAP] = len(gone.positions)
+        removed += gone.examples
     left = int(keep.sum())
     wanted = dataset.num_samples
     if dataset.sample_share is not None:
@@ -74,7 +79,7 @@ def clean(
         )
     dropped = {reason: count for reason, count in dropped.items() if count}
     if not dropped:
-        return Cleaned([[part.path.rsplit("/", 1)[-1], part.rows] for part in parts], {})
+        return Cleaned([[part.path.rsplit("/", 1)[-1], part.rows] for part in parts], {}, [])
     units = rows_of_parts(parts, keep)
     done = run_units(folder, f"select {name}", KeepRows(making.parts_folder), units, execute)
-    return Cleaned([item for result in done for item in result["parts"]], dropped)
+    return Cleaned([item for result in done for item in result["parts"]], dropped, removed)

@@ -3,6 +3,12 @@
 folder/removed/*.parquet    the rows of `SCHEMA`; the folder reads as one table
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 
 from rayembed.assets.storage import join, write_atomic
@@ -25,6 +31,18 @@ SCHEMA = pa.schema(
 )
 
 _SHOWN_CHARACTERS = 500
+_EXAMPLES = 10
+_EXAMPLES_OF_FILE = 3
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Rows that a step removes."""
+
+    positions: np.ndarray
+    """(n,) int64 among all rows, ascending."""
+    examples: list[dict[str, Any]]
+    """Some of their listed rows, for the manifest."""
 
 
 def shown(text: str) -> str:
@@ -32,8 +50,19 @@ def shown(text: str) -> str:
     return text[:_SHOWN_CHARACTERS]
 
 
-def write_removed(folder: str, name: str, rows: pa.Table) -> None:
-    """Write removed rows as one file of the listing in the records' folder; none for no rows."""
+def write_removed(folder: str, name: str, rows: pa.Table) -> list[dict[str, Any]]:
+    """Some of the removed rows, all of which are written as one file of the listing.
+
+    Args:
+        folder: of the records.
+        rows: of `SCHEMA`; no file is written for none.
+    """
     if len(rows):
         path = join(folder, "removed", f"{name}.parquet")
         write_atomic(path, parquet_bytes(rows.select(SCHEMA.names).cast(SCHEMA)))
+    return list(rows.slice(0, _EXAMPLES_OF_FILE).to_pylist())
+
+
+def some(examples: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """As many of all examples as a manifest shows of one reason."""
+    return list(islice(chain.from_iterable(examples), _EXAMPLES))

@@ -22,6 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
+from rayembed.data.cleaning.listing import Gone, some
 from rayembed.data.cleaning.rows import rows_of_parts
 from rayembed.data.cleaning.signatures import (
     BandPart,
@@ -58,8 +59,8 @@ def find_near_duplicates(
     keep: np.ndarray,
     id_hash: np.ndarray,
     execute: Execute,
-) -> np.ndarray:
-    """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
+) -> Gone:
+    """The rows to remove; they are listed.
 
     Args:
         folder: keeps the tasks' results and the listing.
@@ -88,7 +89,8 @@ def _candidate_pairs(
     task = BandPart(scratch, config, max(buckets, 1))
     run_units(folder, f"signatures {name}", task, units, execute)
     files = tuple(bands_path(scratch, unit) for unit in units)
-    find = PairsOfBucket(scratch, files, tuple(unit.first for unit in units))
+    firsts = tuple(unit.first for unit in units)
+    find = PairsOfBucket(scratch, files, firsts)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
     run_units(folder, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
@@ -104,8 +106,8 @@ def _removed(
     pairs: np.ndarray,
     id_hash: np.ndarray,
     execute: Execute,
-) -> np.ndarray:
-    """(n,) int64 positions of the rows to remove, after they are listed."""
+) -> Gone:
+    """The rows to remove, after they are listed."""
     units, candidates = split_pairs(pairs, list(parts), _firsts(parts))
     send = SendCandidates(scratch, config, len(units))
     run_units(folder, f"candidates {name}", send, candidates, execute)
@@ -128,8 +130,8 @@ def _removed(
         Removed(int(n), partner[number == n] - begins[n], side[number == n])
         for n in np.unique(number)
     ]
-    run_units(folder, f"list {name}", ListRemoved(folder, scratch), listed, execute)
-    return removed
+    shown = run_units(folder, f"list {name}", ListRemoved(folder, scratch), listed, execute)
+    return Gone(removed, some(result["examples"] for result in shown))
 
 
 def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from rayembed.assets.storage import join
 from rayembed.config.mining import Overlap
 from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
-from rayembed.data.cleaning.listing import OVERLAP, SCHEMA, shown, write_removed
+from rayembed.data.cleaning.listing import OVERLAP, SCHEMA, Gone, shown, some, write_removed
 from rayembed.data.cleaning.rows import RowsOfPart, rows_of_parts
 from rayembed.data.parts import Part, read_table
 from rayembed.data.units import Execute, Result, run_units
@@ -43,8 +43,8 @@ def find_overlap(
     parts: Sequence[Part],
     keep: np.ndarray,
     execute: Execute,
-) -> np.ndarray:
-    """(n,) int64 positions among all rows, ascending, of those to remove; they are listed.
+) -> Gone:
+    """The rows to remove; they are listed.
 
     Args:
         folder: keeps the tasks' results and the listing.
@@ -68,7 +68,7 @@ def find_overlap(
     ]
     gone = np.concatenate([np.empty(0, dtype=np.int64), *found])
     log.info("overlap %s: %d of %d rows go", name, len(gone), int(keep.sum()))
-    return gone
+    return Gone(gone, some(result["listed"] for result in results))
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,24 @@ class FindOverlap:
     max_similarity: float | None
 
     def __call__(self, unit: RowsOfPart) -> Result:
-        """`overlap`: rows within the part, ascending."""
+        """`overlap`: rows within the part, ascending; `listed`: some of them."""
         index = _index(self.index, self.max_similarity)
         columns = ["id", "query", "positives", "origin"]
-        rows = read_table(unit.part.path, columns).take(pa.array(unit.rows)).to_pylist()
-        texts = [[row["query"], *row["positives"]] for row in rows]
+        records = read_table(unit.part.path, columns).take(pa.array(unit.rows)).to_pylist()
+        texts = [[row["query"], *row["positives"]] for row in records]
         matches = index.match([text for some in texts for text in some])
         first = np.cumsum([0, *(len(some) for some in texts)])
         gone, listed = [], []
-        for i, row in enumerate(rows):
+        for i, row in enumerate(records):
             best = _best(matches[first[i] : first[i + 1]])
             if best is not None:
                 gone.append(int(unit.rows[i]))
                 listed.append(_listed(row, best, index))
-        write_removed(self.folder, f"overlap-{unit.key}", pa.Table.from_pylist(listed, SCHEMA))
-        count = len(unit.rows)
-        return {"rows_in": count, "rows_out": count, "rejected": {}, "overlap": gone}
+        table = pa.Table.from_pylist(listed, SCHEMA)
+        examples = write_removed(self.folder, f"overlap-{unit.key}", table)
+        rows = len(unit.rows)
+        counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
+        return {**counts, "overlap": gone, "listed": examples}
 
 
 def _best(matches: Sequence[Match | None]) -> Match | None:

@@ -55,9 +55,6 @@ def compared(table: pa.Table, of: str) -> list[str]:
     return [f"{query}\n{positive}" for query, positive in zip(queries, positives, strict=True)]
 
 
-_SENT = pa.schema([("key", pa.int64()), ("id_hash", pa.int64()), ("row", pa.int32())])
-
-
 @dataclass(frozen=True)
 class BandPart:
     """Task: the bands of a part's rows, cut by bucket."""
@@ -78,8 +75,7 @@ class BandPart:
                 "key": keys.reshape(-1),
                 "id_hash": np.repeat(ids, number),
                 "row": np.repeat(unit.rows.astype(np.int32), number),
-            },
-            _SENT,
+            }
         )
         bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
         write_buckets(bands_path(self.folder, unit), sent, bucket, self.num_buckets)
@@ -122,16 +118,15 @@ class PairsOfBucket:
 
     def __call__(self, unit: Bucket) -> Result:
         """`pairs`: how many; they are written where `read_pairs` finds them."""
-        tables = [found or _SENT.empty_table() for found in read_bucket(self.bands, unit.number)]
-        position = [
-            first + table["row"].to_numpy().astype(np.int64)
-            for first, table in zip(self.first, tables, strict=True)
-        ]
-        pairs = pairs_of(
-            np.concatenate([table["key"].to_numpy() for table in tables]),
-            np.concatenate([table["id_hash"].to_numpy() for table in tables]),
-            np.concatenate(position),
-        )
+        found = read_bucket(self.bands, unit.number)
+        tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
+        positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
+        pairs = np.empty((0, 2), dtype=np.int64)
+        if tables:
+            rows = pa.concat_tables([table for _, table in tables])
+            pairs = pairs_of(
+                rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
+            )
         buffer = io.BytesIO()
         np.save(buffer, pairs)
         write_atomic(_pairs_path(self.folder, unit.number), buffer.getvalue())

@@ -207,7 +207,7 @@ class ListRemoved:
     scratch: str
 
     def __call__(self, unit: Removed) -> Result:
-        """`rows`: how many are listed."""
+        """`rows`: how many are listed; `examples` of them."""
         content = read_bytes(_similar_path(self.scratch, unit.number))
         similar = pq.read_table(io.BytesIO(content)).take(pa.array(unit.rows))
         listed = []
@@ -221,8 +221,9 @@ class ListRemoved:
             columns["matched"] = rows[f"{there}_id"]
             columns["matched_text"] = rows[f"{there}_text"]
             listed.append(pa.table({**columns, "similarity": rows["similarity"]}))
-        write_removed(self.folder, f"near-duplicates-{unit.number}", pa.concat_tables(listed))
-        return {"rows": len(unit.rows)}
+        name = f"near-duplicates-{unit.number}"
+        examples = write_removed(self.folder, name, pa.concat_tables(listed))
+        return {"rows": len(unit.rows), "examples": examples}
 
 
 def _similar_path(folder: str, number: int) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.config.data import DatasetConfig
-from rayembed.data.filtering.ranks import DEPTH, RankShard, ShardUnit, read_ranks
+from rayembed.data.filtering.ranks import DEPTH, RankShard, read_ranks
 from rayembed.data.filtering.shards import CountLanguages, Language, SendVectors, Shards
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result, run_units
 from rayembed.data.vectors.embed import PartUnit, embed_parts
 
@@ -57,8 +58,9 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     shards = Shards.for_rows(_rows_of(counted), config.shard_rows, workshop.seed)
     send = SendVectors(working, vectors, shards)
     run_units(folder, f"shards {name}", send, units, workshop.execute)
+    total = len(shards.languages)
     task = RankShard(working, tuple(parts), max(config.top_k, DEPTH))
-    numbers = [ShardUnit(number) for number in range(len(shards.languages))]
+    numbers = [Bucket(number) for number in range(total)]
     ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
 
     ranks, languages = _ranks_of_parts(working, parts, shards, config.top_k)
@@ -70,7 +72,7 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
         results,
         [item for result in results for item in result["parts"]],
         {INCONSISTENT: sum(int((rank > config.top_k).sum()) for rank in ranks)},
-        shards=len(shards.languages),
+        shards=total,
         languages=languages,
         ranks={bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]},
         examples=sorted(examples, key=lambda example: str(example["id"]))[:_EXAMPLES],

@@ -8,6 +8,7 @@ import numpy as np
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.data.filtering.shards import Shard, gather
 from rayembed.data.parts import Part
+from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result
 from rayembed.search.exact import top_k
 
@@ -44,7 +45,7 @@ def own_ranks(shard: Shard, depth: int, device: str = "cpu") -> np.ndarray:
         for i in np.flatnonzero(np.diff(first) > 1):
             higher[i] &= ~np.isin(ids[i], shard.place[first[i] : first[i + 1]])
         found.append(np.minimum(higher.sum(1), depth) + 1)
-    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+    return np.concatenate(found)
 
 
 def histogram(ranks: np.ndarray) -> dict[str, int]:
@@ -56,18 +57,6 @@ def histogram(ranks: np.ndarray) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class ShardUnit:
-    """A shard as a unit of work."""
-
-    number: int
-
-    @property
-    def key(self) -> str:
-        """Its number."""
-        return str(self.number)
-
-
-@dataclass(frozen=True)
 class RankShard:
     """Task: the ranks of a shard's rows, written where `read_ranks` finds them."""
 
@@ -75,15 +64,19 @@ class RankShard:
     parts: tuple[Part, ...]
     depth: int
 
-    def __call__(self, unit: ShardUnit, device: str = "cpu") -> Result:
+    def __call__(self, unit: Bucket, device: str = "cpu") -> Result:
         """`ranks`: their histogram."""
         shard = gather(self.folder, self.parts, unit.number)
-        ranks = own_ranks(shard, self.depth, device)
+        none = np.empty(0, dtype=np.int64)
+        found = {"part": none, "row": none, "rank": none}
+        if shard is not None:
+            ranks = own_ranks(shard, self.depth, device)
+            found = {"part": shard.part, "row": shard.row, "rank": ranks}
         buffer = io.BytesIO()
-        np.savez(buffer, part=shard.part, row=shard.row, rank=ranks)
+        np.savez(buffer, allow_pickle=False, **found)
         write_atomic(_path(self.folder, unit.number), buffer.getvalue())
-        rows = len(ranks)
-        return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": histogram(ranks)}
+        rows, counts = len(found["rank"]), histogram(found["rank"])
+        return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 
 
 def read_ranks(folder: str, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

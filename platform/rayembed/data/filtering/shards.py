@@ -130,30 +130,29 @@ class Shard:
     """(N, D) float16 of unit length, each text once."""
 
 
-def gather(folder: str, parts: Sequence[Part], number: int) -> Shard:
-    """A shard out of the files of all parts.
+def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
+    """A shard out of the files of all parts; None: it has no rows.
 
     Raises:
         ArtifactError: a file is missing or broken.
     """
     paths = [sent(folder, part) for part in parts]
-    sent_rows = enumerate(read_bucket([queries for queries, _ in paths], number))
-    of_part = [(part, table) for part, table in sent_rows if table is not None]
-    rows = [table for _, table in of_part]
-    sent_documents = read_bucket([documents for _, documents in paths], number)
-    known = [table for table in sent_documents if table is not None]
-    every = np.concatenate([table["text_hash"].to_numpy() for table in known])
-    hashes, where = np.unique(every, return_index=True)
-    vectors = np.concatenate([_vectors(table["vector"]) for table in known])
-    counts = [pc.list_value_length(table["positives"]).to_numpy() for table in rows]
-    positives = [pc.list_flatten(table["positives"]).to_numpy() for table in rows]
+    found = read_bucket([queries for queries, _ in paths], number)
+    rows = {part: table for part, table in enumerate(found) if table is not None}
+    if not rows:
+        return None
+    queries = pa.concat_tables(rows.values()).combine_chunks()
+    found = read_bucket([documents for _, documents in paths], number)
+    known = pa.concat_tables([table for table in found if table is not None]).combine_chunks()
+    hashes, where = np.unique(known["text_hash"].to_numpy(), return_index=True)
+    counts = pc.list_value_length(queries["positives"]).to_numpy()
     return Shard(
-        part=np.repeat([part for part, _ in of_part], [len(table) for table in rows]),
-        row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
-        queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
-        first=np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64),
-        place=np.searchsorted(hashes, np.concatenate(positives)),
-        documents=vectors[where],
+        part=np.repeat(list(rows), [len(table) for table in rows.values()]),
+        row=queries["row"].to_numpy().astype(np.int64),
+        queries=_vectors(queries["vector"]),
+        first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        place=np.searchsorted(hashes, pc.list_flatten(queries["positives"]).to_numpy()),
+        documents=_vectors(known["vector"])[where],
     )
 
 
@@ -165,5 +164,5 @@ def _column(vectors: np.ndarray) -> pa.Array:
 
 def _vectors(column: pa.ChunkedArray) -> np.ndarray:
     """What `_column` made a column of."""
-    width = column.type.list_size
-    return np.asarray(pc.list_flatten(column).to_numpy()).reshape(-1, width)
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.asarray(flat).reshape(-1, column.type.list_size)

@@ -126,7 +126,7 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(workshop, dataset, making, parts)
-    return making.finish(results, cleaned.parts, cleaned.dropped)
+    return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
