@@ -120,7 +120,8 @@ class _Job:
 
     def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
         """Of each run of k-means on one sample of the rows."""
-        size = self.num_clusters * self.config.sample_per_cluster
+        size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
+        size = max(size, self.num_clusters)
         task = FindCentroids(
             self.folder,
             self.vectors,
