@@ -8,6 +8,7 @@ Run: python benchmarks/mining_speed.py --pairs 800
 """
 
 import argparse
+import itertools
 import tempfile
 import time
 
@@ -88,25 +89,23 @@ def theirs(pairs, model):
 
 
 def gaps(mine, yours, model):
-    """How far apart exchanged negatives score, by the float32 model: one number a difference."""
-    differing = [pair for pair in mine if set(mine[pair]) != set(yours[pair])]
-    texts = sorted({t for p in differing for t in set(mine[p]) ^ set(yours[p])})
-    if not differing:
-        return np.zeros(0)
-    vectors = dict(zip(texts, model.encode(texts, normalize_embeddings=True), strict=True))
-    asked = model.encode([p[0] for p in differing], normalize_embeddings=True)
-    expected = model.encode([p[1] for p in differing], normalize_embeddings=True)
+    """How far apart exchanged negatives score, by the float32 model: one number an exchange.
+
+    An exchange is of the two at the edge of the list, or of one at the rule's limit with whatever
+    comes in at the edge for it; the nearest of these counts.
+    """
     found = []
-    for pair, query, positive in zip(differing, asked, expected, strict=True):
-        limit = (1 - MARGIN) * float(query @ positive)
-        taken, left = (
-            [float(query @ vectors[t]) for t in set(one[pair]) - set(other[pair])]
-            for one, other in ((mine, yours), (yours, mine))
-        )
-        # Exchanged for one another, or let in or kept out at the rule's limit.
-        for score in taken + left:
-            others = left if score in taken else taken
-            found.append(min(abs(score - other) for other in [limit, *others]))
+    for pair in mine:
+        sides = [set(mine[pair]) - set(yours[pair]), set(yours[pair]) - set(mine[pair])]
+        if not any(sides):
+            continue
+        texts = [pair[0], pair[1], *sides[0], *sides[1]]
+        vectors = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
+        score = dict(zip(texts, (vectors @ vectors[0]).tolist(), strict=True))
+        limit = (1 - MARGIN) * score[pair[1]]
+        ordered = [sorted((score[text] for text in side), reverse=True) for side in sides]
+        for one, other in itertools.zip_longest(*ordered, fillvalue=np.inf):
+            found.append(min(abs(one - other), abs(one - limit), abs(other - limit)))
     return np.array(found)
 
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_leaves import leaves, other_value, put
 
+from rayembed.config.mining import PercPos
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -157,3 +158,16 @@ def test_two_settings_that_only_hold_together_can_be_set_together(run):
         ["placement.workers=3", "stages.0.batch.global_pairs=6", "stages.1.batch.global_pairs=9"],
     )
     assert found.placement.workers == 3
+
+
+def test_groups_below_a_group_that_is_null_start_from_their_defaults():
+    mining = "data.datasets.pairs.mining"
+    stage = "stages.finetune.batch.num_negatives=7"
+    made = override(
+        get_recipe("biencoder"), [f"{mining}.teacher=t", f"{mining}.rule.kind=top_k", stage]
+    )
+    assert made.data.datasets[0].mining.rule.kind == "top_k"
+    stricter = [f"{mining}.rule.max_relative_score=0.9", f"{mining}.teacher=t", stage]
+    assert override(get_recipe("biencoder"), stricter).data.datasets[0].mining.rule == PercPos(
+        max_relative_score=0.9
+    )

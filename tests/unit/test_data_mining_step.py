@@ -180,6 +180,14 @@ def test_rows_without_a_document_are_counted_and_too_many_refused(tmp_path) -> N
 
 
 @pytest.mark.parametrize("pool", ["corpus", "given"])
+def test_a_part_without_rows_stays_one(pool, tmp_path) -> None:
+    rows = by_hand.made_up_rows(3, 0, given=True)
+    found, manifest = mine(tmp_path, rows, configured(pool=pool), 4)
+    assert told(found) == by_hand.mined(rows, configured(pool=pool))
+    assert [rows for _, rows in manifest["parts"]] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("pool", ["corpus", "given"])
 def test_a_killed_step_goes_on_and_ends_the_same(pool, tmp_path) -> None:
     rows = by_hand.made_up_rows(30, 2, labels=True, given=True)
     write_corpus(tmp_path / "corpus", by_hand.made_up_texts(20, 7))

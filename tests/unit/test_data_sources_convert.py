@@ -440,3 +440,12 @@ def test_records_survive_a_kill_between_scatter_and_conversion(tmp_path: Path, m
     monkeypatch.setattr("rayembed.data.sources.nli.read_rows", lambda *a: pytest.fail("read"))
     again, _ = made_records(tmp_path / "out", source)
     assert again == wanted
+
+
+def test_articles_are_named_by_their_title(tmp_path: Path) -> None:
+    article = {"description": "Made-up thing", "extract": "It has five whole words here."}
+    articles = [article | {"title": f"Thing {i}", "topic": "Arts"} for i in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps(articles))
+    source = {"kind": "wikipedia", "path": str(tmp_path / "a.json"), "pairs": "description"}
+    records, _ = made_records(tmp_path / "out", source)
+    assert [r.origin for r in records] == [(f"Thing {i}",) for i in range(3)]

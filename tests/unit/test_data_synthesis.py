@@ -86,7 +86,8 @@ def test_the_manifest_tells_what_came(tmp_path: Path) -> None:
     assert "not JSON of the form asked for" in found["failed_tries"]
     assert "misleading_label is missing" in found["failed_tries"]
     assert found["tasks"] == {"short-long": 15, "long-short": 10, "short-short": 10}
-    assert found["tokens"]["answer"] > 0
+    tries = found["rows_in"] - rejected + sum(found["failed_tries"].values())
+    assert found["tokens"] == {"prompt": 0, "answer": 7 * tries}
     words = found["words"]["short-long positive"]
     assert 50 <= words["least"] <= words["median"] <= words["p90"] <= words["most"] <= 510
     assert len(found["examples"]) == 20

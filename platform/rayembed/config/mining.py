@@ -143,6 +143,9 @@ class ClusterConfig(Teacher):
     """Of which the one with the best objective counts."""
     sample_per_cluster: PositiveInt = 256
     """Pairs on which k-means trains, for each cluster; all pairs are assigned."""
+    max_sample: PositiveInt = 1_000_000
+    """Pairs on which it trains at most, where that leaves one for each cluster. One machine holds
+    them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
     packing: Literal["random", "tsp"] = "tsp"
     """How clusters stand side by side before they are cut into batches: in seeded order, or each
     followed by its nearest one that is left (greedy travelling salesman)."""

@@ -41,6 +41,8 @@ def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -
         key, below, parts = _step(here, annotation, path, parts)
         if not parts:
             break
+        if isinstance(here, dict) and key not in here:  # of a group that was null
+            here[key] = _default(_chosen(here, annotation), key)
         if here[key] is None and members(below):
             here[key] = {}
         if not isinstance(here[key], dict | list):
@@ -66,6 +68,13 @@ def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any,
     if part not in owner.model_fields:
         raise ConfigError(f"no setting {prefix!r}; {nearest(part, owner.model_fields)}")
     return part, owner.model_fields[part].annotation, rest
+
+
+def _default(owner: type[Settings], name: str) -> Any:
+    """The plain value of a setting that was not given; None where it is required."""
+    field = owner.model_fields[name]
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
+    return default.model_dump(mode="json") if isinstance(default, Settings) else default
 
 
 def _chosen(here: dict[str, Any], annotation: Any) -> type[Settings]:

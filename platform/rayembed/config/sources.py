@@ -1,7 +1,8 @@
 """Where training rows come from and how their columns are read: one class a kind of source.
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
-gives a list. `title+text` joins several fields of one level by a space: `passages.title+text`.
+gives a list, and a number leads to one element, `set.0`. `title+text` joins several fields of one
+level by a space: `passages.title+text`. A line of JSONL that is a list has columns `0`, `1`, ….
 Web pages often open with their title: of a text, `text.first_line` is that line and
 `text.other_lines` what follows.
 """
@@ -24,9 +25,9 @@ class FileSource(Settings):
     """What all sources that read files have."""
 
     path: str
-    """A file, a folder, a prefix or a pattern (`*`): local, `s3://…`, `gs://…`, or Parquet, JSONL
-    and CSV files of the hub, `hf://datasets/owner/name@revision/…`; relative paths are taken from
-    `data.root`."""
+    """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,
+    JSONL, CSV or TSV files: local, `s3://…`, `gs://…`, or on the hub,
+    `hf://datasets/owner/name@revision/…`; relative paths are taken from `data.root`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """The job fails when a larger share of rows lacks what its columns should hold."""
     language: Column | None = None
@@ -106,6 +107,7 @@ class BeirSource(FileSource):
     """Retrieval in BEIR's layout: documents, queries, and judgements that join them.
 
     `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
+    `language` is a column of the queries.
     """
 
     kind: Literal["beir"] = "beir"

@@ -18,7 +18,8 @@ class BatchConfig(Settings):
     `clustered`: every batch is one of those that a data set's `clusters` made (CDE)."""
     temperature: PositiveFloat | None = None
     """T: a data set's share is its weight times its number of rows to the power 1/T; None: its
-    weight alone. With `homogeneous` languages of a data set share alike."""
+    weight alone. With `homogeneous` the languages of a data set share its steps by their rows to
+    the power 1/T; None: by their rows."""
     global_pairs: PositiveInt
     """Queries in one step, over all workers."""
     num_negatives: int = Field(default=7, ge=0)

@@ -5,7 +5,7 @@
     storage/data/mined/<data set>-<fingerprint>/       with hard negatives
     storage/data/clustered/<data set>-<fingerprint>/   in batches of similar pairs
     storage/data/vectors/<teacher's settings>/         float16 vectors, reused by all runs
-    storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md, lineage.json
+    storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md
 
 A folder is finished when its manifest is there, which is written last; a finished one is taken as
 it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
@@ -24,7 +24,6 @@ from rayembed.config.sources import WikipediaSource
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
-from rayembed.data.lineage import write_lineage
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import write_audit
 from rayembed.data.plan.order import PlanConfig
@@ -84,7 +83,6 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
             execute=workshop.execute,
         )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
-        write_lineage(folder, {name: steps[name] for name in stage.datasets})
         plans[stage.name] = folder
     return plans
 

@@ -18,8 +18,15 @@ from rayembed.recipes.datasets.catalogue import (
     get_data_recipe,
     get_dataset,
 )
+from rayembed.recipes.datasets.entry import Entry
 
 _STEPS = ("cleaning", "filter", "mining", "clusters")
+
+_LAYOUTS = (
+    "layout: how files and columns are known. seen: on pages of the repository or in code that "
+    "reads it; alike: so in a sibling; remembered: from general knowledge; own: no public home, "
+    "expected below data.root"
+)
 
 _WIDTH = 140
 """Columns where the output is not a terminal."""
@@ -75,23 +82,27 @@ def print_catalogue(out: TextIO) -> None:
         shown = ", ".join(dataset.name for dataset in datasets[:6])
         more = f" and {len(datasets) - 6} more" if len(datasets) > 6 else ""
         recipes.add_row(name, shown + more)
-    table = Table(title="Catalogue", title_justify="left")
-    for column in ("data set", "paper", "task", "rows", "source", "instruction"):
-        table.add_column(column, no_wrap=column == "data set")
-    for name in dataset_names():
-        entry = get_dataset(name)
-        config = entry.config
-        table.add_row(
-            config.name,
-            f"{entry.paper}, {entry.table}",
-            config.task,
-            _rows(config),
-            _source(config),
-            config.query_instruction,
-        )
     console = _console(out)
     console.print(recipes)
-    console.print(table)
+    by_table: dict[str, list[Entry]] = {}
+    for name in dataset_names():
+        entry = get_dataset(name)
+        by_table.setdefault(f"{entry.paper}, {entry.reference}", []).append(entry)
+    for title, entries in by_table.items():
+        console.print(_entries_table(title, entries))
+    console.print(_LAYOUTS, soft_wrap=True)
+
+
+def _entries_table(title: str, entries: Sequence[Entry]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("data set", "task", "rows", "source"):
+        table.add_column(column, no_wrap=column != "source", overflow="fold")
+    table.add_column("layout", no_wrap=True)
+    for entry in entries:
+        config = entry.config
+        row = (entry.name, config.task, _rows(config), _source(config), entry.home.layout)
+        table.add_row(*row)
+    return table
 
 
 def _rows(dataset: DatasetConfig) -> str:

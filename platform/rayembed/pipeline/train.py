@@ -20,8 +20,8 @@ from rayembed.assets.storage import (
 )
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
-from rayembed.data.lineage import read_lineage
 from rayembed.data.on_ray import prepare_data
+from rayembed.data.plan.lineage import data_provenance
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
@@ -133,7 +133,7 @@ def _train(run: Run, folders: _Folders) -> Outcome:
     status: Status = "FAILED"
     try:
         found = collect_provenance(worker_hardware(run.placement))
-        found["data"] = {stage: read_lineage(plan) for stage, plan in plans.items()}
+        found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)

@@ -1,6 +1,7 @@
 """The clustering step: records in batches of similar pairs, with the false negatives of each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from rayembed.data.clusters.tasks import (
     load_array,
     sample_keys,
 )
-from rayembed.data.parts import ROWS_PER_PART, read_index
+from rayembed.data.parts import ROWS_PER_PART, Part, read_index
 from rayembed.data.plan.files import blocks_of, part_places
 from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.units import Result, run_units
+from rayembed.data.units import Needs, Result, Task, Unit, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 from rayembed.errors import DataError
 
@@ -57,7 +58,7 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         "records": before.fingerprint,
         "seed": workshop.seed,
     }
-    making = Making(workshop.storage, "clustered", dataset.name, inputs)
+    making = Making(workshop.storage, "clustered", dataset.name, inputs, before)
     if (found := making.found()) is not None:
         return found
     require_faiss()  # before vectors are made
@@ -68,26 +69,29 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
             f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
         )
     vectors = embed_parts(workshop, dataset.name, making.folder, before.parts, config)
+    job = _Job(workshop, dataset.name, config, making.folder, tuple(before.parts), vectors)
     id_hash = read_index(before.parts).id_hash
-    trained, assigned = _clusters(workshop, dataset.name, config, making, before, vectors, id_hash)
+    trained = job.find_centroids(id_hash)
+    best = max(trained, key=lambda result: float(result["objective"]))
+    assigned = job.assign(best["file"])
     cluster = np.concatenate([load_array(result["file"]) for result in assigned])
-    sizes = np.bincount(cluster, minlength=_num_clusters(config, count))
+    sizes = np.bincount(cluster, minlength=job.num_clusters)
     used = np.flatnonzero(sizes)
     purpose = f"{workshop.seed}\0{dataset.name}\0packing".encode()
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
-    tour = used[order_clusters(load_array(trained["file"])[used], config.packing, rng)]
+    tour = used[order_clusters(load_array(best["file"])[used], config.packing, rng)]
     batches = pack(cluster, sample_keys(id_hash, workshop.seed), tour, config.batch_pairs)
-    gathered = _rewrite(workshop, dataset.name, config, making, before, vectors, batches)
+    gathered = job.rewrite(batches, making.parts_folder)
     more = {
         "batch_pairs": config.batch_pairs,
         "batches": len(batches),
         "clusters": len(used),
         "empty_clusters": len(sizes) - len(used),
         "sizes": _sizes(sizes[used]),
-        "centroids": trained["file"].rsplit("/", 1)[-1],
-        "objectives_of_restarts": [round(value, 6) for value in trained["objectives"]],
+        "centroids": best["file"].rsplit("/", 1)[-1],
+        "objectives_of_restarts": [round(result["objective"], 6) for result in trained],
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
-        **_of_batches(gathered, trained["random"], batches),
+        **_of_batches(gathered, best["random"], batches),
     }
     write_plot(join(making.folder, "clusters.png"), more)
     remove_folder(join(making.folder, "scattered"))  # all of it is in the parts
@@ -97,59 +101,65 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
     return made
 
 
-def _num_clusters(config: ClusterConfig, num_pairs: int) -> int:
-    return -(-num_pairs // (config.pairs_per_cluster or config.batch_pairs))
+@dataclass(frozen=True)
+class _Job:
+    """What all steps of clustering one data set need."""
 
+    workshop: Workshop
+    dataset: str
+    config: ClusterConfig
+    folder: str
+    parts: tuple[Part, ...]
+    vectors: Vectors
 
-def _clusters(
-    workshop: Workshop,
-    name: str,
-    config: ClusterConfig,
-    making: Making,
-    before: Prepared,
-    vectors: Vectors,
-    id_hash: np.ndarray,
-) -> tuple[Result, list[Result]]:
-    """Result of the best run of k-means, with `objectives` of all; of the tasks that assign."""
-    num_clusters = _num_clusters(config, len(id_hash))
-    sample = Sample.of(id_hash, num_clusters * config.sample_per_cluster, workshop.seed)
-    parts = tuple(before.parts)
-    find = FindCentroids(
-        *(making.folder, vectors, parts, sample, num_clusters),
-        *(config.iterations, config.batch_pairs),
-    )
-    restarts = [Restart(number) for number in range(config.restarts)]
-    what, execute = f"k-means {name}", workshop.execute
-    trained = run_units(making.folder, what, find, restarts, execute, "gpu or machine")
-    best = max(trained, key=lambda result: float(result["objective"]))
-    assign = AssignPart(making.folder, vectors, best["file"])
-    units = [PartUnit(part) for part in parts]
-    what = f"assign {name}"
-    assigned = run_units(making.folder, what, assign, units, execute, "gpu or cpu")
-    best["objectives"] = [result["objective"] for result in trained]
-    return best, assigned
+    @property
+    def num_clusters(self) -> int:
+        """How many centroids are found."""
+        rows = sum(part.rows for part in self.parts)
+        return -(-rows // (self.config.pairs_per_cluster or self.config.batch_pairs))
 
+    def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
+        """Of each run of k-means on one sample of the rows."""
+        size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
+        size = max(size, self.num_clusters)
+        task = FindCentroids(
+            self.folder,
+            self.vectors,
+            self.parts,
+            Sample.of(id_hash, size, self.workshop.seed),
+            self.num_clusters,
+            self.config.iterations,
+            self.config.batch_pairs,
+        )
+        restarts = [Restart(number) for number in range(self.config.restarts)]
+        return self._run("k-means", task, restarts, "gpu or machine")
 
-def _rewrite(
-    workshop: Workshop,
-    name: str,
-    config: ClusterConfig,
-    making: Making,
-    before: Prepared,
-    vectors: Vectors,
-    batches: np.ndarray,
-) -> list[Result]:
-    """Results of the tasks that put batches together; their parts lie in the folder."""
-    per_part = max(1, ROWS_PER_PART // config.batch_pairs)
-    step, slot = np.divmod(np.arange(batches.size), config.batch_pairs)
-    paths, rows = [part.path for part in before.parts], [part.rows for part in before.parts]
-    places = part_places(paths, rows, batches.ravel(), step, slot.astype(np.int32))
-    scatter = ScatterPairs(making.folder, vectors, per_part)
-    what, execute = f"scatter {name}", workshop.execute
-    scattered = run_units(making.folder, what, scatter, places, execute)
-    blocks = blocks_of(scattered, len(batches), per_part)
-    gather = GatherBatches(making.parts_folder, config.batch_pairs, config.false_negative_margin)
-    return run_units(making.folder, f"gather {name}", gather, blocks, execute)
+    def assign(self, centroids: str) -> list[Result]:
+        """Of each part."""
+        task = AssignPart(self.folder, self.vectors, centroids)
+        return self._run("assign", task, [PartUnit(part) for part in self.parts], "gpu or cpu")
+
+    def rewrite(self, batches: np.ndarray, parts_folder: str) -> list[Result]:
+        """Of each new part, in order.
+
+        Args:
+            batches: (batches, G) rows that count through the parts.
+        """
+        pairs = self.config.batch_pairs
+        per_part = max(1, ROWS_PER_PART // pairs)
+        step, slot = np.divmod(np.arange(batches.size), pairs)
+        paths, rows = [part.path for part in self.parts], [part.rows for part in self.parts]
+        places = part_places(paths, rows, batches.ravel(), step, slot.astype(np.int32))
+        scatter = ScatterPairs(self.folder, self.vectors, per_part)
+        blocks = blocks_of(self._run("scatter", scatter, places), len(batches), per_part)
+        gather = GatherBatches(parts_folder, pairs, self.config.false_negative_margin)
+        return self._run("gather", gather, blocks)
+
+    def _run(
+        self, what: str, task: Task, units: Sequence[Unit], needs: Needs = "cpu"
+    ) -> list[Result]:
+        what = f"{what} {self.dataset}"
+        return run_units(self.folder, what, task, units, self.workshop.execute, needs)
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:

@@ -13,6 +13,8 @@ import numpy as np
 
 from rayembed.errors import ConfigError
 
+_TILE_PAIRS = 65_536
+
 
 @dataclass(frozen=True)
 class Clustering:
@@ -64,7 +66,7 @@ def cluster_pairs(
 ) -> Clustering:
     """Centroids of both orders of each pair, ψ(q)⊕φ(d) and φ(d)⊕ψ(q).
 
-    Takes 4 · 2n · 2D bytes for the rows, and all CPUs of the machine or its GPU. Where a cluster
+    Takes 16 · n · D bytes for the rows, and all CPUs of the machine or its GPU. Where a cluster
     becomes empty FAISS splits a large one.
 
     Args:
@@ -76,7 +78,9 @@ def cluster_pairs(
     faiss = require_faiss()
     num_pairs, width = queries.shape
     rows = np.empty((2 * num_pairs, 2 * width), dtype=np.float32)
-    rows[:num_pairs] = joined(queries, documents)
+    for first in range(0, num_pairs, _TILE_PAIRS):  # without a second copy of all
+        some = slice(first, min(first + _TILE_PAIRS, num_pairs))
+        rows[some] = joined(queries[some], documents[some])
     rows[num_pairs:, :width] = rows[:num_pairs, width:]
     rows[num_pairs:, width:] = rows[:num_pairs, :width]
     if device == "cpu":

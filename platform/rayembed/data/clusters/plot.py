@@ -22,6 +22,7 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9.0, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
@@ -31,6 +32,7 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
     left.axvline(manifest["batch_pairs"], color=_INK, linewidth=1.0, linestyle=":")
     left.set_xlabel("pairs of a cluster (dotted: pairs of a batch)")
     left.set_ylabel("clusters")
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_title("Sizes of clusters", loc="left", fontsize=10, fontweight="bold")
     for name, counts, mean, colour in (
         ("random", similar["random_counts"], similar["random_mean"], _RANDOM),
@@ -38,7 +40,7 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
     ):
         share = np.asarray(counts) / max(1, sum(counts))
         _bars(right, similar["edges"], share, colour, f"{name}, mean {mean:.3f}", alpha=0.75)
-    right.set_xlabel("mean cosine of a query with the other documents of its batch")
+    right.set_xlabel("mean cosine of queries with others' documents")
     right.set_ylabel("share of batches")
     right.set_title("Similarity within batches", loc="left", fontsize=10, fontweight="bold")
     right.legend(frameon=False, fontsize=8.5)

@@ -69,7 +69,7 @@ class Corpus:
         for number, inside in self._by_part(documents):
             places = np.flatnonzero(self.keep[number])[inside]
             found.append(vectors.documents(self.files.parts[number])[places])
-        return np.concatenate(found)
+        return np.concatenate(found) if found else np.empty((0, 0), dtype=np.float16)
 
     def texts_of(self, documents: Collection[int]) -> dict[int, str]:
         """The texts of documents by id; only parts that have some are read."""

@@ -49,7 +49,7 @@ def given_lists(
     """
     place_of = {text: place for place, text in enumerate(given_texts(records))}
     own = [list(dict.fromkeys(place_of[n.text] for n in record.negatives)) for record in records]
-    row = np.repeat(np.arange(len(own)), [len(places) for places in own])
+    row = np.repeat(np.arange(len(own)), np.array([len(places) for places in own], dtype=np.int64))
     column = np.array([c for places in own for c in range(len(places))], dtype=np.int64)
     document = np.array([place for places in own for place in places], dtype=np.int64)
     shape = (len(own), max(map(len, own), default=0))

@@ -88,7 +88,7 @@ _PAIRS_AT_A_TIME = 8192
 
 
 def _flat(hashes: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    of = np.repeat(np.arange(len(hashes)), [len(some) for some in hashes])
+    of = np.repeat(np.arange(len(hashes)), _array([len(some) for some in hashes]))
     return of, _array([one for some in hashes for one in some])
 
 

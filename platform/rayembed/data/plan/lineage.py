@@ -6,12 +6,18 @@ it, up to the converted records; see `prepare` for where they lie.
 
 import posixpath
 from dataclasses import dataclass
+from typing import Any
 
 from rayembed.assets.storage import exists, join
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Negative
 from rayembed.errors import ArtifactError
+
+_TOLD = (
+    *("kind", "fingerprint", "inputs"),
+    *("rows_in", "rejected", "records_made", "dropped", "rows_out"),
+)
 
 _KINDS = ("clustered", "mined", "filtered", "records", "synthetic")
 
@@ -81,3 +87,20 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]
         found.append(open_prepared(folder))
         wanted = found[-1].manifest["inputs"].get("records")
     return tuple(found)
+
+
+def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:
+    """Data set → its folders, first to last, with what their manifests say of inputs and rows.
+
+    For a model's run: plain values that stay when the folders are gone.
+
+    Raises:
+        ArtifactError: as `lineage`.
+    """
+    return {
+        name: [
+            {"folder": one.folder, **{key: one.manifest[key] for key in _TOLD}}
+            for one in reversed(chain)
+        ]
+        for name, chain in folders_of(BatchPlan.open(plan_folder)).items()
+    }

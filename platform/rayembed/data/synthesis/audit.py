@@ -47,13 +47,12 @@ class Audit:
         """Records, those that repeat others too."""
         return self._kept.total() + self.duplicates
 
-    def count_try(self, kind: PairKind, failed: list[str], answer: Answer | None) -> None:
-        """Count an example that was asked for: the reasons of its failed tries, its last answer."""
+    def count_tries(self, kind: PairKind, failed: list[str], answers: list[Answer]) -> None:
+        """Count an example that was asked for: why tries of it failed, and what tries cost."""
         self._asked[kind] += 1
         self._failed_tries.update(failed)
-        if answer is not None:
-            self._tokens["prompt"] += answer.prompt_tokens
-            self._tokens["answer"] += answer.answer_tokens
+        self._tokens["prompt"] += sum(answer.prompt_tokens for answer in answers)
+        self._tokens["answer"] += sum(answer.answer_tokens for answer in answers)
 
     def reject(self, kind: PairKind, reason: str) -> None:
         """Count an example that has no usable answer."""

@@ -126,7 +126,8 @@ class _Tried:
 
     request: ExampleRequest
     """The last try that was answered, or the first one."""
-    answer: Answer | None = None
+    answers: list[Answer] = field(default_factory=list)
+    """Of the tries, in their order."""
     pair: Pair | None = None
     reasons: list[str] = field(default_factory=list)
     """Of each try that failed."""
@@ -143,7 +144,8 @@ def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _T
         if answer is None:
             tried.next = request
             return tried
-        tried.request, tried.answer = request, answer
+        tried.request = request
+        tried.answers.append(answer)
         least = config.min_words_share * least_words(request.kind, request.values)
         try:
             if answer.outcome == "refused":
@@ -204,7 +206,7 @@ class _Writing:
         self._check()
         self._write(flush=True)
         if not self._parts:
-            raise DataError("no record came of the synthesis: every example repeats another")
+            raise DataError("no record came of the synthesis: all examples were rejected")
         audit = self.audit
         result = {
             "rows_in": audit.rows_in,
@@ -230,9 +232,10 @@ class _Writing:
 
     def _add(self, tried: _Tried) -> None:
         kind = tried.request.kind
-        self.audit.count_try(kind, tried.reasons, tried.answer)
+        self.audit.count_tries(kind, tried.reasons, tried.answers)
         if tried.pair is None:
             reason = tried.reasons[-1] if tried.reasons else "no answer"
+            last = tried.answers[-1] if tried.answers else None
             self.audit.reject(kind, reason)
             self._rejected.append(
                 {
@@ -240,8 +243,8 @@ class _Writing:
                     "reason": reason,
                     "tries": len(tried.reasons),
                     "task": tried.request.task,
-                    "problem": tried.answer.problem if tried.answer else "",
-                    "answer": _cut(tried.answer.text if tried.answer else "", _CHARACTERS_KEPT),
+                    "problem": last.problem if last else "",
+                    "answer": _cut(last.text, _CHARACTERS_KEPT) if last else "",
                 }
             )
             return
@@ -294,8 +297,9 @@ class _Writing:
         raise DataError(
             f"{failed} of {asked} examples have no usable answer ({reasons}), more than "
             f"synthesis.max_failed_share={self.plan.config.max_failed_share} allows:\n{shown}\n"
-            f"All of them: {join(self.making.folder, REJECTED)}. Answers are kept: raise "
-            "synthesis.retries to ask for these again, or take another model"
+            f"All of them: {join(self.making.folder, REJECTED)}. Answers are kept: start the job "
+            "again for examples without an answer, raise synthesis.retries for the others, or take "
+            "another model"
         )
 
 

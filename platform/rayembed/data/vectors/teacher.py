@@ -11,7 +11,6 @@ import torch
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import Teacher
-from rayembed.config.model import Dtype
 from rayembed.config.run import fingerprint
 from rayembed.models.build import load_model
 from rayembed.models.contract import Role
@@ -24,8 +23,11 @@ log = logging.getLogger(__name__)
 Encoder = Callable[[Sequence[str], Role], np.ndarray]
 """(N, D) float32 vectors of unit length of N texts in a role."""
 
-DTYPE: Dtype = "bfloat16"
-"""Of the teacher's weights. It scores to three digits; the rule's margin is 5 percent."""
+PRECISION = "bfloat16 products"
+"""Linear layers work in bfloat16, all between them (embeddings, norms, the residual stream) in the
+type in which the weights are saved. As fast as bfloat16 throughout, with half the error: cosines of
+all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) in place of 8.5e-4. The rule's margin is 5
+percent, but what stands last of the negatives is often closer to what comes next."""
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
@@ -42,7 +44,7 @@ def load_teacher(config: Teacher, device: str = "cpu") -> Encoder:
 def embedding_settings(config: Teacher, weights: str) -> str:
     """Hexadecimal digits of everything that decides a text's vector; `weights`: their own."""
     return fingerprint(
-        [weights, DTYPE, config.max_length, config.query_prefix, config.document_prefix]
+        [weights, PRECISION, config.max_length, config.query_prefix, config.document_prefix]
     )
 
 
@@ -66,7 +68,10 @@ def _load(
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
     torch.set_num_threads(os.cpu_count() or 1)
-    model = load_model(resolve_model(reference), dtype=DTYPE)
+    model = load_model(resolve_model(reference))
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.to(torch.bfloat16)
     lengths = model.tokenizer.max_lengths
     model.tokenizer.max_lengths = {role: min(lengths[role], max_length) for role in lengths}
     model.to(device)
@@ -83,6 +88,8 @@ def _load(
                 log.debug("teacher: %d of %d %s texts", done, count, role)
 
         prefixed = [prefixes[role] + text for text in texts]
-        return encode(model, prefixed, role=role, tokens_per_batch=budget, progress=progress)
+        # It casts what goes into linear layers and attention, and no weights: they are narrow.
+        with torch.autocast(torch.device(device).type, torch.bfloat16):
+            return encode(model, prefixed, role=role, tokens_per_batch=budget, progress=progress)
 
     return encode_texts
