@@ -16,6 +16,7 @@ from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.units import Execute, in_process
+from rayembed.errors import DataError
 
 EVALUATION = [
     " ".join(f"{word}{i}" for word in ("which", "river", "flows", "through", "the", "old", "town"))
@@ -168,6 +169,13 @@ def test_what_the_benchmarks_hold_decides_and_not_where_it_lies(root: Path, tmp_
     other = make(root, tmp_path, dataset())
     assert other.folder != first.folder
     assert other.manifest["dropped"]["text of a benchmark"] == 1
+
+
+def test_a_data_set_of_which_nothing_stays_is_an_error(root: Path, tmp_path: Path) -> None:
+    rows = [json.dumps({"query": text, "positive": "anything"}) for text in EVALUATION]
+    (root / "pairs.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"'own': cleaning leaves none of its 5 rows \(5 × text of"):
+        make(root, tmp_path, dataset(cleaning={"overlap": {"tasks": ["evaluation.txt"]}}))
 
 
 def test_duplicates_and_samples_depend_on_ids_alone() -> None:

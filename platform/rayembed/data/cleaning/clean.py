@@ -24,6 +24,7 @@ from rayembed.data.cleaning.rows import (
 from rayembed.data.parts import Part, read_index
 from rayembed.data.prepared import Making, Workshop
 from rayembed.data.units import run_units
+from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def clean(
 
     Raises:
         AssetError, ConfigError, DataError: evaluation texts cannot be had.
+        DataError: no row stays.
     """
     name, execute = dataset.name, workshop.execute
     folder, working = making.folder, making.working_folder
@@ -67,6 +69,12 @@ def clean(
         dropped[OVERLAP] = len(gone.positions)
         removed += gone.examples
     left = int(keep.sum())
+    if not left:
+        told = ", ".join(f"{count} × {reason}" for reason, count in dropped.items() if count)
+        raise DataError(
+            f"data set {name!r}: cleaning leaves none of its {len(keep)} rows ({told}); see "
+            f"{folder}/removed and loosen its settings cleaning.near_duplicates or cleaning.overlap"
+        )
     wanted = dataset.num_samples
     if dataset.sample_share is not None:
         wanted = max(1, round(dataset.sample_share * left))
