@@ -91,7 +91,7 @@ def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path) -> Non
     for path in folders.values():
         assert "<h2>Examples</h2>" in (path / "audit.html").read_text()
         assert str(path) in done.stdout or path.parent.name != "clustered"
-    assert f"{{kind: records, path: {folders['clustered']}}}" in done.stdout
+    assert "training with the same data set, seed and storage finds it" in done.stdout
     assert "rows/s" in done.stderr
     assert "█" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in folder.glob("out/data/**/*")}

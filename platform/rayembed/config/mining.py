@@ -161,7 +161,7 @@ class NearDuplicates(Settings):
     """Jaccard similarity of word n-grams from which two texts are the same."""
     ngram: PositiveInt = 5
     """Words of a shingle; shorter texts are one shingle."""
-    permutations: PositiveInt = 128
+    permutations: int = Field(default=128, ge=16)
     """Hash functions of a signature; more find similarities near the threshold more surely."""
     of: Literal["pair", "query", "positive"] = "pair"
     """What is compared: query and first positive together, or one of them."""

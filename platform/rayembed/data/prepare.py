@@ -12,7 +12,7 @@ it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -29,7 +29,12 @@ from rayembed.data.plan.audit import write_audit
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.sources.convert import check_source, make_records, with_source_path
+from rayembed.data.sources.convert import (
+    Checked,
+    check_source,
+    make_records,
+    with_source_path,
+)
 from rayembed.data.sources.tasks import HeldOut, hold_out
 from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.steps import Step
@@ -87,11 +92,22 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
     return plans
 
 
+def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Checked]:
+    """The sources of the data sets, found with the columns that their settings name.
+
+    Raises:
+        ConfigError, DataError, AssetError: as `check_source`.
+    """
+    chosen = [d for d in run.data.datasets if names is None or d.name in names]
+    return [check_source(dataset, run.data.root) for dataset in chosen]
+
+
 def prepare_datasets(
     run: DataRun,
     workshop: Workshop,
     names: Collection[str] | None = None,
     until: Step = "clustered",
+    sources: Sequence[Checked] | None = None,
 ) -> dict[str, list[Prepared]]:
     """Data set → the folders that were made or found of it, step by step; the last one counts.
 
@@ -100,13 +116,14 @@ def prepare_datasets(
     Args:
         names: data sets to prepare; None: all.
         until: the last step.
+        sources: what `check_sources` found; None: it is looked for here.
 
     Raises:
         ConfigError, DataError: as `prepare`.
     """
     # What can be wrong is found before what takes long: all files, then all rows, then teachers.
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
-    sources = [check_source(dataset, run.data.root) for dataset in chosen]
+    sources = check_sources(run, names) if sources is None else sources
     held_out = _held_out(run)
     done = {
         checked.dataset.name: [make_records(workshop, checked, held_out)] for checked in sources

@@ -46,7 +46,15 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
     except RayembedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return told_as_stopped()
     return 0
+
+
+def told_as_stopped() -> int:
+    """The exit code of a job that was interrupted, after one line about it."""
+    sys.stderr.write("stopped; the same command goes on from what is finished\n")
+    return 130
 
 
 def log_to_stderr() -> None:

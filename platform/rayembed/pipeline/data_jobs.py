@@ -12,7 +12,7 @@ from rayembed.config.override import override
 from rayembed.config.settings import nearest
 from rayembed.data.steps import Step
 from rayembed.errors import ConfigError, RayembedError
-from rayembed.pipeline.command_line import log_to_stderr
+from rayembed.pipeline.command_line import log_to_stderr, told_as_stopped
 from rayembed.pipeline.data_tables import print_catalogue, print_data_run
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
@@ -65,6 +65,8 @@ def run_data_job(argv: Sequence[str], *, until: Step, about: str | None) -> int:
     except RayembedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return told_as_stopped()
     return 0
 
 

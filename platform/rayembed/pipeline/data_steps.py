@@ -5,7 +5,7 @@ from collections.abc import Collection
 from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun
 from rayembed.data.on_ray import workshop_on_ray
-from rayembed.data.prepare import prepare_datasets
+from rayembed.data.prepare import check_sources, prepare_datasets
 from rayembed.data.prepared import Prepared
 from rayembed.data.steps import Step
 from rayembed.pipeline.checks import check_teachers
@@ -28,7 +28,8 @@ def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, lis
     check_writable(storage)
     if until != "records":
         check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
+    sources = check_sources(run, names)
     connect()
-    done = prepare_datasets(run, workshop_on_ray(run), names, until)
+    done = prepare_datasets(run, workshop_on_ray(run), names, until, sources)
     print_prepared(run, done)
     return done

@@ -11,6 +11,7 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.sources import MtebSource, WikipediaSource
+from rayembed.data.audit import AUDIT
 from rayembed.data.prepared import Prepared
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,
@@ -68,8 +69,12 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[Prepared]]) -> None
     for name, folders in done.items():
         last = folders[-1]
         console.print(f"{name}  {last.folder}")
-        console.print(f"  audit  {join(last.folder, 'audit.html')}")
-        console.print(f"  use    source: {{kind: records, path: {last.folder}}}")
+        console.print(f"  audit  {join(last.folder, AUDIT)}")
+        if last.manifest["kind"] == "clustered":
+            # As a source its rows would lose their batches.
+            console.print("  use    training with the same data set, seed and storage finds it")
+        else:
+            console.print(f"  use    source: {{kind: records, path: {last.folder}}}")
 
 
 def print_catalogue(out: TextIO) -> None:

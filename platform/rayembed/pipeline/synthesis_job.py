@@ -16,7 +16,7 @@ from rayembed.data.audit import AUDIT
 from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.synthesize import REJECTED
 from rayembed.errors import ConfigError, RayembedError
-from rayembed.pipeline.command_line import log_to_stderr
+from rayembed.pipeline.command_line import log_to_stderr, told_as_stopped
 from rayembed.pipeline.storage import absolute_storage
 
 
@@ -41,6 +41,8 @@ def run_synthesis_job(argv: Sequence[str], *, about: str | None) -> int:
     except RayembedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        return told_as_stopped()
     return 0
 
 
@@ -56,11 +58,11 @@ def _synthesize(run: SynthesisRun) -> Prepared:
 
     connect()
     prepared = synthesize(run)
-    _print_outcome(prepared, out=sys.stdout)
+    _print_outcome(prepared, storage, out=sys.stdout)
     return prepared
 
 
-def _print_outcome(prepared: Prepared, *, out: TextIO) -> None:
+def _print_outcome(prepared: Prepared, storage: str, *, out: TextIO) -> None:
     """Write what came of each kind, where it lies, and what to run next."""
     found = prepared.manifest
     state = "was there" if prepared.reused else f"took {found['seconds']:.1f} s"
@@ -82,7 +84,8 @@ def _print_outcome(prepared: Prepared, *, out: TextIO) -> None:
         console.print(f"Rejected  {join(prepared.folder, REJECTED)}")
     console.print(f"Use       source: {source}")
     console.print(
-        f"Next      python jobs/prepare_pairs.py --set 'data.datasets.pairs.source={source}'"
+        f"Next      python jobs/prepare_pairs.py --set 'data.datasets.pairs.source={source}' "
+        f"--set 'placement.storage_path={storage}'"
     )
 
 

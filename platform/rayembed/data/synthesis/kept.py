@@ -118,10 +118,9 @@ def ask_and_keep(
     if not requests:
         return lost
     done = in_a_row = 0
+    began = logged = time.monotonic()
     try:
         for done, answer in enumerate(ask(requests), 1):
-            if done == 1:  # what came before is the start of Ray Data, or of an engine
-                began = logged = time.monotonic()
             match answer.outcome:
                 case "answered" | "refused":
                     kept.add(answer)
@@ -154,5 +153,7 @@ def ask_and_keep(
 
 def _progress(done: int, total: int, seconds: float) -> str:
     rate = done / max(seconds, 1e-9)
-    left = timedelta(seconds=round((total - done) / rate))
-    return f"{done:,}/{total:,} answers, {rate:,.1f} answers/s, {left} left"
+    told = f"{done:,}/{total:,} answers, {rate:,.1f} answers/s"
+    if done == total:
+        return f"{told}, {timedelta(seconds=round(seconds))}"
+    return f"{told}, {timedelta(seconds=round((total - done) / rate))} left"
