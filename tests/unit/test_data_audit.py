@@ -41,7 +41,18 @@ def prepared(tmp_path: Path) -> Prepared:
         ],
         refused={"rule": 1234, "class": 2},
         mined=50,
-        mining_examples=[{"query": MARKUP, "score": 0.5}],
+        candidates=12340,
+        short=5,
+        mining_examples=[
+            {
+                "query": MARKUP,
+                "positive": "found",
+                "positive_score": 0.9,
+                "negatives": [{"text": "near", "score": 0.5, "rank": 4, "cross_score": None}],
+                "refused": [{"text": "too near", "score": 0.89}],
+            }
+        ],
+        sizes={"edges": [1.0, 2.0], "counts": [3], "least": 1},
     )
 
 
@@ -49,14 +60,24 @@ def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: Prepared) -
     path = write_folder_audit(prepared)
     page = Path(path).read_text()
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
-    for shown in ("rows in 53", "rejected 3 no query", "rows out 50", "rule 1,234", "mined 50"):
+    for shown in (
+        "rows in 53",
+        "rejected 3 no query",
+        "rows out 50",
+        "rule 1,234 (10.0%)",
+        "negatives mined 50",
+    ):
         assert shown in text, shown
+    assert "rows with fewer negatives than asked for 5 (10.0%)" in text
+    assert "near [0.500, rank 4]" in text
+    assert "refused: too near [0.890]" in text
+    assert "edges" not in text
     assert "query number 0 " in text
     assert "query number 49 " in text
     assert "0.750" in text
     assert "top_k_perc_pos, 0.410, rank 3" in text
     assert "from pairs.jsonl@343" in text
-    assert page.count('class="q"') == 20
+    assert page.count('class="q"') == 21
     assert page.count("data:image/png;base64,iVBOR") == 2
     assert "Scores of teacher 2" in page
     assert "<script>" not in page
@@ -67,7 +88,11 @@ def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: Prepared) -
 
 
 def test_a_folder_of_few_rows_and_no_scores_has_a_page(prepared: Prepared) -> None:
-    manifest = {k: v for k, v in prepared.manifest.items() if k not in ("histograms", "refused")}
+    manifest = {
+        k: v
+        for k, v in prepared.manifest.items()
+        if k not in ("histograms", "refused", "mining_examples")
+    }
     bare = replace(record(1), negatives=(), positive_score=None, origin=(), language=None)
     page = audit_page(manifest, [bare])
     assert page.count('class="q"') == 1

@@ -9,17 +9,31 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
 import numpy as np
 
-from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.data.parts import read_records
 from rayembed.data.prepared import Prepared
 from rayembed.data.records import Record
 
 AUDIT = "audit.html"
+
+_TITLES = {
+    "short": "rows with fewer negatives than asked for",
+    "without_negatives": "rows without any negative",
+    "mined": "negatives mined",
+    "candidates": "candidates looked at",
+    "refused": "Candidates refused (share of those looked at)",
+    "examples": "Rejected and dropped rows",
+    "masked_share": "share of in-batch negatives that are masked",
+    "example_batches": "Batches to read",
+}
+_OF_ROWS = frozenset({"short", "without_negatives"})
+"""Counts that are shown with their share of the rows."""
 
 _EXAMPLES = 20
 _SHOWN_CHARACTERS = 600
@@ -27,7 +41,7 @@ _SHOWN_CHARACTERS = 600
 _SHOWN_OTHERWISE = frozenset(
     {
         *("fingerprint", "kind", "dataset", "inputs", "made_of", "seconds", "parts", "histograms"),
-        *("rows_in", "rejected", "records_made", "dropped", "rows_out"),
+        *("rows_in", "rejected", "records_made", "dropped", "rows_out", "mining_examples"),
     }
 )
 
@@ -38,15 +52,21 @@ def write_folder_audit(prepared: Prepared) -> str:
     if not exists(path):
         parts = prepared.parts
         records = read_records(parts[0].path) if parts else []
-        write_atomic(path, audit_page(prepared.manifest, records).encode())
+        drawn = {name: _png(read_bytes(file)) for name, file in _plots(prepared.folder).items()}
+        write_atomic(path, audit_page(prepared.manifest, records, drawn).encode())
     return path
 
 
-def audit_page(manifest: Mapping[str, Any], records: Sequence[Record]) -> str:
+def audit_page(
+    manifest: Mapping[str, Any],
+    records: Sequence[Record],
+    pictures: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     """The page as HTML that needs no other file; texts of the data are escaped.
 
     Args:
         records: of which some evenly spaced ones are shown, and all counted for lengths.
+        pictures: title → PNG in base64.
     """
     template = jinja2.Template(
         files("rayembed.data").joinpath(AUDIT).read_text(encoding="utf-8"),
@@ -58,8 +78,9 @@ def audit_page(manifest: Mapping[str, Any], records: Sequence[Record]) -> str:
     page: str = template.render(
         title=f"{manifest['dataset']}: {manifest['kind']}",
         manifest={"made_of": None, **manifest},
-        pictures=_pictures(manifest.get("histograms", [])),
-        tables=_tables(more),
+        pictures={**_pictures(manifest.get("histograms", [])), **pictures},
+        tables=_tables(more, manifest["rows_out"]),
+        mined=[_mined(example) for example in manifest.get("mining_examples", [])],
         lists={_words(key): _shown_items(value) for key, value in more.items() if _items(value)},
         lengths=_lengths(records),
         shown_rows=len(records),
@@ -69,14 +90,56 @@ def audit_page(manifest: Mapping[str, Any], records: Sequence[Record]) -> str:
     return page
 
 
-def _tables(more: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Single numbers in one table, and a table for each mapping."""
-    single = [(_words(key), _number(v)) for key, v in more.items() if _is_single(v)]
+def _tables(more: Mapping[str, Any], rows: int) -> dict[str, list[tuple[str, str]]]:
+    """Single numbers in one table, and a table for each mapping to single values."""
+    single = [
+        (_words(key), _number(value) + _share_of(value, rows if key in _OF_ROWS else 0))
+        for key, value in more.items()
+        if _is_single(value)
+    ]
     tables = {"In numbers": single} if single else {}
     for key, value in more.items():
-        if isinstance(value, Mapping) and value:
-            tables[_words(key)] = [(str(name), _number(item)) for name, item in value.items()]
+        shown = value.items() if isinstance(value, Mapping) else ()
+        of = more.get("candidates", 0) if key == "refused" else 0
+        table = [
+            (_words(str(name)), _number(item) + _share_of(item, of))
+            for name, item in shown
+            if _is_single(item)
+        ]
+        if table:
+            tables[_words(key)] = table
     return tables
+
+
+def _share_of(value: Any, total: int) -> str:
+    return f" ({value / total:.1%})" if total else ""
+
+
+def _mined(example: Mapping[str, Any]) -> dict[str, Any]:
+    """A row to read: query, positive and negatives, and what the rule refused."""
+    return {
+        "query": example["query"],
+        "positive": f"{example['positive']} [{example['positive_score']:.3f}]",
+        "negatives": [_scored(one) for one in example["negatives"]],
+        "refused": [_scored(one) for one in example["refused"]],
+    }
+
+
+def _scored(one: Mapping[str, Any]) -> str:
+    told = "given" if one.get("score") is None else f"{one['score']:.3f}"
+    rank = "" if one.get("rank") is None else f", rank {one['rank']}"
+    cross = "" if one.get("cross_score") is None else f", cross-encoder {one['cross_score']:.3f}"
+    return f"{one['text']} [{told}{rank}{cross}]"
+
+
+def _plots(folder: str) -> dict[str, str]:
+    """Title → file of the plots that a step left in the folder."""
+    path = join(folder, "clusters.png")
+    return {"Clusters": path} if exists(path) else {}
+
+
+def _png(content: bytes) -> str:
+    return base64.b64encode(content).decode()
 
 
 def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -100,18 +163,18 @@ def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
     axes = figure.subplots()
     for name, counts in drawn.items():
         edges = np.linspace(-1, 1, len(counts) + 1)
-        axes.stairs(
-            counts, edges, fill=True, alpha=0.45, label=f"{_words(name)} ({counts.sum():,})"
-        )
+        label = f"{_words(name)} ({counts.sum():,})"
+        # Shares: some of the rule's refusals are a hundred times as many as the positives.
+        axes.stairs(counts / counts.sum(), edges, fill=True, alpha=0.45, label=label)
     seen = np.flatnonzero(sum(drawn.values()))
     bins = len(next(iter(drawn.values())))
     axes.set_xlim(-1 + 2 * seen[0] / bins - 0.02, -1 + 2 * (seen[-1] + 1) / bins + 0.02)
     axes.set_xlabel("score")
-    axes.set_ylabel("texts")
+    axes.set_ylabel("share of its texts")
     axes.legend(frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return _png(buffer.getvalue())
 
 
 def _lengths(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:
@@ -154,4 +217,4 @@ def _number(value: Any) -> str:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return _TITLES.get(name, name.replace("_", " "))
