@@ -141,17 +141,13 @@ class RecordWriter:
             "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
             "examples": self.examples,
-            "parts": [[_name(part), part.rows] for part in self.parts],
+            "parts": [[part.name, part.rows] for part in self.parts],
         }
 
     def _flush(self) -> None:
         if self.waiting:
             self.parts.append(write_part(self.folder, self.waiting))
             self.waiting = []
-
-
-def _name(part: Part) -> str:
-    return part.path.rsplit("/", 1)[-1]
 
 
 @lru_cache(maxsize=4)
