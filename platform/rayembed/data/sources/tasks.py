@@ -73,13 +73,15 @@ class ConvertArticles:
 
     folder: str
     reference: str
+    content: str
+    """Fingerprint of the file: a process that read it before it changed reads it again."""
     dataset: DatasetConfig
     seed: int
     held_out: HeldOut
 
     def __call__(self, unit: ArticleRange) -> Result:
         """`parts`, counts and examples of rejected articles."""
-        articles = _articles(resolve(self.reference))
+        articles = _articles(resolve(self.reference), self.content)
         examples = self._examples(articles)
         writer = RecordWriter(self.folder, self.held_out)
         for article in articles[unit.first : unit.last]:
@@ -151,5 +153,5 @@ class RecordWriter:
 
 
 @lru_cache(maxsize=4)
-def _articles(path: Path) -> tuple[Article, ...]:
+def _articles(path: Path, content: str) -> tuple[Article, ...]:
     return tuple(read_articles(path))
