@@ -21,6 +21,7 @@ import xxhash
 
 from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
+from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import AssetError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -169,9 +170,12 @@ def _texts_of_file(path: str) -> list[str]:
             texts = [json.loads(line)[_COLUMN] for line in content.splitlines() if line.strip()]
         else:
             texts = pq.read_table(io.BytesIO(content), columns=[_COLUMN])[_COLUMN].to_pylist()
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        texts = [text for text in texts if isinstance(text, str)]
+        if not all(map(is_unicode, texts)):
+            raise ValueError("half of a surrogate pair, which is not valid Unicode")
+        return texts
+    except (ValueError, RecursionError, KeyError, TypeError, pa.ArrowException) as error:
         raise DataError(
             f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error!r}; expected UTF-8 "
             f"with a text a line (.txt), or a column {_COLUMN!r} (.jsonl, .parquet)"
         ) from error
-    return [text for text in texts if isinstance(text, str)]
