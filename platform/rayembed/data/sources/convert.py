@@ -24,7 +24,13 @@ from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import ROWS_PER_PART, Part
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources import joins
-from rayembed.data.sources.classes import CollectExamples, merge_examples
+from rayembed.data.sources.classes import (
+    CollectExamples,
+    ExampleFiles,
+    FindFurtherClasses,
+    merge_examples,
+    merge_further,
+)
 from rayembed.data.sources.earlier import EarlierPart, TakeRecords, open_earlier
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.kinds import columns_of, paths_of
@@ -197,10 +203,17 @@ def _of_files(
             folder = join(making.working_folder, "examples")
             collect = CollectExamples(folder, dataset, held_out, workshop.seed)
             what = f"examples {dataset.name}"
-            pools = run_units(making.folder, what, collect, files["path"], workshop.execute)
-            examples = merge_examples(folder, [pool["pool"] for pool in pools], source)
+            pools = run_units(making.working_folder, what, collect, files["path"], workshop.execute)
+            pool = merge_examples(folder, [pool["pool"] for pool in pools], source)
+            further = ""
+            if source.label_form == "example":
+                find = FindFurtherClasses(folder, dataset, pool, workshop.seed)
+                what = f"classes {dataset.name}"
+                done = run_units(making.working_folder, what, find, files["path"], workshop.execute)
+                further = merge_further(folder, [one["further"] for one in done])
+            examples = ExampleFiles(pool, further)
         case _:
-            examples = ""
+            examples = ExampleFiles()
     task = ConvertRows(making.parts_folder, dataset, held_out, workshop.seed, examples)
     what = f"records {dataset.name}"
     return run_units(making.folder, what, task, files["path"], workshop.execute)

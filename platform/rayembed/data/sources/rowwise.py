@@ -1,12 +1,12 @@
 """The task that converts sources whose rows become records one by one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource, PairsSource
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
-from rayembed.data.sources.classes import class_record, open_examples
+from rayembed.data.sources.classes import ExampleFiles, class_record, open_examples
 from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.pairs import pair_records, sts_records
@@ -23,8 +23,8 @@ class ConvertRows:
     dataset: DatasetConfig
     held_out: HeldOut
     seed: int = 0
-    examples: str = ""
-    """Path of the examples that texts with classes draw from."""
+    examples: ExampleFiles = field(default_factory=ExampleFiles)
+    """What texts with classes draw from."""
 
     def __call__(self, unit: Piece) -> Result:
         """`parts`, counts and examples of rejected rows."""
