@@ -26,7 +26,8 @@ def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before")
         for places in np.array_split(np.arange(len(rows)), parts)
     ]
     names = [[part.path.rsplit("/", 1)[-1], part.rows] for part in made]
-    return Prepared(str(folder / name), {"fingerprint": f"{name} {parts}", "parts": names})
+    manifest = {"kind": "records", "fingerprint": f"{name} {parts}", "parts": names}
+    return Prepared(str(folder / name), manifest)
 
 
 def workshop(folder: Path, seed: int = 0, **changes) -> Workshop:

@@ -6,10 +6,12 @@ import pytest
 from rayembed.assets.storage import (
     check_writable,
     exists,
+    file_name,
     join,
     open_storage,
     read_bytes,
     upload_folder,
+    with_ending,
     write_atomic,
 )
 from rayembed.errors import ArtifactError, PlacementError
@@ -66,6 +68,26 @@ def test_written_files_have_the_mode_of_the_umask(tmp_path):
 )
 def test_join(path, parts, joined):
     assert join(path, *parts) == joined
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "other"),
+    [
+        ("outputs/a.b.parquet", "a.b.parquet", "outputs/a.b.npz"),
+        ("/why?/part.parquet", "part.parquet", "/why?/part.npz"),
+        ("s3://b/v1.2/part.parquet", "part.parquet", "s3://b/v1.2/part.npz"),
+        (
+            "s3://b/part.parquet?region=eu&endpoint_override=http://h.org:9",
+            "part.parquet",
+            "s3://b/part.npz?region=eu&endpoint_override=http://h.org:9",
+        ),
+        ("gs://b/folder/?x=/y", "folder", None),
+    ],
+)
+def test_names_and_endings_know_the_query_of_an_address(path, name, other):
+    assert file_name(path) == name
+    if other is not None:
+        assert with_ending(path, ".npz") == other
 
 
 def test_object_storage_is_opened_by_its_scheme():

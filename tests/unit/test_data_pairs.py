@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from made_records import made_records
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import PairsSource
@@ -72,7 +73,7 @@ def test_csv_parquet_gzip_and_folders(tmp_path: Path) -> None:
     (folder / ".hidden.txt").write_text("")
     rows = rows_of(folder)
     assert [row["query"] for row in rows] == ["zipped", "two\nlines, here", "x", "y"]
-    made = [convert_row(row, dataset(folder)) for row in rows]
+    made, _ = made_records(tmp_path / "out", {"kind": "pairs", "path": str(folder)})
     assert [m.positives for m in made] == [("z",), ("a", "b"), ("1",), ("2", "3")]
     (folder / "notes.txt").write_text("?")
     with pytest.raises(DataError, match=r"notes.txt.*ending is not one of \.jsonl"):
@@ -96,7 +97,7 @@ def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
         list_pieces(str(folder))
     pq.write_table(pa.table({"query": ["q"], "positive": ["p"]}), folder / "b.parquet")
     assert [p.path for p in list_pieces(str(folder))] == [str(folder / "b.parquet")]
-    (tmp_path / "x.csv").write_bytes(b"query,positive\n\xff\xfe,b\n")
+    (tmp_path / "x.csv").write_bytes(b"query,\xff\xfe\na,b\n")
     with pytest.raises(ArtifactError, match="cannot read the rows"):
         rows_of(tmp_path / "x.csv")
 

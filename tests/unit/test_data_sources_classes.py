@@ -132,3 +132,39 @@ def test_a_text_of_two_classes_is_no_negative_of_either(tmp_path: Path) -> None:
     records, _ = made(tmp_path, content)
     assert "twice" in {r.query for r in records}
     assert "twice" not in {n.text for r in records for n in r.negatives}
+
+
+@pytest.mark.parametrize("size", [200, 1 << 20])
+def test_classes_of_a_text_count_beyond_the_examples(
+    size: int, tmp_path: Path, monkeypatch
+) -> None:
+    """Of many texts of two classes some are kept as examples of one of them alone."""
+    monkeypatch.setattr(files, "_BYTES_PER_PIECE", size)
+    content = rows(60, ("a", "b")) + [
+        {"text": f"twice {i}", "label": name} for i in range(40) for name in ("c", "a")
+    ]
+    classes: dict[str, set[str]] = {}
+    for row in content:
+        classes.setdefault(row["text"], set()).add(row["label"])
+    records, _ = made(tmp_path, content, examples_per_class=4, num_negatives=3)
+    examples = {t for r in records for t in (*r.positives, *(n.text for n in r.negatives))}
+    assert any(len(classes[text]) == 2 for text in examples)
+    for record in records:
+        (positive,) = record.positives
+        assert record.label in classes[positive]
+        assert positive != record.query
+        for negative in record.negatives:
+            assert record.label not in classes[negative.text]
+    # The same texts stand in for negatives where they are none of the class.
+    assert any(len(classes[n.text]) == 2 for r in records for n in r.negatives)
+
+
+def test_a_text_kept_for_another_class_is_not_counted_as_its_own_example(tmp_path: Path) -> None:
+    """Of class `a` one example is kept; a text of `a` and `b` that is not it has that positive."""
+    texts = sorted((f"text {i}" for i in range(20)), key=lambda t: seeded_hash(0, "example", t))
+    content = [{"text": text, "label": "a"} for text in (texts[0], texts[5])]
+    content += [{"text": text, "label": "b"} for text in texts[5:10]]
+    records, manifest = made(tmp_path, content, examples_per_class=1, max_rejected_share=0)
+    (record,) = [r for r in records if r.query == texts[5] and r.label == "a"]
+    assert record.positives == (texts[0],)
+    assert manifest["rejected"] == {"only example of its class": 2}

@@ -10,7 +10,9 @@ import pytest
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import WikipediaSource
 from rayembed.data.parts import read_records
+from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
+from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import (
     HELD_OUT_TEXT,
     HELD_OUT_TITLE,
@@ -255,7 +257,7 @@ def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
     held_descriptions = {a.description for a in articles if a.title in held_out.titles}
 
     def rows(held: HeldOut) -> tuple[list[Record], dict]:
-        task = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, held)
+        task = ConvertArticles(str(tmp_path / "out"), str(path), "content", dataset(pairs), 0, held)
         result = task(ArticleRange(0, len(articles)))
         assert result["rows_in"] == 80 == result["rows_out"] + sum(result["rejected"].values())
         return read_records(str(tmp_path / "out" / result["parts"][0][0])), result["rejected"]
@@ -276,12 +278,28 @@ def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
     # Control: without the split, held-out texts stand in the rows.
     assert touched(rows(HeldOut())[0]) > 0
     if pairs == "topic":  # control: leaving out the rows alone lets examples in
-        only_rows = ConvertArticles(str(tmp_path / "out"), str(path), dataset(pairs), 0, held_out)
-        source = only_rows.dataset.source
+        source = dataset(pairs).source
         leaky = examples_of(articles, source, frozenset())
         made = [
-            convert(a, only_rows.dataset, 0, leaky)
-            for a in articles
-            if a.title not in held_out.titles
+            convert(a, dataset(pairs), 0, leaky) for a in articles if a.title not in held_out.titles
         ]
         assert touched([m for m in made if isinstance(m, Record)]) > 0
+
+
+def test_a_process_reads_a_file_again_whose_content_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "articles.json"
+    workshop = Workshop(str(tmp_path / "out"), 0)
+
+    def records(articles: list[Article]) -> list[Record]:
+        path.write_text(json.dumps([vars(a) for a in articles]))
+        checked = check_source(dataset("description"), str(tmp_path))
+        made = make_records(workshop, checked, HeldOut())
+        return [r for part in made.parts for r in read_records(part.path)]
+
+    articles = made_up_articles(20)
+    first = records(articles)
+    changed = [replace(a, description=f"Another {a.description}") for a in articles]
+    second = records(changed)
+    assert len(second) == len(first) > 0
+    assert not any("Another" in text for record in first for text in all_texts(record))
+    assert all(any("Another" in text for text in all_texts(record)) for record in second)

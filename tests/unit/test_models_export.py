@@ -271,7 +271,12 @@ def test_fingerprint_goes_by_content(tmp_path, encoder):
     copy = tmp_path / "copy"
     shutil.copytree(encoder, copy)
     (copy / "README.md").write_text("a card")
+    for name in ("training_args.bin", "optimizer.bin", "optimizer_1.bin", "scheduler.bin"):
+        (copy / name).write_bytes(b"of the last training")
     assert weights_fingerprint(copy) == one
+    (copy / "pytorch_model-00001-of-00002.bin").write_bytes(b"weights")
+    assert weights_fingerprint(copy) != one
+    (copy / "pytorch_model-00001-of-00002.bin").unlink()
     for name in ("tokenizer.json", "config.json", "model.safetensors"):
         content = (copy / name).read_bytes()
         (copy / name).write_bytes(content + b" ")

@@ -56,6 +56,20 @@ def join(path: str | Path, *parts: str) -> str:
     return posixpath.join(base.rstrip("/") or "/", *cleaned) + question + query
 
 
+def file_name(path: str | Path) -> str:
+    """The last name of `path`, of a file or a folder; the query of a URI is no part of it."""
+    address = str(path).partition("?")[0] if "://" in str(path) else str(path)
+    return posixpath.basename(address.rstrip("/"))
+
+
+def with_ending(path: str | Path, ending: str) -> str:
+    """`path` with another ending (`.index.npz`) in place of its own (`.parquet`), which is what
+    follows the last dot of its name; a URI keeps its query.
+    """
+    base, question, query = str(path).partition("?") if "://" in str(path) else (str(path), "", "")
+    return posixpath.splitext(base)[0] + ending + question + query
+
+
 def exists(path: str | Path) -> bool:
     """Whether there is a file or a folder (in object storage: a key or a prefix)."""
     filesystem, inside = open_storage(path)

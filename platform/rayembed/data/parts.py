@@ -10,7 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
+from rayembed.assets.storage import (
+    file_name,
+    join,
+    open_storage,
+    read_bytes,
+    with_ending,
+    write_atomic,
+)
 from rayembed.data.hashes import label_hash
 from rayembed.data.records import SCHEMA, Record
 from rayembed.errors import ArtifactError
@@ -27,9 +34,14 @@ class Part:
     rows: int
 
     @property
+    def name(self) -> str:
+        """The file's, without its folder."""
+        return file_name(self.path)
+
+    @property
     def digest(self) -> str:
         """Hexadecimal digits of the file's content."""
-        return self.path.rsplit("part-", 1)[1].removesuffix(".parquet")
+        return self.name.removeprefix("part-").removesuffix(".parquet")
 
 
 def write_part(folder: str, records: Sequence[Record]) -> Part:
@@ -93,7 +105,7 @@ def read_index(parts: Sequence[Part]) -> PartIndex:
 
 
 def _index_path(path: str) -> str:
-    return path.removesuffix(".parquet") + ".index.npz"
+    return with_ending(path, ".index.npz")
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
+from rayembed.assets.storage import exists, file_name, join, read_bytes, remove_folder, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
@@ -40,6 +40,11 @@ class Prepared:
     def fingerprint(self) -> str:
         """Of its inputs."""
         return str(self.manifest["fingerprint"])
+
+    @property
+    def place(self) -> str:
+        """Its kind and name, wherever the storage is."""
+        return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
     @property
     def parts(self) -> list[Part]:
@@ -122,7 +127,7 @@ class Making:
             "kind": self.kind,
             "dataset": self.dataset,
             "inputs": dict(self.inputs),
-            "made_of": "/".join(self.before.folder.split("/")[-2:]) if self.before else None,
+            "made_of": self.before.place if self.before else None,
             "rows_in": rows_in,
             "rejected": rejected,
             "records_made": made,

@@ -1,5 +1,6 @@
 """What a model folder's content is, in twelve characters."""
 
+import re
 from pathlib import Path
 
 import xxhash
@@ -23,6 +24,10 @@ _NAMES = frozenset(
         "merges.txt",
     }
 )
+_TRAINING_STATE = re.compile(
+    r"training_args\.bin|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin"
+)
+"""Files that the trainers of transformers and Accelerate leave beside the weights."""
 _BLOCK = 1 << 24
 
 
@@ -52,4 +57,4 @@ def weights_fingerprint(folder: Path) -> str:
 
 def _counts(path: Path) -> bool:
     named = path.name in _NAMES or path.suffix in (*_WEIGHTS, ".model")
-    return named and path.is_file()
+    return named and not _TRAINING_STATE.fullmatch(path.name) and path.is_file()

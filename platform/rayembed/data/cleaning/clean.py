@@ -87,7 +87,7 @@ def clean(
         )
     dropped = {reason: count for reason, count in dropped.items() if count}
     if not dropped:
-        return Cleaned([[part.path.rsplit("/", 1)[-1], part.rows] for part in parts], {}, [])
+        return Cleaned([[part.name, part.rows] for part in parts], {}, [])
     units = rows_of_parts(parts, keep)
     done = run_units(folder, f"select {name}", KeepRows(making.parts_folder), units, execute)
     return Cleaned([item for result in done for item in result["parts"]], dropped, removed)

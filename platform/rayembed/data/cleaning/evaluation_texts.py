@@ -19,8 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from rayembed.assets.storage import join, read_bytes
+from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
+from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import AssetError, ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,11 @@ def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
     """
     found: list[TextSource] = []
     for name in names:
-        if name.endswith(_FILES):
+        if file_name(name).endswith(_FILES):
             absolute = not root or "://" in name or Path(name).is_absolute()
             path = name if absolute else join(root, name)
             version = xxhash.xxh3_64_hexdigest(read_bytes(path))
-            found.append(TextSource(path.rsplit("/", 1)[-1], version, path=path))
+            found.append(TextSource(file_name(path), version, path=path))
             continue
         for task in _tasks(name):
             data = task.metadata.dataset
@@ -163,15 +164,18 @@ def _flat(values: Any) -> Iterator[str]:
 def _texts_of_file(path: str) -> list[str]:
     content = read_bytes(path)
     try:
-        if path.endswith(".txt"):
+        if file_name(path).endswith(".txt"):
             texts = content.decode().splitlines()
-        elif path.endswith(".jsonl"):
+        elif file_name(path).endswith(".jsonl"):
             texts = [json.loads(line)[_COLUMN] for line in content.splitlines() if line.strip()]
         else:
             texts = pq.read_table(io.BytesIO(content), columns=[_COLUMN])[_COLUMN].to_pylist()
-    except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        texts = [text for text in texts if isinstance(text, str)]
+        if not all(map(is_unicode, texts)):
+            raise ValueError("half of a surrogate pair, which is not valid Unicode")
+        return texts
+    except (ValueError, RecursionError, KeyError, TypeError, pa.ArrowException) as error:
         raise DataError(
             f"cleaning.overlap.tasks: cannot read texts from {path!r}: {error!r}; expected UTF-8 "
             f"with a text a line (.txt), or a column {_COLUMN!r} (.jsonl, .parquet)"
         ) from error
-    return [text for text in texts if isinstance(text, str)]

@@ -73,4 +73,4 @@ class KeepRows:
         """`parts`; rows that go are counted by who chose them."""
         table = read_table(unit.part.path).take(pa.array(unit.rows))
         part = write_table(self.folder, table)
-        return {"parts": [[part.path.rsplit("/", 1)[-1], part.rows]]}
+        return {"parts": [[part.name, part.rows]]}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import join, remove_folder
+from rayembed.assets.storage import file_name, join, remove_folder
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.clusters.kmeans import require_faiss
@@ -88,7 +88,7 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         "clusters": len(used),
         "empty_clusters": len(sizes) - len(used),
         "sizes": _sizes(sizes[used]),
-        "centroids": best["file"].rsplit("/", 1)[-1],
+        "centroids": file_name(best["file"]),
         "objectives_of_restarts": [round(result["objective"], 6) for result in trained],
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
         **_of_batches(gathered, best["random"], batches),

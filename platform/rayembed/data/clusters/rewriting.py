@@ -83,7 +83,7 @@ class GatherBatches:
         part = write_table(self.folder, table.select(SCHEMA.names).cast(SCHEMA))
         examples = np.unique(np.linspace(0, block.num_steps - 1, _EXAMPLES).astype(int))
         return {
-            "parts": [[part.path.rsplit("/", 1)[-1], part.rows]],
+            "parts": [[part.name, part.rows]],
             "similarity": similarity,
             "masked": masked,
             "alone": alone,

@@ -109,7 +109,7 @@ class KeepConsistent:
         parts = []
         if stays.any():
             part = write_table(self.folder, table.filter(pa.array(stays)))
-            parts = [[part.path.rsplit("/", 1)[-1], part.rows]]
+            parts = [[part.name, part.rows]]
         gone = table.select(["id", "query", "positives", "language"]).filter(pa.array(~stays))
         shown = [
             {

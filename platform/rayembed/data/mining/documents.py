@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from rayembed.assets.storage import join, write_atomic
+from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.run import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
@@ -91,7 +91,7 @@ class ReadDocuments:
             "rows_out": sum(part.rows for part in parts),
             "rejected": rejected,
             "examples": examples,
-            "parts": [[part.path.rsplit("/", 1)[-1], part.rows] for part in parts],
+            "parts": [[part.name, part.rows] for part in parts],
         }
 
 
@@ -120,7 +120,7 @@ def corpus_of(workshop: Workshop, corpus: settings.Corpus) -> tuple[Making, list
         DataError: nothing there, or files that are none of the known kinds.
     """
     pieces = list_pieces(_below_root(workshop.root, corpus.path))
-    named = [[p.path.rsplit("/", 1)[-1], p.start, p.version] for p in pieces]
+    named = [[file_name(p.path), p.start, p.version] for p in pieces]
     inputs = {"code": CODE_VERSION, "text": corpus.text, "source": fingerprint(named)}
     return Making(workshop.storage, "documents", "corpus", inputs), pieces
 

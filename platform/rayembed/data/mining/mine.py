@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rayembed.assets.storage import file_name
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
 from rayembed.data.mining.corpus import CorpusFiles
@@ -97,7 +98,7 @@ def _embedded(
 ) -> Vectors:
     """The teacher's vectors of all that is scored."""
     vectors = embed_parts(workshop, dataset.name, folder, records, teacher)
-    digits = vectors.folder.rsplit("/", 1)[-1]
+    digits = file_name(vectors.folder)
     load, execute = workshop.teaching.load, workshop.execute
     if documents:
         units = [PartUnit(part) for part in documents]

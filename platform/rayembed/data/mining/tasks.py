@@ -87,7 +87,7 @@ class MinePart:
             "rows_in": len(records),
             "rows_out": len(done),
             "rejected": {},
-            "parts": [[part.path.rsplit("/", 1)[-1], part.rows]],
+            "parts": [[part.name, part.rows]],
             "mined": sum(map(len, chosen)),
             "without": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),

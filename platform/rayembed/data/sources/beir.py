@@ -116,13 +116,15 @@ class ScatterTexts:
                 continue
             try:
                 name = id_of(row.values)
+                if name and not is_unicode(name):
+                    raise RowError("not valid Unicode")
                 buckets = list(self._buckets(name)) if name else []
                 if not name or not buckets:
                     continue
                 told = {"id": name, "text": text_in(row.values, self.column)}
                 if language and not self.needed:
                     told["language"] = text_in(row.values, language)
-                if not is_unicode(told["text"] or ""):
+                if not all(is_unicode(text or "") for text in told.values()):
                     raise RowError("not valid Unicode")
             except RowError:
                 unread += 1

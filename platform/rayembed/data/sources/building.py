@@ -25,7 +25,8 @@ def record_of(
     """The record of these texts.
 
     Texts without a visible character, positives that equal the query, and negatives that equal the
-    query or a positive are left out of it. The same texts get the same id.
+    query or a positive are left out of it. The same texts get the same id, where their class and
+    language, which tell pairs apart too, are the same.
 
     Args:
         rule: how the negatives were chosen.
@@ -43,9 +44,12 @@ def record_of(
     told = (instruction or "", label or "", language or "")
     if not all(map(is_unicode, (query, *kept, *wrong, *told))):
         raise RowError("not valid Unicode")
-    identity = json.dumps([query, kept, wrong, instruction], ensure_ascii=False)
+    named = {"label": label, "language": language}
+    known = {name: value for name, value in named.items() if value is not None}
+    identity = [query, kept, wrong, instruction, *([known] if known else [])]
+    content = json.dumps(identity, ensure_ascii=False).encode()
     return Record(
-        id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(identity.encode())}",
+        id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(content)}",
         query=query,
         positives=tuple(kept),
         negatives=tuple(Negative(text, rule=rule) for text in wrong),

@@ -12,10 +12,12 @@ class RowError(Exception):
     """A row cannot be used; the message is the reason, in few words that many rows share."""
 
 
-def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
+def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -> list[str]:
     """The texts in a cell: of one text, of a list of texts, none where it is empty.
 
-    A cell of CSV that is a JSON list stands for its elements.
+    Args:
+        json_lists: a text that is a JSON list of texts stands for these, as in the cells of CSV
+            and TSV, which hold no lists.
 
     Raises:
         RowError: it holds something else.
@@ -24,7 +26,7 @@ def texts_in(row: Mapping[str, Any], column: str) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):
-        return _texts_of_json(value) if value.startswith("[") else [value]
+        return _texts_of_json(value) if json_lists and value.startswith("[") else [value]
     if not isinstance(value, list) or not _all_texts(value):
         raise RowError(f"column {column!r} is neither a text nor a list of texts")
     return [text for text in value if text is not None]
@@ -104,7 +106,7 @@ def is_unicode(text: str) -> bool:
 def _texts_of_json(text: str) -> list[str]:
     try:
         parsed = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [text]
     if not isinstance(parsed, list) or not _all_texts(parsed):
         return [text]

@@ -1,12 +1,14 @@
 """Texts with classes: positives and negatives are other examples, or the classes' names.
 
 NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
-of the smallest seeded hash, so that the records depend on no order and on no number of pieces.
+of the smallest seeded hash, so that the records depend on no order and on no number of pieces. A
+second one finds the further classes of these examples: a text of two classes may be kept for one of
+them alone.
 """
 
 import io
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.storage import file_name, join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource
 from rayembed.data.hashes import text_hash
@@ -32,8 +34,41 @@ from rayembed.data.sources.wikipedia import seeded_hash
 from rayembed.data.sources.wikipedia_records import OTHER_CLASS
 from rayembed.data.units import Result
 
+_FURTHER = pa.schema([("class", pa.string()), ("hash", pa.uint64())])
 _SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
 _TRIES_PER_NEGATIVE = 10
+
+
+@dataclass(frozen=True)
+class ExampleFiles:
+    """Where that lies what the records of texts with classes are drawn from."""
+
+    pool: str = ""
+    """Path of the examples."""
+    further: str = ""
+    """Path of the further classes of the examples; empty: none are known."""
+
+
+class _Hashes:
+    """Hashes by class, in a table that is ordered by class and hash."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._hashes = table["hash"].to_numpy()
+        found = table["class"].to_pylist()
+        self.of_class = {
+            name: range(bisect_left(found, name), bisect_right(found, name))
+            for name in dict.fromkeys(found)
+        }
+        """Class → its rows."""
+
+    def has(self, name: str, wanted: int) -> bool:
+        """Whether the class has the hash."""
+        rows = self.of_class.get(name, range(0))
+        return _among(self._hashes[rows.start : rows.stop], wanted)
+
+    def distinct(self) -> np.ndarray:
+        """(n,) uint64 of all classes, sorted."""
+        return np.unique(self._hashes)
 
 
 class Examples:
@@ -42,34 +77,42 @@ class Examples:
     Texts lie in Arrow's memory: as many bytes as they have, of `examples_per_class` of each class.
     """
 
-    def __init__(self, table: pa.Table, seed: int, names: Iterable[str] = ()) -> None:
-        """Rows of the pool, ordered by class and hash; `names` of classes without any row."""
+    def __init__(
+        self,
+        pool: pa.Table,
+        seed: int,
+        names: Iterable[str] = (),
+        further: pa.Table | None = None,
+    ) -> None:
+        """Rows of the pool, ordered by class and hash; `names` of classes without any row; classes
+        of the pool's texts beside those that they are kept for, in the same order.
+        """
         self.seed = seed
-        self._texts = table["text"].combine_chunks()
-        self._hashes = table["hash"].to_numpy()
-        found = table["class"].to_pylist()
-        self._start = {name: bisect_left(found, name) for name in dict.fromkeys(found)}
-        ends = [*list(self._start.values())[1:], len(found)]
-        self._size = {
-            name: end - start for (name, start), end in zip(self._start.items(), ends, strict=True)
-        }
-        self.names = sorted({*found, *names})
+        self._texts = pool["text"].combine_chunks()
+        self._kept = _Hashes(pool)
+        self._further = _Hashes(_FURTHER.empty_table() if further is None else further)
+        self.names = sorted({*self._kept.of_class, *names})
 
     def size(self, name: str) -> int:
         """Number of examples of a class."""
-        return self._size.get(name, 0)
+        return len(self._kept.of_class.get(name, ()))
 
     def text(self, name: str, place: int) -> str:
         """The example of a class at a place, in the order of the hashes."""
-        return str(self._texts[self._start[name] + place].as_py())
+        return str(self._texts[self._kept.of_class[name][place]].as_py())
+
+    def keeps(self, name: str, text: str) -> bool:
+        """Whether the text is among the examples of the class."""
+        return self._kept.has(name, _place(self.seed, text))
 
     def has(self, name: str, text: str) -> bool:
-        """Whether the text is among the examples of the class."""
-        start = self._start.get(name, 0)
-        hashes = self._hashes[start : start + self.size(name)]
-        wanted = np.uint64(_place(self.seed, text))
-        place = np.searchsorted(hashes, wanted)
-        return bool(place < len(hashes) and hashes[place] == wanted)
+        """Whether an example, of any class, is a text of this class too."""
+        place = _place(self.seed, text)
+        return self._kept.has(name, place) or self._further.has(name, place)
+
+    def hashes(self) -> np.ndarray:
+        """(n,) uint64 of all examples, sorted."""
+        return self._kept.distinct()
 
 
 @dataclass(frozen=True)
@@ -113,6 +156,36 @@ class CollectExamples:
         return {"pool": name}
 
 
+@dataclass(frozen=True)
+class FindFurtherClasses:
+    """Task: classes that examples have in one piece beside those that they are kept for."""
+
+    folder: str
+    dataset: DatasetConfig
+    pool: str
+    """Path of the examples."""
+    seed: int
+
+    def __call__(self, unit: Piece) -> Result:
+        """`further`, the name of a Parquet file in the folder: no more than the pool's texts."""
+        source = self.dataset.source
+        assert isinstance(source, ClassesSource)
+        examples = open_examples(ExampleFiles(self.pool), self.seed, ())
+        kept = examples.hashes()
+        found: set[tuple[str, int]] = set()
+        for row in read_rows(unit, [source.text, source.label]):
+            if not isinstance(row, Row):
+                continue
+            try:
+                text, name = text_and_class(source, row.values)
+            except RowError:
+                continue
+            place = _place(self.seed, text)
+            if _among(kept, place) and not examples.keeps(name, text):
+                found.add((name, place))
+        return {"further": file_name(_write_further(self.folder, found))}
+
+
 def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> str:
     """Path of the examples of all pieces together, written into the folder."""
     merged = _SCHEMA.empty_table()
@@ -126,10 +199,22 @@ def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> 
     return path
 
 
+def merge_further(folder: str, names: Sequence[str]) -> str:
+    """Path of the further classes of examples in all pieces together, written into the folder."""
+    found: set[tuple[str, int]] = set()
+    for name in names:
+        table = _read_pool(join(folder, name))
+        found.update(zip(table["class"].to_pylist(), table["hash"].to_pylist(), strict=True))
+    return _write_further(folder, found)
+
+
 @lru_cache(maxsize=2)
-def open_examples(path: str, seed: int, names: tuple[str, ...]) -> Examples:
-    """The examples that `merge_examples` wrote, and the classes that settings name."""
-    return Examples(_read_pool(path), seed, names)
+def open_examples(files: ExampleFiles, seed: int, names: tuple[str, ...]) -> Examples:
+    """The examples that `merge_examples` and `merge_further` wrote, and the classes that settings
+    name.
+    """
+    further = _read_pool(files.further) if files.further else None
+    return Examples(_read_pool(files.pool), seed, names, further)
 
 
 def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -185,7 +270,7 @@ def class_record(
 def _example_of(examples: Examples, name: str, text: str, key: str) -> str:
     """Another example of the class."""
     size = examples.size(name)
-    own = int(examples.has(name, text))
+    own = int(examples.keeps(name, text))
     if size == own:
         raise RowError(ONLY_EXAMPLE)
     place = seeded_hash(examples.seed, "positive", key) % size
@@ -228,6 +313,20 @@ def _classes(examples: Examples, own: str, key: str, number: int) -> Iterator[st
 
 def _place(seed: int, text: str) -> int:
     return seeded_hash(seed, "example", text)
+
+
+def _among(hashes: np.ndarray, wanted: int) -> bool:
+    """Whether sorted uint64 hashes have the wanted one."""
+    place = np.searchsorted(hashes, np.uint64(wanted))
+    return bool(place < len(hashes) and hashes[place] == np.uint64(wanted))
+
+
+def _write_further(folder: str, found: Collection[tuple[str, int]]) -> str:
+    rows = [{"class": name, "hash": place} for name, place in sorted(found)]
+    content = parquet_bytes(pa.Table.from_pylist(rows, _FURTHER))
+    path = join(folder, f"further-{xxhash.xxh3_128_hexdigest(content)}.parquet")
+    write_atomic(path, content)
+    return path
 
 
 def _limited(table: pa.Table, limit: int) -> pa.Table:

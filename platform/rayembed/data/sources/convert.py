@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
@@ -23,7 +24,13 @@ from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import ROWS_PER_PART, Part
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources import joins
-from rayembed.data.sources.classes import CollectExamples, merge_examples
+from rayembed.data.sources.classes import (
+    CollectExamples,
+    ExampleFiles,
+    FindFurtherClasses,
+    merge_examples,
+    merge_further,
+)
 from rayembed.data.sources.earlier import EarlierPart, TakeRecords, open_earlier
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.kinds import columns_of, paths_of
@@ -42,7 +49,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 """Of converting and cleaning; raised whenever they make other records of the same inputs."""
 
 _EXAMPLES_SHOWN = 5
@@ -109,7 +116,7 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
                     "consistency": True,
                     "mining": True,
                     "clusters": True,
-                    "source": set(paths_of(dataset.source)),
+                    "source": {*paths_of(dataset.source), "max_rejected_share"},
                     "cleaning": {"overlap": {"tasks"}},
                 },
             ),
@@ -120,9 +127,10 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
         },
     )
     if (found := making.found()) is not None:
+        _accept(dataset, found.manifest)
         return found
     results = _converted(workshop, checked, held_out, making)
-    _accept(dataset, results)
+    _accept(dataset, _told_of(results))
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(workshop, dataset, making, parts)
@@ -157,7 +165,7 @@ def _converted(
                 ArticleRange(first, min(first + ROWS_PER_PART, count))
                 for first in range(0, count, ROWS_PER_PART)
             ]
-            task = ConvertArticles(target, path, dataset, workshop.seed, held_out)
+            task = ConvertArticles(target, path, checked.content, dataset, workshop.seed, held_out)
             return run_units(making.folder, what, task, ranges, workshop.execute)
         case RecordsSource() as source:
             parts = [EarlierPart(part) for part in open_earlier(source).parts]
@@ -195,21 +203,45 @@ def _of_files(
             folder = join(making.working_folder, "examples")
             collect = CollectExamples(folder, dataset, held_out, workshop.seed)
             what = f"examples {dataset.name}"
-            pools = run_units(making.folder, what, collect, files["path"], workshop.execute)
-            examples = merge_examples(folder, [pool["pool"] for pool in pools], source)
+            pools = run_units(making.working_folder, what, collect, files["path"], workshop.execute)
+            pool = merge_examples(folder, [pool["pool"] for pool in pools], source)
+            further = ""
+            if source.label_form == "example":
+                find = FindFurtherClasses(folder, dataset, pool, workshop.seed)
+                what = f"classes {dataset.name}"
+                done = run_units(making.working_folder, what, find, files["path"], workshop.execute)
+                further = merge_further(folder, [one["further"] for one in done])
+            examples = ExampleFiles(pool, further)
         case _:
-            examples = ""
+            examples = ExampleFiles()
     task = ConvertRows(making.parts_folder, dataset, held_out, workshop.seed, examples)
     what = f"records {dataset.name}"
     return run_units(making.folder, what, task, files["path"], workshop.execute)
 
 
-def _accept(dataset: DatasetConfig, results: Sequence[Result]) -> None:
-    """Return when the rows are enough and not too many are bad."""
-    rows_in, rows_out, rejected = add_up(results)
-    path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
+def _told_of(results: Sequence[Result]) -> dict[str, Any]:
+    """Of results what a manifest tells of rows and records."""
+    rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
-    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in examples[:_EXAMPLES_SHOWN])
+    return {
+        "rows_in": rows_in,
+        "records_made": made,
+        "rejected": rejected,
+        "examples": examples[:_EXAMPLES_SHOWN],
+    }
+
+
+def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
+    """Return when the rows are enough and not too many are bad.
+
+    The settings' share is no part of the folder's name, so that raising it costs no new conversion.
+
+    Args:
+        told: a manifest, or as much of it as `_told_of` gives.
+    """
+    rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
+    path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
+    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:_EXAMPLES_SHOWN])
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
     if rows_out == 0:
         raise DataError(

@@ -18,7 +18,7 @@ import xxhash
 
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.reading import is_on_hub, list_hub_files, open_source, reading_errors
-from rayembed.assets.storage import is_remote, open_storage
+from rayembed.assets.storage import file_name, is_remote, open_storage
 from rayembed.errors import DataError
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet"]
@@ -76,8 +76,8 @@ class _File:
 def list_pieces(path: str) -> list[Piece]:
     """All pieces of a file, a folder, a prefix or a pattern (`*`, `**`), files sorted by name.
 
-    Hidden files and those that start with `_` are left out, as Spark and Ray do; in a folder of
-    the hub also files of other kinds, such as its card.
+    Of a folder hidden files and those that start with `_` are left out, as Spark and Ray do; in one
+    of the hub also files of other kinds, such as its card.
 
     Raises:
         DataError: nothing there, Parquet files without any rows, a file of an unknown kind, or a
@@ -103,9 +103,11 @@ def _stored_files(path: str) -> list[_File]:
         raise DataError(f"there are no rows at {path!r}: no such file, folder or prefix")
     if root.type == pyarrow.fs.FileType.File:
         found = {root.base_name: root}
+        names = [root.base_name]  # also of one that a folder would hide
     else:
         listed = filesystem.get_file_info(pyarrow.fs.FileSelector(inside, recursive=True))
         found = {f.path[len(inside) :].strip("/"): f for f in listed if f.is_file}
+        names = _matching(path, list(found), pattern)
     remote = is_remote(path)
     prefix = f"{path.partition('://')[0]}://" if remote else ""
     query = path.partition("?")[2] if prefix else ""
@@ -117,7 +119,7 @@ def _stored_files(path: str) -> list[_File]:
             # Reading hundreds of gigabytes twice would tell no more.
             f"{found[name].size}-{found[name].mtime_ns}" if remote else "",
         )
-        for name in _matching(path, list(found), pattern)
+        for name in names
     ]
     if not files:
         raise DataError(f"there are no rows at {path!r}: the folder holds no files")
@@ -131,10 +133,11 @@ def _hub_files(path: str) -> list[_File]:
     inside = parse_hub_reference(base).inside
     whole = {file.inside: file for file in found}
     if inside in whole:
-        names = {inside.rsplit("/", 1)[-1]: whole[inside]}
+        names = {file_name(inside): whole[inside]}
+        matching = list(names)
     else:
         names = {name[len(inside) :].strip("/"): file for name, file in whole.items()}
-    matching = _matching(path, list(names), pattern)
+        matching = _matching(path, list(names), pattern)
     known = [name for name in matching if _kind(name) is not None]
     if not known:
         others = sorted(name for name in matching if not _hidden(name))

@@ -92,7 +92,8 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
     premise, hypothesis = text_in(values, source.premise), text_in(values, source.hypothesis)
     if not premise or not hypothesis:
         raise RowError("no premise" if not premise else "no hypothesis")
-    if not is_unicode(premise) or not is_unicode(hypothesis):
+    language = text_in(values, source.language) if source.language else None
+    if not all(map(is_unicode, (premise, hypothesis, language or ""))):
         raise RowError("not valid Unicode")
     label = name_in(values, source.label)
     relation: Relation = "other"
@@ -104,7 +105,7 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
         "premise": premise,
         "hypothesis": hypothesis,
         "relation": relation,
-        "language": text_in(values, source.language) if source.language else None,
+        "language": language,
         "origin": row.origin,
     }
 

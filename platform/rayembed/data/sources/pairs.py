@@ -12,11 +12,16 @@ from rayembed.data.sources.cells import RowError, name_in, number_in, text_in, t
 from rayembed.data.sources.tasks import NOT_SIMILAR
 
 
-def pair_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:
+def pair_records(
+    dataset: DatasetConfig, row: Mapping[str, Any], origin: str, *, json_lists: bool = False
+) -> list[Record]:
     """The record of a row with a query and its positives, and where the settings want it one for
     each positive that asks for the query.
 
     The latter have no negatives: those of the row were chosen for its query.
+
+    Args:
+        json_lists: as of `texts_in`.
 
     Raises:
         RowError: the row gives none; the message says why.
@@ -34,8 +39,9 @@ def pair_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) ->
         language=language,
         instruction=instruction,
     )
-    positives = texts_in(row, source.positive)
-    negatives = texts_in(row, source.negatives) if source.negatives else []
+    texts = partial(texts_in, row, json_lists=json_lists)
+    positives = texts(source.positive)
+    negatives = texts(source.negatives) if source.negatives else []
     made = record(_query(row, source.query), positives, negatives)
     if not source.both_directions:
         return [made]

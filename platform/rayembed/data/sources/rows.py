@@ -9,16 +9,18 @@ TSV knows no quotes, as its registered media type has it: a tab ends a cell, a l
 import csv
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
+from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.columns import level_of
 from rayembed.data.sources.files import Piece
 from rayembed.errors import ArtifactError, ConfigError
@@ -26,6 +28,7 @@ from rayembed.errors import ArtifactError, ConfigError
 _ROWS_TO_FIND_COLUMNS = 1000
 _ROWS_AT_ONCE = 1024
 _LARGEST_CELL = 1 << 30
+_NOT_UTF8 = "not UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ def _beside(piece: Piece, column: str) -> dict[str, None]:
 
 def _read_parquet(
     file: pyarrow.NativeFile, piece: Piece, columns: Collection[str] | None
-) -> Iterator[Row]:
+) -> Iterator[Row | BadRow]:
     # The hub and object storage answer slowly: ranges are read together, ahead.
     reader = pq.ParquetFile(file, pre_buffer="://" in piece.path)
     groups = list(range(piece.start, reader.num_row_groups if piece.stop is None else piece.stop))
@@ -124,10 +127,31 @@ def _read_parquet(
         chosen = [name for name in names if name in wanted] or names[:1]
     number = piece.first_row
     for batch in reader.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=chosen):
-        for values in batch.to_pylist():
-            told = values[piece.origins] if piece.origins else f"{piece.name}#{number}"
-            yield Row(told, values)
+        for values in _values_of(batch):
+            here = f"{piece.name}#{number}"
             number += 1
+            if isinstance(values, UnicodeDecodeError):
+                yield BadRow(here, _NOT_UTF8, repr(values.object[:200]))
+            else:
+                yield Row(values[piece.origins] if piece.origins else here, values)
+
+
+def _values_of(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | UnicodeDecodeError]:
+    """The rows of a batch, the error in place of one with a text that is not UTF-8.
+
+    Parquet writers are trusted with their texts: Arrow looks at them only here.
+    """
+    try:
+        return list(batch.to_pylist())
+    except UnicodeDecodeError:
+        return [_value_of(batch.slice(row, 1)) for row in range(len(batch))]
+
+
+def _value_of(row: pa.RecordBatch) -> dict[str, Any] | UnicodeDecodeError:
+    try:
+        return dict(row.to_pylist()[0])
+    except UnicodeDecodeError as error:
+        return error
 
 
 def _names_at_the_top(column: str) -> set[str]:
@@ -142,8 +166,11 @@ def _read_jsonl(
         origin = f"{piece.name}@{place}"
         try:
             values = json.loads(line)
+        except RecursionError:
+            yield BadRow(origin, "JSON too deeply nested", repr(line[:200]))
+            continue
         except ValueError as error:
-            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
+            reason = _NOT_UTF8 if isinstance(error, UnicodeDecodeError) else "not JSON"
             yield BadRow(origin, reason, repr(line[:200]))
             continue
         if isinstance(values, list):
@@ -182,13 +209,21 @@ def _lines(
 
 def _read_csv(stream: pyarrow.NativeFile, piece: Piece) -> Iterator[Row | BadRow]:
     csv.field_size_limit(_LARGEST_CELL)
-    text = io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", newline="")
+    # Bytes that are not UTF-8 come through as halves of surrogate pairs, so that they cost one row.
+    text = io.TextIOWrapper(
+        io.BufferedReader(stream), encoding="utf-8-sig", errors="surrogateescape", newline=""
+    )
     form: dict[str, Any] = {}
     if piece.kind == "tsv":
         form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    for number, values in enumerate(csv.DictReader(text, restkey="", **form)):
+    reader = csv.DictReader(text, **form)
+    if not all(map(is_unicode, reader.fieldnames or ())):
+        raise csv.Error("its first line is not UTF-8")
+    for number, values in enumerate(reader):
         origin = f"{piece.name}#{number}"
-        if values.get(""):
-            yield BadRow(origin, "more cells than columns", str(dict(values))[:200])
+        if None in values:  # where the reader puts the cells beyond the last column
+            yield BadRow(origin, "more cells than columns", str(values)[:200])
+        elif not all(is_unicode(cell) for cell in values.values() if cell):
+            yield BadRow(origin, _NOT_UTF8, str(values)[:200])
         else:
             yield Row(origin, values)

@@ -1,18 +1,16 @@
 """The task that converts sources whose rows become records one by one."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource, PairsSource
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
-from rayembed.data.sources.classes import class_record, open_examples
+from rayembed.data.sources.classes import ExampleFiles, class_record, open_examples
 from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.pairs import pair_records, sts_records
-from rayembed.data.sources.rows import BadRow, read_rows
+from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
 from rayembed.data.units import Result
 
@@ -25,8 +23,8 @@ class ConvertRows:
     dataset: DatasetConfig
     held_out: HeldOut
     seed: int = 0
-    examples: str = ""
-    """Path of the examples that texts with classes draw from."""
+    examples: ExampleFiles = field(default_factory=ExampleFiles)
+    """What texts with classes draw from."""
 
     def __call__(self, unit: Piece) -> Result:
         """`parts`, counts and examples of rejected rows."""
@@ -37,19 +35,20 @@ class ConvertRows:
                 writer.reject(row.reason, row.shown)
                 continue
             try:
-                made = self._records(row.values, row.origin)
+                made = self._records(unit, row)
             except RowError as problem:
                 writer.reject(str(problem), row.values)
             else:
                 writer.take(made, row.values)
         return writer.finish()
 
-    def _records(self, row: Mapping[str, Any], origin: str) -> list[Record]:
+    def _records(self, piece: Piece, row: Row) -> list[Record]:
         match self.dataset.source:
             case PairsSource():
-                return pair_records(self.dataset, row, origin)
+                json_lists = piece.kind in ("csv", "tsv")
+                return pair_records(self.dataset, row.values, row.origin, json_lists=json_lists)
             case ClassesSource(names=names):
                 examples = open_examples(self.examples, self.seed, tuple(sorted(names.values())))
-                return [class_record(self.dataset, row, origin, examples)]
+                return [class_record(self.dataset, row.values, row.origin, examples)]
             case _:
-                return sts_records(self.dataset, row, origin)
+                return sts_records(self.dataset, row.values, row.origin)

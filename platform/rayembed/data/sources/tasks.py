@@ -73,13 +73,15 @@ class ConvertArticles:
 
     folder: str
     reference: str
+    content: str
+    """Fingerprint of the file: a process that read it before it changed reads it again."""
     dataset: DatasetConfig
     seed: int
     held_out: HeldOut
 
     def __call__(self, unit: ArticleRange) -> Result:
         """`parts`, counts and examples of rejected articles."""
-        articles = _articles(resolve(self.reference))
+        articles = _articles(resolve(self.reference), self.content)
         examples = self._examples(articles)
         writer = RecordWriter(self.folder, self.held_out)
         for article in articles[unit.first : unit.last]:
@@ -141,7 +143,7 @@ class RecordWriter:
             "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
             "examples": self.examples,
-            "parts": [[_name(part), part.rows] for part in self.parts],
+            "parts": [[part.name, part.rows] for part in self.parts],
         }
 
     def _flush(self) -> None:
@@ -150,10 +152,6 @@ class RecordWriter:
             self.waiting = []
 
 
-def _name(part: Part) -> str:
-    return part.path.rsplit("/", 1)[-1]
-
-
 @lru_cache(maxsize=4)
-def _articles(path: Path) -> tuple[Article, ...]:
+def _articles(path: Path, content: str) -> tuple[Article, ...]:
     return tuple(read_articles(path))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayembed.assets.storage import join, write_atomic
+from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.run import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig, SynthesisRun
 from rayembed.data.audit import write_folder_audit
@@ -225,9 +225,9 @@ class _Writing:
             },
             **audit.numbers(),
             "llm": self.plan.config.llm.model_dump(mode="json"),
-            "answers": "/".join(self.kept.folder.split("/")[-2:]),
+            "answers": f"answers/{file_name(self.kept.folder)}",
         }
-        parts = [(part.path.rsplit("/", 1)[1], part.rows) for part in self._parts]
+        parts = [(part.name, part.rows) for part in self._parts]
         return self.making.finish([result], parts, {"duplicate": audit.duplicates}, **more)
 
     def _add(self, tried: _Tried) -> None:
