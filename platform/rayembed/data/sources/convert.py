@@ -119,8 +119,13 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
             "seed": workshop.seed,
         },
     )
-    if (found := making.found()) is not None:
-        return found
+    return making.once(lambda: _converted_and_cleaned(workshop, checked, held_out, making))
+
+
+def _converted_and_cleaned(
+    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
+) -> Prepared:
+    dataset = checked.dataset
     results = _converted(workshop, checked, held_out, making)
     _accept(dataset, results)
     made = [item for result in results for item in result["parts"]]
@@ -167,7 +172,7 @@ def _converted(
             folder = join(making.working_folder, "staged")
             # Here, where the check has loaded the task.
             run_units(
-                making.folder,
+                making.working_folder,
                 f"stage {dataset.name}",
                 StageTask(folder),
                 [SplitOfTask(source)],
@@ -195,7 +200,7 @@ def _of_files(
             folder = join(making.working_folder, "examples")
             collect = CollectExamples(folder, dataset, held_out, workshop.seed)
             what = f"examples {dataset.name}"
-            pools = run_units(making.folder, what, collect, files["path"], workshop.execute)
+            pools = run_units(making.working_folder, what, collect, files["path"], workshop.execute)
             examples = merge_examples(folder, [pool["pool"] for pool in pools], source)
         case _:
             examples = ""
