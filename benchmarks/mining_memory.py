@@ -31,7 +31,7 @@ def make_files(folder, queries, documents):
     from rayembed.data.records import Record
     from rayembed.data.vectors.embed import Vectors, texts_of
 
-    vectors = Vectors(str(folder / "vectors"))
+    vectors = Vectors(str(folder / "vectors"), "made up")
     records, others = [], []
     for first in range(0, queries, ROWS_PER_PART):
         rows = range(first, min(first + ROWS_PER_PART, queries))

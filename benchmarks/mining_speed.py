@@ -52,9 +52,9 @@ def ours(workshop, dataset, before):
     """Seconds, and (query, positive) → negatives with their scores."""
     from rayembed.data.mining.mine import make_mined
     from rayembed.data.parts import read_records
-    from rayembed.data.vectors.teacher import load_teacher
+    from rayembed.data.vectors.teacher import load_teacher, weights_of
 
-    load_teacher(dataset.mining)
+    load_teacher(dataset.mining, weights_of(dataset.mining.teacher))
     began = time.perf_counter()
     mined = make_mined(workshop, dataset, before)
     seconds = time.perf_counter() - began

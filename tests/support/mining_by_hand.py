@@ -23,7 +23,7 @@ def vectors_of(texts, teacher="a"):
     return np.array(made, dtype=np.float32).reshape(-1, DIMENSIONS)
 
 
-def load(config, device):
+def load(config, weights, device):
     """As `load_teacher`, for a `Teaching`; teachers differ by their names."""
     return lambda texts, role: vectors_of(texts, config.teacher)
 

@@ -39,7 +39,7 @@ def vector_of(text: str) -> np.ndarray:
     return (made / np.linalg.norm(made)).astype(np.float32)
 
 
-def load(config: Any, device: str):
+def load(config: Any, weights: str, device: str):
     def encode(texts, role):
         embedded.append(len(texts))
         return np.array([vector_of(text) for text in texts], dtype=np.float32)
@@ -277,7 +277,8 @@ def test_a_killed_clustering_goes_on_and_ends_the_same(made: Prepared, tmp_path:
                 if left == 0:
                     raise KeyboardInterrupt
                 left -= 1
-                done.append(f"{type(task.task).__name__} {unit.key}")
+                name = type(getattr(task, "task", task)).__name__
+                done.append(f"{name} {unit.key}")
                 yield task(unit)
 
         try:

@@ -15,13 +15,14 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.filtering.consistency import INCONSISTENT, make_filtered
 from rayembed.data.filtering.ranks import histogram, own_ranks
-from rayembed.data.filtering.shards import Shard, Shards
+from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.units import Execute, in_process
 from rayembed.data.vectors.teacher import Teaching
+from rayembed.errors import DataError
 
 embedded: list[int] = []
 
@@ -35,7 +36,7 @@ def fake_vectors(texts: Sequence[str]) -> np.ndarray:
     return np.array(made, dtype=np.float32).reshape(-1, 4)
 
 
-def load(config: Any, device: str):
+def load(config: Any, weights: str, device: str):
     def encode(texts, role):
         embedded.append(len(texts))
         return fake_vectors(texts)
@@ -113,7 +114,7 @@ def brute_force(records: Sequence[Record], top_k: int, shard_rows: int, seed: in
             own = float(query @ fake_vectors([record.positives[0]])[0])
             higher = [
                 text
-                for text in documents - set(record.positives)
+                for text in documents - {record.query, *record.positives}
                 if float(query @ fake_vectors([text])[0]) > own
             ]
             if len(higher) < top_k:
@@ -148,6 +149,44 @@ def test_equals_brute_force(
     assert manifest["rows_in"] == 60 == manifest["rows_out"] + manifest["dropped"][INCONSISTENT]
     assert sum(manifest["ranks"].values()) == 60
     assert len(wanted) < 60, "something goes"
+
+
+def test_the_own_text_of_a_query_is_no_rival(tmp_path: Path) -> None:
+    """Pairs in both directions: every query stands among the documents too."""
+    there = [dataclasses.replace(r, positives=r.positives[:1]) for r in made_up(40)]
+    back = [
+        dataclasses.replace(r, id=f"{r.id} back", query=r.positives[0], positives=(r.query,))
+        for r in there
+    ]
+    records = [r for pair in zip(there, back, strict=True) for r in pair]
+    found = make_filtered(at(tmp_path), dataset(), prepared(tmp_path, records, 33))
+    wanted = brute_force(records, 2, 1000)
+    assert set(ids(found)) == wanted
+    # Teeth: with itself as a rival a query would lose its document.
+    stays = set()
+    documents = sorted({record.positives[0] for record in records})
+    for record in records:
+        scores = fake_vectors(documents) @ fake_vectors([record.query])[0]
+        own = scores[documents.index(record.positives[0])]
+        if (scores > own).sum() < 2:
+            stays.add(record.id)
+    assert stays < wanted
+
+
+def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
+    numbers = {"query 0": 0, "query 1": 1, "document 0": 1, "document 1": 0}
+
+    def crossed(config: Any, weights: str, device: str):
+        return lambda texts, role: np.eye(4, dtype=np.float32)[[numbers[t] for t in texts]]
+
+    workshop = Workshop(str(tmp_path), 0, in_process, Teaching(crossed, lambda reference: "w"))
+    rows = [Record(f"{i}", f"query {i}", (f"document {i}",), "d") for i in range(2)]
+    before = prepared(tmp_path, rows, 1)
+    assert make_filtered(workshop, dataset(top_k=2), before).manifest["rows_out"] == 2
+    with pytest.raises(DataError, match=r"'d': .* leaves none of its 2 rows; .*'2': 2.*top_k 1"):
+        make_filtered(workshop, dataset(top_k=1), before)
+    with pytest.raises(DataError, match="'d' has no rows"):
+        make_filtered(workshop, dataset(), prepared(tmp_path / "no", [], 25))
 
 
 def test_shards_and_languages_are_kept_apart() -> None:
@@ -253,9 +292,13 @@ def test_equal_scores_do_not_count_and_own_positives_neither() -> None:
         first=np.array([0, 1, 2, 4]),
         place=np.array([1, 2, 3, 0]),
         documents=documents,
+        itself=np.array([NOT_THERE, NOT_THERE, NOT_THERE]),
     )
     # Row 0: nothing above a tie. Row 1: two above. Row 2: three above, one of them its own.
     assert own_ranks(shard).tolist() == [1, 3, 3]
+    # The first text is the query of rows 1 and 2; row 2 has it among its positives too.
+    asked = dataclasses.replace(shard, itself=np.array([NOT_THERE, 0, 0]))
+    assert own_ranks(asked).tolist() == [1, 2, 3]
 
 
 def test_histogram_has_every_rank_once() -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
 EVALUATION = "which colour has the number eleven on the seventh wall"
 
 
-def load(config: Any, device: str) -> Any:
+def load(config: Any, weights: str, device: str) -> Any:
     """Texts of one number are alike."""
 
     def encode(texts: Sequence[str], role: str) -> np.ndarray:

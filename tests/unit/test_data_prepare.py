@@ -27,7 +27,7 @@ def vector(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(8)
 
 
-def load(config: Any, device: str):
+def load(config: Any, weights: str, device: str):
     def encode(texts, role):
         embedded.append(len(texts))
         made = [

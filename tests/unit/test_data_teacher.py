@@ -4,13 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_models import LINES, save_decoder, save_encoder
 
 from rayembed.config.mining import MiningConfig
 from rayembed.config.settings import parse
-from rayembed.data.vectors.teacher import load_teacher
+from rayembed.data.vectors.teacher import load_teacher, weights_of
+from rayembed.errors import ArtifactError
 from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
 
@@ -28,7 +31,7 @@ def test_prefixes_of_the_settings_replace_those_of_the_folder(tmp_path):
 
     def vectors(**settings):
         config = parse(MiningConfig, {"teacher": str(tmp_path / "teacher"), **settings})
-        encode = load_teacher(config)
+        encode = load_teacher(config, weights_of(config.teacher))
         return encode(TEXTS, "query"), encode(TEXTS, "document")
 
     def expected(prefix):
@@ -47,8 +50,28 @@ def test_prefixes_of_the_settings_replace_those_of_the_folder(tmp_path):
 def test_more_precise_than_bfloat16_throughout(tmp_path, save):
     texts = [" ".join(LINES[i % 5].split()[: 1 + i % 7]) for i in range(2, 60)]
     reference = str(save(tmp_path / "model"))
-    found = load_teacher(parse(MiningConfig, {"teacher": reference}))(texts, "document")
+    config = parse(MiningConfig, {"teacher": reference})
+    found = load_teacher(config, weights_of(reference))(texts, "document")
     exact = encode(load_model(Path(reference), dtype="float32"), texts, role="document")
     rounded = encode(load_model(Path(reference), dtype="bfloat16"), texts, role="document")
     apart = [np.abs(vectors @ vectors.T - exact @ exact.T).mean() for vectors in (found, rounded)]
     assert 0 < apart[0] < apart[1], "not in bfloat16 at all, or throughout"
+
+
+def test_other_weights_under_the_same_name_are_loaded_anew(tmp_path):
+    """A process of Ray outlives a job, and a teacher that is trained on is saved where it was."""
+    reference = str(save_encoder(tmp_path / "teacher"))
+    config = parse(MiningConfig, {"teacher": reference})
+    first = weights_of(reference)
+    before = load_teacher(config, first)(TEXTS, "document")
+    assert load_teacher(config, first) is load_teacher(config, first), "loaded once"
+    file = tmp_path / "teacher" / "model.safetensors"
+    saved = load_file(file)
+    save_file({name: torch.flip(value, [0]) for name, value in saved.items()}, file)
+    second = weights_of(reference)
+    assert second != first
+    after = load_teacher(config, second)(TEXTS, "document")
+    assert np.abs(before - after).max() > 0.01
+    # A machine that has others than the job began with gives no vectors under a wrong name.
+    with pytest.raises(ArtifactError, match=f"has weights {second}.* began with {first}"):
+        load_teacher(config, first)

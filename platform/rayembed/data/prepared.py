@@ -2,16 +2,20 @@
 
     storage/data/<kind>/<data set>-<fingerprint>/parts/     parts and their indexes
                                                  units/     results of tasks, kept from try to try
+                                                 working/   scratch of tasks for later ones, and
+                                                            results that stand for it: `units/`
                                                  manifest.json, audit.html
 
-A folder is finished when its manifest is there, which is written last; a finished one is taken as
-it is, an unfinished one goes on where it stopped.
+A folder is finished when its manifest is there; a finished one is taken as it is, an unfinished one
+goes on where it stopped. Only `working` goes after the manifest is written: who misses something of
+it finds the manifest. So several jobs may make the same folder at once, also in object storage,
+where nothing can be locked; the first manifest counts.
 """
 
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,6 +24,7 @@ from rayembed.config.run import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
 from rayembed.data.vectors.teacher import Teaching
+from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
 
@@ -93,15 +98,35 @@ class Making:
 
     @property
     def working_folder(self) -> str:
-        """Where tasks put what only tasks after them read; it goes when the folder is finished."""
+        """Where tasks put what only tasks after them read; it goes when the folder is finished.
+
+        The results of such tasks are kept here too (`run_units`), to come and go with their files.
+        """
         return join(self.folder, "working")
 
     def found(self) -> Prepared | None:
-        """The finished folder, where an earlier run made it."""
+        """The finished folder, where another run made it; what that one left of scratch goes."""
         if not exists(join(self.folder, MANIFEST)):
             return None
         log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
+        self._remove_working()
         return replace(open_prepared(self.folder), reused=True)
+
+    def once(self, make: Callable[[], Prepared]) -> Prepared:
+        """The finished folder: that of another run, or what `make` makes.
+
+        Whatever fails here once another job has finished the folder, which takes the scratch away
+        from under `make`, does not matter any more.
+        """
+        if (found := self.found()) is not None:
+            return found
+        try:
+            return make()
+        except Exception as error:
+            if (found := self.found()) is None:
+                raise
+            log.info("%s %s: another job was first (%s)", self.kind, self.dataset, error)
+            return found
 
     def finish(
         self,
@@ -111,6 +136,8 @@ class Making:
         **more: Any,
     ) -> Prepared:
         """Write the manifest: rows in are used or rejected, records made stay or are dropped.
+
+        Where another job has written it meanwhile, that one stays.
 
         Args:
             results: of the tasks that read the rows: `rows_in`, `rows_out`, `rejected`, `examples`.
@@ -122,6 +149,8 @@ class Making:
         rows_out = sum(int(rows) for _, rows in parts)
         lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
+        if (found := self.found()) is not None:
+            return found
         manifest = {
             "fingerprint": fingerprint(dict(self.inputs)),
             "kind": self.kind,
@@ -140,9 +169,16 @@ class Making:
         }
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
-        if exists(self.working_folder):
-            remove_folder(self.working_folder)
+        self._remove_working()
         return Prepared(self.folder, manifest)
+
+    def _remove_working(self) -> None:
+        if not exists(self.working_folder):
+            return
+        try:
+            remove_folder(self.working_folder)
+        except ArtifactError as error:  # another job still writes there
+            log.warning("%s; the next run tries again", error)
 
 
 def open_prepared(folder: str) -> Prepared:

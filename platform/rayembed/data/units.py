@@ -80,6 +80,8 @@ def run_units(
     """The result of each unit; those that `folder` has from an earlier try are not done again.
 
     Args:
+        folder: where results are kept, in `units`. It goes no later than what the tasks write: a
+            result tells that the unit's files are there.
         what: names the task within the folder and in the log.
     """
     finished = _finished(folder)
@@ -87,23 +89,36 @@ def run_units(
     missing = [unit for unit in units if f"{name}{unit.key}.json" not in finished]
     if len(missing) < len(units):
         log.info("%s: %d of %d units are there", what, len(units) - len(missing), len(units))
-    made: dict[str, Result] = {}
-    began = logged = time.monotonic()
-    rows = 0
-    results = execute(_Kept(task, folder, what), missing, needs) if missing else iter(())
-    for unit, result in zip(missing, results, strict=True):
-        made[unit.key] = result
-        rows += int(result.get("rows_in", 0))
-        now = time.monotonic()
-        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(missing):
-            logged = now
-            log.info("%s: %s", what, _progress(len(made), len(missing), rows, now - began))
+    results = run_tasks(what, _Kept(task, folder, what), missing, execute, needs)
+    made = {unit.key: result for unit, result in zip(missing, results, strict=True)}
     return [
         made[unit.key]
         if unit.key in made
         else json.loads(read_bytes(_result_path(folder, what, unit.key)))
         for unit in units
     ]
+
+
+def run_tasks(
+    what: str, task: Task, units: Sequence[Unit], execute: Execute, needs: Needs = "cpu"
+) -> list[Result]:
+    """The result of each unit, all of them done now; none is kept.
+
+    Args:
+        what: names the task in the log.
+    """
+    made: list[Result] = []
+    began = logged = time.monotonic()
+    rows = 0
+    for result in execute(task, units, needs) if units else ():
+        made.append(result)
+        rows += int(result.get("rows_in", 0))
+        now = time.monotonic()
+        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(units):
+            logged = now
+            log.info("%s: %s", what, _progress(len(made), len(units), rows, now - began))
+    assert len(made) == len(units), (len(made), len(units))
+    return made
 
 
 def _progress(done: int, of: int, rows: int, seconds: float) -> str:

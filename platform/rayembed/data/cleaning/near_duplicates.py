@@ -63,19 +63,18 @@ def find_near_duplicates(
     """The rows to remove; they are listed.
 
     Args:
-        folder: keeps the tasks' results and the listing.
-        working: keeps what only the next task reads.
+        folder: keeps the listing.
+        working: keeps what only the next task reads, and the results of the tasks that write it.
         name: of the data set, for the log.
         keep: (rows,) bool of the rows to look at.
         id_hash: (rows,) int64 of the rows' ids, by which the one that stays is chosen.
     """
     scratch = join(working, "near-duplicates")
-    pairs = _candidate_pairs(folder, scratch, name, config, parts, keep, execute)
+    pairs = _candidate_pairs(scratch, name, config, parts, keep, execute)
     return _removed(folder, scratch, name, config, parts, pairs, id_hash, execute)
 
 
 def _candidate_pairs(
-    folder: str,
     scratch: str,
     name: str,
     config: NearDuplicates,
@@ -87,12 +86,12 @@ def _candidate_pairs(
     units = rows_of_parts(parts, keep)
     buckets = -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET)
     task = BandPart(scratch, config, max(buckets, 1))
-    run_units(folder, f"signatures {name}", task, units, execute)
+    run_units(scratch, f"signatures {name}", task, units, execute)
     files = tuple(bands_path(scratch, unit) for unit in units)
     firsts = tuple(unit.first for unit in units)
     find = PairsOfBucket(scratch, files, firsts)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
-    run_units(folder, f"buckets {name}", find, numbers, execute)
+    run_units(scratch, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
     return np.unique(np.concatenate(found), axis=0)
 
@@ -110,10 +109,10 @@ def _removed(
     """The rows to remove, after they are listed."""
     units, candidates = split_pairs(pairs, list(parts), _firsts(parts))
     send = SendCandidates(scratch, config, len(units))
-    run_units(folder, f"candidates {name}", send, candidates, execute)
+    run_units(scratch, f"candidates {name}", send, candidates, execute)
     files = tuple(candidates_path(scratch, unit) for unit in candidates)
     compare = ComparePairs(scratch, config.threshold, files)
-    run_units(folder, f"compare {name}", compare, units, execute)
+    run_units(scratch, f"compare {name}", compare, units, execute)
     read = [read_similar(scratch, unit.number) for unit in units]
     similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])
     similarity = np.concatenate([np.empty(0, np.float32), *(values for _, values in read)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import file_name, join, remove_folder
+from rayembed.assets.storage import file_name, join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.clusters.kmeans import require_faiss
@@ -59,8 +59,14 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         "seed": workshop.seed,
     }
     making = Making(workshop.storage, "clustered", dataset.name, inputs, before)
-    if (found := making.found()) is not None:
-        return found
+    return making.once(lambda: _cluster(workshop, dataset, before, making))
+
+
+def _cluster(
+    workshop: Workshop, dataset: DatasetConfig, before: Prepared, making: Making
+) -> Prepared:
+    config = dataset.clusters
+    assert config is not None
     require_faiss()  # before vectors are made
     count = sum(part.rows for part in before.parts)
     if count < config.batch_pairs:
@@ -68,8 +74,8 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
             f"data set {dataset.name!r} has {count} rows, fewer than one batch of "
             f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
         )
-    vectors = embed_parts(workshop, dataset.name, making.folder, before.parts, config)
-    job = _Job(workshop, dataset.name, config, making.folder, tuple(before.parts), vectors)
+    vectors = embed_parts(workshop, dataset.name, before.parts, config)
+    job = _Job(workshop, dataset.name, config, making, tuple(before.parts), vectors)
     id_hash = read_index(before.parts).id_hash
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
@@ -81,7 +87,7 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
     tour = used[order_clusters(load_array(best["file"])[used], config.packing, rng)]
     batches = pack(cluster, sample_keys(id_hash, workshop.seed), tour, config.batch_pairs)
-    gathered = job.rewrite(batches, making.parts_folder)
+    gathered = job.rewrite(batches)
     more = {
         "batch_pairs": config.batch_pairs,
         "batches": len(batches),
@@ -94,11 +100,8 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
         **_of_batches(gathered, best["random"], batches),
     }
     write_plot(join(making.folder, "clusters.png"), more)
-    remove_folder(join(making.folder, "scattered"))  # all of it is in the parts
     parts = [item for result in gathered for item in result["parts"]]
-    made = making.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
-    remove_folder(join(making.folder, "assigned"))
-    return made
+    return making.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class _Job:
     workshop: Workshop
     dataset: str
     config: ClusterConfig
-    folder: str
+    making: Making
     parts: tuple[Part, ...]
     vectors: Vectors
 
@@ -123,7 +126,7 @@ class _Job:
         size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
         size = max(size, self.num_clusters)
         task = FindCentroids(
-            self.folder,
+            self.making.folder,
             self.vectors,
             self.parts,
             Sample.of(id_hash, size, self.workshop.seed),
@@ -132,14 +135,16 @@ class _Job:
             self.config.batch_pairs,
         )
         restarts = [Restart(number) for number in range(self.config.restarts)]
-        return self._run("k-means", task, restarts, "gpu or machine")
+        return self._run(self.making.folder, "k-means", task, restarts, "gpu or machine")
 
     def assign(self, centroids: str) -> list[Result]:
         """Of each part."""
-        task = AssignPart(self.folder, self.vectors, centroids)
-        return self._run("assign", task, [PartUnit(part) for part in self.parts], "gpu or cpu")
+        working = self.making.working_folder
+        task = AssignPart(working, self.vectors, centroids)
+        units = [PartUnit(part) for part in self.parts]
+        return self._run(working, "assign", task, units, "gpu or cpu")
 
-    def rewrite(self, batches: np.ndarray, parts_folder: str) -> list[Result]:
+    def rewrite(self, batches: np.ndarray) -> list[Result]:
         """Of each new part, in order.
 
         Args:
@@ -150,16 +155,19 @@ class _Job:
         step, slot = np.divmod(np.arange(batches.size), pairs)
         paths, rows = [part.path for part in self.parts], [part.rows for part in self.parts]
         places = part_places(paths, rows, batches.ravel(), step, slot.astype(np.int32))
-        scatter = ScatterPairs(self.folder, self.vectors, per_part)
-        blocks = blocks_of(self._run("scatter", scatter, places), len(batches), per_part)
-        gather = GatherBatches(parts_folder, pairs, self.config.false_negative_margin)
-        return self._run("gather", gather, blocks)
+        working = self.making.working_folder
+        scatter = ScatterPairs(working, self.vectors, per_part)
+        scattered = self._run(working, "scatter", scatter, places)
+        blocks = blocks_of(scattered, len(batches), per_part)
+        margin = self.config.false_negative_margin
+        gather = GatherBatches(self.making.parts_folder, pairs, margin)
+        return self._run(self.making.folder, "gather", gather, blocks)
 
     def _run(
-        self, what: str, task: Task, units: Sequence[Unit], needs: Needs = "cpu"
+        self, folder: str, what: str, task: Task, units: Sequence[Unit], needs: Needs = "cpu"
     ) -> list[Result]:
         what = f"{what} {self.dataset}"
-        return run_units(self.folder, what, task, units, self.workshop.execute, needs)
+        return run_units(folder, what, task, units, self.workshop.execute, needs)
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The consistency filter: pairs stay whose document a weak model finds (Nomic Embed v2, §4.2).
 
-folder/shards/   vectors cut by shard; removed when all ranks are known
-folder/ranks/    the rank of each row's own document, a file for each shard
+folder/working/shards/   vectors cut by shard
+folder/working/ranks/    the rank of each row's own document, a file for each shard
 """
 
 import logging
@@ -20,10 +20,11 @@ from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result, run_units
 from rayembed.data.vectors.embed import PartUnit, embed_parts
+from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Of the filter; raised whenever it keeps other rows of the same inputs."""
 
 INCONSISTENT = "document not among the top k"
@@ -36,6 +37,9 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     """The folder of the records whose first positive is among the best documents of its query.
 
     The documents are the positives of all rows of the same shard; see `own_ranks`.
+
+    Raises:
+        DataError: there are no rows, or none stays.
     """
     config = dataset.consistency
     assert config is not None
@@ -47,39 +51,51 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
         "seed": workshop.seed,
     }
     making = Making(workshop.storage, "filtered", dataset.name, inputs, before)
-    if (found := making.found()) is not None:
-        return found
-    name, parts = dataset.name, before.parts
+    return making.once(lambda: _filter(workshop, dataset, before.parts, making))
+
+
+def _filter(
+    workshop: Workshop, dataset: DatasetConfig, parts: Sequence[Part], making: Making
+) -> Prepared:
+    config, name, execute = dataset.consistency, dataset.name, workshop.execute
+    assert config is not None
+    total = sum(part.rows for part in parts)
+    if not total:
+        raise DataError(f"data set {name!r} has no rows; the consistency filter needs some")
     folder, working = making.folder, making.working_folder
     units = [PartUnit(part) for part in parts]
-    vectors = embed_parts(workshop, name, folder, parts, config)
+    vectors = embed_parts(workshop, name, parts, config)
 
-    counted = run_units(folder, f"languages {name}", CountLanguages(), units, workshop.execute)
+    counted = run_units(folder, f"languages {name}", CountLanguages(), units, execute)
     shards = Shards.for_rows(_rows_of(counted), config.shard_rows, workshop.seed)
-    send = SendVectors(working, vectors, shards)
-    run_units(folder, f"shards {name}", send, units, workshop.execute)
-    total = len(shards.languages)
+    run_units(working, f"shards {name}", SendVectors(working, vectors, shards), units, execute)
     task = RankShard(working, tuple(parts))
-    numbers = [Bucket(number) for number in range(total)]
-    ranked = run_units(folder, f"rank {name}", task, numbers, workshop.execute, "gpu or cpu")
+    numbers = [Bucket(number) for number in range(len(shards.languages))]
+    ranked = run_units(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
+    bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
     ranks, languages = _ranks_of_parts(working, parts, shards, config.top_k)
+    gone = sum(int((rank > config.top_k).sum()) for rank in ranks)
+    if gone == total:
+        raise DataError(
+            f"data set {name!r}: the consistency filter leaves none of its {total} rows; ranks of "
+            f"their own documents: {bins}. Raise consistency.top_k {config.top_k}, or see whether "
+            f"the teacher {config.teacher!r} suits the data"
+        )
     keep = KeepConsistent(making.parts_folder, config.top_k)
     ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
-    results = run_units(folder, f"filter {name}", keep, ranked_parts, workshop.execute)
+    results = run_units(folder, f"filter {name}", keep, ranked_parts, execute)
     examples = [example for result in results for example in result["dropped"]]
-    prepared = making.finish(
+    log.info("filter %s: %d of %d rows stay", name, total - gone, total)
+    return making.finish(
         results,
         [item for result in results for item in result["parts"]],
-        {INCONSISTENT: sum(int((rank > config.top_k).sum()) for rank in ranks)},
-        shards=total,
+        {INCONSISTENT: gone},
+        shards=len(shards.languages),
         languages=languages,
-        ranks={bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]},
+        ranks=bins,
         examples=sorted(examples, key=lambda example: str(example["id"]))[:_EXAMPLES],
     )
-    rows_in, rows_out = prepared.manifest["rows_in"], prepared.manifest["rows_out"]
-    log.info("filter %s: %d of %d rows stay", name, rows_out, rows_in)
-    return prepared
 
 
 @dataclass(frozen=True)

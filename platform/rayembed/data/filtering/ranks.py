@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.assets.storage import join, read_bytes, write_atomic
-from rayembed.data.filtering.shards import Shard, gather
+from rayembed.data.filtering.shards import NOT_THERE, Shard, gather
 from rayembed.data.parts import Part
 from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result
@@ -25,7 +25,8 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     """(n,) int64 rank of each row's first positive for its query, from 1.
 
     It is one more than the number of documents that score higher. Each text counts once, equal
-    scores do not count, nor do the row's other positives, which are right answers too.
+    scores do not count, nor do the row's other positives, which are right answers too, nor the
+    query's own text, which stands among the documents where pairs go in both directions.
 
     Args:
         device: where to count, as in `top_k`.
@@ -33,12 +34,21 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     own = _scores(shard, np.arange(len(shard.row)), shard.place[shard.first[:-1]])
     limits = own + np.float32(_ROUNDING)
     higher = count_above(shard.queries, limits, shard.documents, device)
+    row, place = _no_rivals(shard)
+    better = _scores(shard, row, place) > limits[row]
+    return 1 + higher - np.bincount(row[better], minlength=len(shard.row))
+
+
+def _no_rivals(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and places of documents that count for no rank of the row, each pair once."""
     row = np.repeat(np.arange(len(shard.row)), np.diff(shard.first))
     others = np.ones(len(row), dtype=bool)
     others[shard.first[:-1]] = False
-    row, place = row[others], shard.place[others]
-    better = _scores(shard, row, place) > limits[row]
-    return 1 + higher - np.bincount(row[better], minlength=len(shard.row))
+    itself = np.flatnonzero(shard.itself != NOT_THERE)
+    rows = np.concatenate([row[others], itself])
+    places = np.concatenate([shard.place[others], shard.itself[itself]])
+    count = len(shard.documents)
+    return np.divmod(np.unique(rows * count + places), count)
 
 
 def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -22,6 +22,8 @@ from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
 
 Language = str | None
 
+NOT_THERE = -1
+
 
 @dataclass(frozen=True)
 class Shards:
@@ -98,6 +100,7 @@ class SendVectors:
         return pa.table(
             {
                 "row": np.arange(part.rows, dtype=np.int32),
+                "text_hash": read_index([part]).query_hash,
                 "positives": positives,
                 "vector": _column(self.vectors.queries(part)),
             }
@@ -128,6 +131,8 @@ class Shard:
     """int64 places among the documents, a row's positives in their order."""
     documents: np.ndarray
     """(N, D) float16 of unit length, each text once."""
+    itself: np.ndarray
+    """(n,) int64 place of the query's own text among the documents; `NOT_THERE`: it is none."""
 
 
 def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
@@ -152,6 +157,9 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
     kept = np.sort(firsts)
     edges = np.cumsum([0, *(len(table) for table in known)])
     chosen = np.split(kept, np.searchsorted(kept, edges[1:-1]))
+    asked = np.concatenate([table["text_hash"].to_numpy() for table in rows])
+    nearest = np.minimum(np.searchsorted(hashes, asked), len(hashes) - 1)
+    place_of = np.searchsorted(kept, firsts)
     documents = [
         _vectors(table["vector"])[places - edge]
         for table, places, edge in zip(known, chosen, edges[:-1], strict=True)
@@ -161,8 +169,9 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
         row=np.concatenate([table["row"].to_numpy() for table in rows]).astype(np.int64),
         queries=np.concatenate([_vectors(table["vector"]) for table in rows]),
         first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        place=np.searchsorted(kept, firsts)[np.searchsorted(hashes, positives)],
+        place=place_of[np.searchsorted(hashes, positives)],
         documents=np.concatenate(documents),
+        itself=np.where(hashes[nearest] == asked, place_of[nearest], NOT_THERE),
     )
 
 

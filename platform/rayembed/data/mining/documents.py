@@ -101,14 +101,15 @@ class EmbedDocuments:
 
     vectors: Vectors
     config: settings.Teacher
-    load: Callable[[settings.Teacher, str], Encoder] = load_teacher
+    load: Callable[[settings.Teacher, str, str], Encoder] = load_teacher
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """Counts of documents; vectors that are there are not made again."""
         rows = unit.part.rows
         if not self.vectors.has(unit.part):
             texts = read_table(unit.part.path)["text"].to_pylist()
-            found = self.load(self.config, device)(texts, "document")
+            encoder = self.load(self.config, self.vectors.weights, device)
+            found = encoder(texts, "document")
             self.vectors.save(unit.part, found[:0], found, known_of(texts))
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 

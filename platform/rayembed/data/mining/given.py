@@ -22,14 +22,15 @@ class EmbedGiven:
 
     vectors: Vectors
     config: Teacher
-    load: Callable[[Teacher, str], Encoder] = load_teacher
+    load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """Counts of rows; vectors that are there are not made again."""
         rows = unit.part.rows
         if not self.vectors.has_given(unit.part):
             texts = given_texts(read_records(unit.part.path))
-            self.vectors.save_given(unit.part, self.load(self.config, device)(texts, "document"))
+            encoder = self.load(self.config, self.vectors.weights, device)
+            self.vectors.save_given(unit.part, encoder(texts, "document"))
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 

@@ -12,7 +12,7 @@ from rayembed.data.mining.given import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.units import Needs, run_units
+from rayembed.data.units import Needs, run_tasks, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 
 CODE_VERSION = 4
@@ -50,8 +50,7 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
     if config.corpus is not None and corpus is not None:
         documents = make_documents(workshop, config.corpus, *corpus).parts
     vectors = [
-        _embedded(workshop, dataset, making.folder, before.parts, documents, teacher)
-        for teacher in teachers
+        _embedded(workshop, dataset, before.parts, documents, teacher) for teacher in teachers
     ]
     task = MinePart(
         making.parts_folder,
@@ -91,21 +90,20 @@ def _settings(config: MiningConfig) -> dict[str, object]:
 def _embedded(
     workshop: Workshop,
     dataset: DatasetConfig,
-    folder: str,
     records: Sequence[Part],
     documents: Sequence[Part],
     teacher: Teacher,
 ) -> Vectors:
     """The teacher's vectors of all that is scored."""
-    vectors = embed_parts(workshop, dataset.name, folder, records, teacher)
+    vectors = embed_parts(workshop, dataset.name, records, teacher)
     digits = file_name(vectors.folder)
     load, execute = workshop.teaching.load, workshop.execute
     if documents:
-        units = [PartUnit(part) for part in documents]
+        units = vectors.missing(documents)
         task = EmbedDocuments(vectors, teacher, load)
-        run_units(folder, f"embed documents {digits}", task, units, execute, "gpu or machine")
+        run_tasks(f"embed documents {digits}", task, units, execute, "gpu or machine")
     if dataset.mining is not None and dataset.mining.pool == "given":
-        units = [PartUnit(part) for part in records]
+        units = vectors.missing_given(records)
         given = EmbedGiven(vectors, teacher, load)
-        run_units(folder, f"embed given {digits}", given, units, execute, "gpu or machine")
+        run_tasks(f"embed given {digits}", given, units, execute, "gpu or machine")
     return vectors

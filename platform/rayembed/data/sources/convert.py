@@ -126,11 +126,22 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
             "seed": workshop.seed,
         },
     )
-    if (found := making.found()) is not None:
-        _accept(dataset, found.manifest)
-        return found
+    made = making.once(lambda: _converted_and_cleaned(workshop, checked, held_out, making))
+    _accept(dataset, made.manifest)  # another run may have taken more bad rows
+    return made
+
+
+def _converted_and_cleaned(
+    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
+) -> Prepared:
+    dataset = checked.dataset
     results = _converted(workshop, checked, held_out, making)
-    _accept(dataset, _told_of(results))
+    told = _told_of(results)
+    _accept(dataset, told)
+    log.info(
+        "records %s: %d of %d rows (%s)",
+        *(dataset.name, told["records_made"], told["rows_in"], _counts(told["rejected"])),
+    )
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(workshop, dataset, making, parts)
@@ -175,7 +186,7 @@ def _converted(
             folder = join(making.working_folder, "staged")
             # Here, where the check has loaded the task.
             run_units(
-                making.folder,
+                making.working_folder,
                 f"stage {dataset.name}",
                 StageTask(folder),
                 [SplitOfTask(source)],
@@ -242,7 +253,7 @@ def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
     path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
     shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:_EXAMPLES_SHOWN])
-    counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
+    counts = _counts(rejected)
     if rows_out == 0:
         raise DataError(
             f"data set {dataset.name!r} is empty: {path!r} has {rows_in} rows, none usable "
@@ -256,4 +267,7 @@ def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
             f"({counts}), more than source.max_rejected_share {share}; mend "
             f"them or raise the share. For instance:{shown}"
         )
-    log.info("records %s: %d of %d rows (%s)", dataset.name, rows_out, rows_in, counts)
+
+
+def _counts(rejected: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} × {reason}" for reason, count in rejected.items())

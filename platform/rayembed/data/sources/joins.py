@@ -42,10 +42,11 @@ def convert_premises(
     folder = join(making.working_folder, "scattered")
     buckets = number_of_buckets(sum(piece.size for piece in pieces))
     scatter = ScatterPremises(making.parts_folder, folder, dataset, buckets)
-    run = partial(run_units, making.folder, execute=workshop.execute)
-    sent = run(f"scatter {dataset.name}", scatter, pieces)
+    run = partial(run_units, execute=workshop.execute)
+    sent = run(making.working_folder, f"scatter {dataset.name}", scatter, pieces)
     task = ConvertPremises(making.parts_folder, folder, _files(sent), buckets, dataset, held_out)
-    made = run(f"records {dataset.name}", task, [Bucket(n) for n in range(buckets)])
+    numbers = [Bucket(number) for number in range(buckets)]
+    made = run(making.folder, f"records {dataset.name}", task, numbers)
     return [*sent, *made]
 
 
@@ -63,17 +64,19 @@ def convert_judged(
     size = sum(piece.size for piece in files["path"])
     buckets = number_of_buckets(size, BYTES_OF_JUDGEMENTS_PER_BUCKET)
     shared = Scattering(making.parts_folder, folder, dataset, buckets)
-    run = partial(run_units, making.folder, execute=workshop.execute)
-    judged = run(f"judgements {dataset.name}", ScatterJudgements(shared), files["path"])
+    run = partial(run_units, execute=workshop.execute)
+    send = partial(run, making.working_folder)
+    judged = send(f"judgements {dataset.name}", ScatterJudgements(shared), files["path"])
     needed = merge_needed(folder, [result["needed"] for result in judged])
-    queries = run(f"queries {dataset.name}", ScatterTexts(shared, source.query), files["queries"])
-    documents = run(
+    queries = send(f"queries {dataset.name}", ScatterTexts(shared, source.query), files["queries"])
+    documents = send(
         f"documents {dataset.name}",
         ScatterTexts(shared, source.document, needed),
         files["corpus"],
     )
     task = ConvertJudged(shared, _files(judged), _files(queries), _files(documents), held_out)
-    made = run(f"records {dataset.name}", task, [Bucket(n) for n in range(buckets)])
+    numbers = [Bucket(number) for number in range(buckets)]
+    made = run(making.folder, f"records {dataset.name}", task, numbers)
     unread = sum(result["unread"] for result in (*queries, *documents))
     if unread:
         log.warning(

@@ -10,14 +10,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
 from rayembed.config.mining import Teacher
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.parts import Part, read_records
 from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Result, run_units
+from rayembed.data.units import Result, run_tasks
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
+
+_LAST = "index.npz"
+"""Written after all other files of a part."""
+
+_GIVEN = "given.npy"
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,12 @@ class Vectors:
     """The files of one teacher with its settings."""
 
     folder: str
+    weights: str
+    """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
         """What is known of the part's texts."""
-        with np.load(io.BytesIO(read_bytes(self._path(part, "index.npz")))) as loaded:
+        with np.load(io.BytesIO(read_bytes(self._path(part, _LAST)))) as loaded:
             return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
@@ -69,7 +76,11 @@ class Vectors:
 
     def has(self, part: Part) -> bool:
         """Whether all files of the part are there."""
-        return exists(self._path(part, "index.npz"))  # written last
+        return exists(self._path(part, _LAST))
+
+    def missing(self, parts: Sequence[Part]) -> list[PartUnit]:
+        """The parts whose vectors are not there."""
+        return self._without(_LAST, parts)
 
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
@@ -79,19 +90,27 @@ class Vectors:
         _save(self._path(part, "documents.npy"), documents.astype(np.float16))
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **vars(texts))
-        write_atomic(self._path(part, "index.npz"), buffer.getvalue())
+        write_atomic(self._path(part, _LAST), buffer.getvalue())
 
     def given(self, part: Part) -> np.ndarray:
         """(G, D) float16 of unit length, one for each distinct negative that the rows bring."""
-        return _load(self._path(part, "given.npy"))
+        return _load(self._path(part, _GIVEN))
 
     def has_given(self, part: Part) -> bool:
         """Whether the vectors of the part's own negatives are there."""
-        return exists(self._path(part, "given.npy"))
+        return exists(self._path(part, _GIVEN))
+
+    def missing_given(self, parts: Sequence[Part]) -> list[PartUnit]:
+        """The parts of whose own negatives there are no vectors."""
+        return self._without(_GIVEN, parts)
 
     def save_given(self, part: Part, given: np.ndarray) -> None:
         """Write the vectors of the part's own negatives."""
-        _save(self._path(part, "given.npy"), given.astype(np.float16))
+        _save(self._path(part, _GIVEN), given.astype(np.float16))
+
+    def _without(self, name: str, parts: Sequence[Part]) -> list[PartUnit]:
+        there = set(list_files(self.folder, recursive=False))
+        return [PartUnit(part) for part in parts if f"{part.digest}.{name}" not in there]
 
     def _path(self, part: Part, name: str) -> str:
         return join(self.folder, f"{part.digest}.{name}")
@@ -103,7 +122,7 @@ class EmbedPart:
 
     vectors: Vectors
     config: Teacher
-    load: Callable[[Teacher, str], Encoder] = load_teacher
+    load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """Counts of rows; vectors that are there are not made again."""
@@ -111,27 +130,27 @@ class EmbedPart:
         if not self.vectors.has(unit.part):
             records = read_records(unit.part.path)
             texts, known = texts_of(records)
-            encoder = self.load(self.config, device)
+            encoder = self.load(self.config, self.vectors.weights, device)
             queries = encoder([record.query for record in records], "query")
             self.vectors.save(unit.part, queries, encoder(texts, "document"), known)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def embed_parts(
-    workshop: Workshop, dataset: str, folder: str, parts: Sequence[Part], teacher: Teacher
+    workshop: Workshop, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
     """The vectors of all parts, made by the cluster where they are not there yet.
 
     Args:
         dataset: names the task in the log.
-        folder: keeps the tasks' results.
     """
-    settings = embedding_settings(teacher, workshop.teaching.fingerprint(teacher.teacher))
-    vectors = Vectors(join(workshop.storage, "data", "vectors", settings))
+    weights = workshop.teaching.fingerprint(teacher.teacher)
+    settings = embedding_settings(teacher, weights)
+    vectors = Vectors(join(workshop.storage, "data", "vectors", settings), weights)
     task = EmbedPart(vectors, teacher, workshop.teaching.load)
-    units = [PartUnit(part) for part in parts]
-    what = f"embed {dataset} {settings}"
-    run_units(folder, what, task, units, workshop.execute, "gpu or machine")
+    # No results are kept: the files themselves tell what is done, whoever removes some.
+    missing = vectors.missing(parts)
+    run_tasks(f"embed {dataset} {settings}", task, missing, workshop.execute, "gpu or machine")
     return vectors
 
 

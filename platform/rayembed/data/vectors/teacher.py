@@ -12,6 +12,7 @@ import torch
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import Teacher
 from rayembed.config.run import fingerprint
+from rayembed.errors import ArtifactError
 from rayembed.models.build import load_model
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
@@ -35,10 +36,18 @@ _TOKENS_PER_BATCH_CPU = 4096
 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
-def load_teacher(config: Teacher, device: str = "cpu") -> Encoder:
-    """The teacher's encoder on `device`, loaded once a process."""
+def load_teacher(config: Teacher, weights: str, device: str = "cpu") -> Encoder:
+    """The teacher's encoder on `device`, loaded once a process.
+
+    Args:
+        weights: their fingerprint. A process that lives on loads anew what lies under the same name
+            with other content.
+
+    Raises:
+        ArtifactError: the weights are others.
+    """
     prefixes = config.query_prefix, config.document_prefix
-    return _load(config.teacher, config.max_length, *prefixes, device)
+    return _load(config.teacher, weights, config.max_length, *prefixes, device)
 
 
 def embedding_settings(config: Teacher, weights: str) -> str:
@@ -57,18 +66,30 @@ def weights_of(reference: str) -> str:
 class Teaching:
     """How teachers are found and loaded; tests put in others."""
 
-    load: Callable[[Teacher, str], Encoder] = load_teacher
+    load: Callable[[Teacher, str, str], Encoder] = load_teacher
+    """Of settings, the fingerprint of the weights and a device."""
     fingerprint: Callable[[str], str] = weights_of
 
 
 @lru_cache(maxsize=1)
 def _load(
-    reference: str, max_length: int, query_prefix: str, document_prefix: str, device: str
+    reference: str,
+    weights: str,
+    max_length: int,
+    query_prefix: str,
+    document_prefix: str,
+    device: str,
 ) -> Encoder:
+    folder = resolve_model(reference)
+    if (seen := weights_fingerprint(folder)) != weights:
+        raise ArtifactError(
+            f"the teacher {reference!r} has weights {seen} on this machine, but the job began with "
+            f"{weights}; give all machines the same and start it again"
+        )
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
     torch.set_num_threads(os.cpu_count() or 1)
-    model = load_model(resolve_model(reference))
+    model = load_model(folder)
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(torch.bfloat16)
