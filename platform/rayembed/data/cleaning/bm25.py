@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from scipy.sparse import csc_array, csr_array
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.data.cleaning.words import normalised, words
+from rayembed.data.words import normalised, words
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import parquet_bytes
 

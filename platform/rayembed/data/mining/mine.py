@@ -14,7 +14,7 @@ from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.units import Needs, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 """Of mining; raised whenever it chooses other negatives of the same inputs."""
 
 

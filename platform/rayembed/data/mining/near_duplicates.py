@@ -1,9 +1,8 @@
 """Texts that nearly are one another, by the word trigrams that they share."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
-_WORD = re.compile(r"\w+")
+from rayembed.data.words import words
 
 
 def trigrams(text: str) -> frozenset[tuple[str, ...]]:
@@ -11,10 +10,10 @@ def trigrams(text: str) -> frozenset[tuple[str, ...]]:
 
     A text of fewer words is one shingle of what it has; one without words stands for itself.
     """
-    words = _WORD.findall(text.casefold())
-    if len(words) < 3:
-        return frozenset([tuple(words) or (text,)])
-    return frozenset(zip(words, words[1:], words[2:], strict=False))
+    found = words(text)
+    if len(found) < 3:
+        return frozenset([tuple(found)])
+    return frozenset(zip(found, found[1:], found[2:], strict=False))
 
 
 def is_near_duplicate(
