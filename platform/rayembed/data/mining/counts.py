@@ -25,16 +25,18 @@ def histogram(scores: np.ndarray) -> list[int]:
     return [int(n) for n in np.histogram(inside, bins=HISTOGRAM_EDGES)[0]]
 
 
-def refused_counts(lists: Sequence[Candidates], copies: int) -> dict[str, int]:
+def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict[str, int]:
     """Reason → candidates that it kept out, over all rows and teachers, those of zero left out.
 
     Args:
         copies: near-duplicates that were met while negatives were chosen.
+        given: negatives that rows bring and that are positives; no candidates.
     """
     status = np.concatenate([candidates.status.ravel() for candidates in lists])
     counts = np.bincount(status, minlength=max(REASONS) + 1)
     by_reason = {name: int(counts[code]) for code, name in REASONS.items()}
     by_reason["near-duplicate of a positive"] += copies
+    by_reason["given, but a positive"] = given
     return {name: count for name, count in by_reason.items() if count}
 
 
@@ -93,6 +95,7 @@ def add_up_mining(results: Sequence[Result]) -> dict[str, Any]:
         "mined": sum(result["mined"] for result in results),
         "without_negatives": sum(result["without"] for result in results),
         "short": sum(result["short"] for result in results),
+        "vague": sum(result["vague"] for result in results),
         "candidates": sum(result["candidates"] for result in results),
         "refused": dict(sorted(refused.items())),
         "histograms": _sum([result["histograms"] for result in results]),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
-from rayembed.data.mining.corpus import CorpusFiles
+from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
 from rayembed.data.mining.given import EmbedGiven
@@ -22,8 +22,9 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
     """The folder of the records with their hard negatives.
 
     The manifest has, beside what all steps write: `teachers`, the numbers `mined`,
-    `without_negatives`, `short` (rows with fewer than `num_negatives`), `candidates` (looked at),
-    `refused` by reason, `histograms` of each teacher, `mining_examples`.
+    `without_negatives`, `short` (rows with fewer than `num_negatives`), `vague` (rows whose query
+    has more than `MOST_SHARED` positives in several rows, of which only the row's own count),
+    `candidates` (looked at), `refused` by reason, `histograms` of each teacher, `mining_examples`.
 
     Raises:
         DataError: the corpus to mine from has no documents, or too many bad rows.
@@ -35,6 +36,7 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
     corpus = corpus_of(workshop, config.corpus) if config.corpus is not None else None
     inputs = {
         "code": CODE_VERSION,
+        "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "teachers": weights,
         "cross_encoder": config.rescoring and workshop.teaching.fingerprint(config.rescoring.model),

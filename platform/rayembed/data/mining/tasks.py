@@ -7,7 +7,13 @@ import numpy as np
 
 from rayembed.config.mining import CrossEncoder, MiningConfig
 from rayembed.data.hashes import text_hash
-from rayembed.data.mining.candidates import RULE, Candidates, candidates_of, without_never
+from rayembed.data.mining.candidates import (
+    RULE,
+    Candidates,
+    candidates_of,
+    given_positives,
+    without_never,
+)
 from rayembed.data.mining.choose import Chosen, choose
 from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
 from rayembed.data.mining.counts import (
@@ -68,9 +74,9 @@ class MinePart:
             lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
         read = _reader(records, corpus, self.config.pool == "given")
         positives = positive_texts(records, queries, corpus)
-        decided = self._decided(records, lists, lowest, positives, read, device)
-        kept = [() if self.config.pool == "given" else record.negatives for record in records]
-        chosen, texts, copies = self._chosen(decided, kept, positives, read)
+        decided = self._decided(records, queries, lists, lowest, positives, read, device)
+        kept, dropped = self._kept(records, queries, corpus)
+        chosen, texts, copies = self._chosen(decided, queries, kept, positives, read)
         done = [
             replace(
                 record,
@@ -92,7 +98,8 @@ class MinePart:
             "without": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
             "candidates": looked_at(lists),
-            "refused": refused_counts([one.candidates for one in decided], copies),
+            "refused": refused_counts([one.candidates for one in decided], copies, dropped),
+            "vague": int(corpus.asked_too_often(queries.query_hash).sum()),
             "histograms": _histograms(decided, chosen),
             "mining_examples": _examples(done, decided[0], read),
         }
@@ -119,9 +126,26 @@ class MinePart:
         lists = candidates_of(*found, hashes)
         return without_never(lists, queries, corpus, skip=self.config.skip, given=not given)
 
+    def _kept(
+        self, records: Sequence[Record], queries: Queries, corpus: Corpus
+    ) -> tuple[list[tuple[Negative, ...]], int]:
+        """The given negatives that stay as they are, of each row, and how many do not: those that
+        are positives of the query, be it in another row.
+        """
+        if self.config.pool == "given":
+            return [()] * len(records), 0
+        bad = given_positives(queries, corpus)
+        by_row = np.split(bad, np.searchsorted(queries.given_of, np.arange(1, len(records))))
+        kept = [
+            tuple(n for n, refused in zip(record.negatives, of_row, strict=True) if not refused)
+            for record, of_row in zip(records, by_row, strict=False)
+        ]
+        return kept, int(bad.sum())
+
     def _decided(
         self,
         records: Sequence[Record],
+        queries: Queries,
         lists: Sequence[Candidates],
         lowest: Sequence[np.ndarray],
         positives: Sequence[Sequence[str]],
@@ -130,10 +154,11 @@ class MinePart:
     ) -> list[Decided]:
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
         if self.config.rescoring is not None:
-            asked = [record.query for record in records]
+            asked = [records[row].query for row in queries.first_row]
             score = self.load_cross_encoder(self.config.rescoring, device)
+            near = self.config.near_duplicate
             lists, scores, of_positives = rescore(
-                lists, asked, positives, read, self.config.near_duplicate, score
+                lists, queries.of_row, asked, positives, read, near, score
             )
             lowest = [of_positives] * len(lists)
         return [
@@ -144,6 +169,7 @@ class MinePart:
     def _chosen(
         self,
         decided: Sequence[Decided],
+        queries: Queries,
         kept: Sequence[Sequence[Negative]],
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
@@ -157,7 +183,7 @@ class MinePart:
         def copies(asked: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
             add(set().union(*asked.values()))
             assert similarity is not None
-            return copies_among(asked, texts, positives, similarity)
+            return copies_among(asked, texts, queries.of_row, positives, similarity)
 
         similarity = self.config.near_duplicate
         # Rescoring read all texts and took the copies out.
