@@ -54,8 +54,10 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
         _embedded(workshop, dataset, making.folder, before.parts, documents, teacher)
         for teacher in teachers
     ]
+    working = making.working_folder
     task = MinePart(
         making.parts_folder,
+        working,
         CorpusFiles(tuple(before.parts), tuple(documents), vectors[0]),
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
@@ -64,7 +66,8 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
     units = [PartUnit(part) for part in before.parts]
     # A cross-encoder uses all CPUs of its machine, the search alone one.
     needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
-    results = run_units(making.folder, f"mine {dataset.name}", task, units, workshop.execute, needs)
+    # Results stay beside the examples that they tell of, and go with them.
+    results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
     return making.finish(
         results,
         [part for result in results for part in result["parts"]],
@@ -72,7 +75,7 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
             {"teacher": teacher.teacher, "weights": one}
             for teacher, one in zip(teachers, weights, strict=True)
         ],
-        **add_up_mining(results),
+        **add_up_mining(results, working),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from rayembed.data.mining.counts import (
     looked_at,
     refused_counts,
     rows_to_show,
+    write_examples,
 )
 from rayembed.data.mining.decide import Decided, decide, salts
 from rayembed.data.mining.given import given_lists, given_texts
@@ -54,6 +56,8 @@ class MinePart:
 
     folder: str
     """Where the new parts go."""
+    examples: str
+    """Where rows to read go, of each part; `counts.add_up_mining` reads some."""
     files: CorpusFiles
     teachers: tuple[MiningTeacher, ...]
     """In the order in which they take turns."""
@@ -89,6 +93,8 @@ class MinePart:
             for row, record in enumerate(records)
         ]
         part = write_part(self.folder, done)
+        shown = _examples(done, decided[0], read)
+        write_examples(self.examples, part.digest, shown)
         return {
             "rows_in": len(records),
             "rows_out": len(done),
@@ -101,7 +107,8 @@ class MinePart:
             "refused": refused_counts([one.candidates for one in decided], copies, dropped),
             "vague": int(corpus.asked_too_often(queries.query_hash).sum()),
             "histograms": _histograms(decided, chosen),
-            "mining_examples": _examples(done, decided[0], read),
+            "part": part.digest,
+            "examples_at": list(shown),
         }
 
     def _candidates(
@@ -225,7 +232,7 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 
 def _histograms(
     decided: Sequence[Decided], chosen: Sequence[Sequence[Chosen]]
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, str]]:
     """For each teacher, of the scores by which the rule decided."""
     found = []
     for number, one in enumerate(decided):
@@ -245,8 +252,11 @@ def _histograms(
 
 def _examples(
     records: Sequence[Record], decided: Decided, read: ReadTexts
-) -> list[dict[str, object]]:
-    """Rows to read, with what the rule refused of the first teacher's list."""
+) -> dict[int, dict[str, Any]]:
+    """Rows to read by their order among those of all parts.
+
+    Each with what the rule refused of the first teacher's list.
+    """
     ids, scores = decided.candidates.ids, decided.scores
     shown = []
     for order, row in rows_to_show(records):
@@ -254,12 +264,11 @@ def _examples(
         best = columns[np.argsort(-scores[row, columns], kind="stable")][:_REFUSED_SHOWN]
         shown.append((order, row, best))
     texts = read({int(ids[row, column]) for _, row, best in shown for column in best})
-    return [
-        example(
-            order,
+    return {
+        order: example(
             records[row],
             [(texts[int(ids[row, column])], float(scores[row, column])) for column in best],
             float(decided.positive_scores[row]),
         )
         for order, row, best in shown
-    ]
+    }
