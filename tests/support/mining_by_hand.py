@@ -33,7 +33,7 @@ def cross_score(query, text):
     return zlib.crc32(f"{query}|{text}".encode()) % 21 / 20
 
 
-def load_cross_encoder(config, device):
+def load_cross_encoder(config, weights, device):
     """As that of mining: scores by `cross_score`."""
     return lambda pairs: np.array([cross_score(*pair) for pair in pairs], dtype=np.float32)
 

@@ -13,6 +13,7 @@ from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MinePart
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
+from rayembed.data.sources.tasks import HeldOut
 
 RULES = [
     {"kind": "top_k"},
@@ -173,6 +174,8 @@ def test_uniform_sampling_draws_from_all_that_the_rule_leaves(tmp_path) -> None:
 def test_a_seed_decides_nothing_where_nothing_is_drawn(tmp_path) -> None:
     rows = by_hand.made_up_rows(10, 0)
     first, _ = mine(tmp_path, rows, configured(), seed=0)
-    again = make_mined(workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1))
+    again = make_mined(
+        workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1), HeldOut()
+    )
     assert len(list((tmp_path / "out/data/mined").iterdir())) == 1
     assert [r for part in again.parts for r in read_records(part.path)] == first

@@ -84,7 +84,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
         compared[0] += 1
         return usual(text)
 
-    def load(config, device):
+    def load(config, weights, device):
         def score(pairs):
             scored[0] += len(pairs)
             return np.array([by_hand.cross_score(*pair) for pair in pairs], dtype=np.float32)

@@ -11,6 +11,7 @@ from rayembed.data.mining.given import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.units import Needs, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 
@@ -18,8 +19,13 @@ CODE_VERSION = 5
 """Of mining; raised whenever it chooses other negatives of the same inputs."""
 
 
-def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
+def make_mined(
+    workshop: Workshop, dataset: DatasetConfig, before: Prepared, held_out: HeldOut
+) -> Prepared:
     """The folder of the records with their hard negatives.
+
+    Args:
+        held_out: what documents of `mining.corpus` may not be; the records were checked before.
 
     The manifest has, beside what all steps write: `teachers`, the numbers `mined`,
     `without_negatives`, `short` (rows with fewer than `num_negatives`), `vague` (rows whose query
@@ -33,13 +39,15 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
     assert config is not None
     teachers: tuple[Teacher, ...] = (config, *config.further_teachers)
     weights = [workshop.teaching.fingerprint(teacher.teacher) for teacher in teachers]
-    corpus = corpus_of(workshop, config.corpus) if config.corpus is not None else None
+    rescoring = config.rescoring
+    cross_encoder = None if rescoring is None else workshop.teaching.fingerprint(rescoring.model)
+    corpus = corpus_of(workshop, config.corpus, held_out) if config.corpus is not None else None
     inputs = {
         "code": CODE_VERSION,
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "teachers": weights,
-        "cross_encoder": config.rescoring and workshop.teaching.fingerprint(config.rescoring.model),
+        "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
         "records": before.fingerprint,
         "seed": workshop.seed if config.sampling == "uniform" else None,
@@ -49,7 +57,7 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
         return found
     documents: list[Part] = []
     if config.corpus is not None and corpus is not None:
-        documents = make_documents(workshop, config.corpus, *corpus).parts
+        documents = make_documents(workshop, config.corpus, *corpus, held_out).parts
     vectors = [
         _embedded(workshop, dataset, making.folder, before.parts, documents, teacher)
         for teacher in teachers
@@ -62,10 +70,11 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
         workshop.seed,
+        cross_encoder or "",
     )
     units = [PartUnit(part) for part in before.parts]
     # A cross-encoder uses all CPUs of its machine, the search alone one.
-    needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
+    needs: Needs = "gpu or cpu" if rescoring is None else "gpu or machine"
     # Results stay beside the examples that they tell of, and go with them.
     results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
     return making.finish(

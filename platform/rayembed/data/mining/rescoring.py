@@ -27,16 +27,19 @@ _PAIRS_PER_BATCH_GPU = 256
 _PAIRS_PER_BATCH_CPU = 16
 
 
-def load_cross_encoder(config: CrossEncoder, device: str = "cpu") -> Scorer:
+def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
     """The scores of the cross-encoder on `device`, loaded once a process.
 
     Its one output goes through the sigmoid whatever the model's own activation is, so that rules by
     shares of the positive's score have a zero to go by.
 
+    Args:
+        weights: fingerprint of the weights; others of the same name are loaded anew.
+
     Raises:
         AssetError: the model gives more than one number for a pair.
     """
-    return _load(config.model, config.max_length, device)
+    return _load(config.model, weights, config.max_length, device)
 
 
 def rescore(
@@ -103,7 +106,7 @@ def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
 
 
 @lru_cache(maxsize=1)
-def _load(reference: str, max_length: int, device: str) -> Scorer:
+def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":

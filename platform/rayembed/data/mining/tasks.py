@@ -64,7 +64,9 @@ class MinePart:
     config: MiningConfig
     seed: int
     """Of uniform sampling."""
-    load_cross_encoder: Callable[[CrossEncoder, str], Scorer] = load_cross_encoder
+    cross_encoder: str = ""
+    """Fingerprint of its weights, where `config` names one."""
+    load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """The new part, and what `counts.add_up_mining` adds up."""
@@ -162,7 +164,7 @@ class MinePart:
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
         if self.config.rescoring is not None:
             asked = [records[row].query for row in queries.first_row]
-            score = self.load_cross_encoder(self.config.rescoring, device)
+            score = self.load_cross_encoder(self.config.rescoring, self.cross_encoder, device)
             near = self.config.near_duplicate
             lists, scores, of_positives = rescore(
                 lists, queries.of_row, asked, positives, read, near, score
