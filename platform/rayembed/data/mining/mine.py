@@ -42,15 +42,10 @@ def make_mined(
     rescoring = config.rescoring
     cross_encoder = None if rescoring is None else workshop.teaching.fingerprint(rescoring.model)
     corpus = corpus_of(workshop, config.corpus, held_out) if config.corpus is not None else None
-    inputs = {
-        "code": CODE_VERSION,
-        "most_shared": MOST_SHARED,
-        "settings": _settings(config),
+    inputs = _inputs(config, before, workshop.seed) | {
         "teachers": weights,
         "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
-        "records": before.fingerprint,
-        "seed": workshop.seed if config.sampling == "uniform" else None,
     }
     making = Making(workshop.storage, "mined", dataset.name, inputs, before)
     if (found := making.found()) is not None:
@@ -86,6 +81,17 @@ def make_mined(
         ],
         **add_up_mining(results, working),
     )
+
+
+def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, object]:
+    """What decides the outcome beside models and files of documents."""
+    return {
+        "code": CODE_VERSION,
+        "most_shared": MOST_SHARED,
+        "settings": _settings(config),
+        "records": before.fingerprint,
+        "seed": seed if config.sampling == "uniform" else None,
+    }
 
 
 def _settings(config: MiningConfig) -> dict[str, object]:
