@@ -49,7 +49,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 5
+CODE_VERSION = 6
 """Of converting and cleaning; raised whenever they make other records of the same inputs."""
 
 _EXAMPLES_SHOWN = 5
