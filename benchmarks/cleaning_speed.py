@@ -70,7 +70,7 @@ def near_duplicates(rows):
 def in_memory(made, config):
     from datasketch import MinHash, MinHashLSH
 
-    from rayembed.data.cleaning.words import words
+    from rayembed.data.words import words
 
     index = MinHashLSH(
         threshold=config.threshold, num_perm=config.permutations, weights=(0.02, 0.98)
@@ -91,7 +91,7 @@ def overlap(evaluation, rows):
     import bm25s
 
     from rayembed.data.cleaning.bm25 import open_index, write_index
-    from rayembed.data.cleaning.words import words
+    from rayembed.data.words import words
 
     known = texts(evaluation, 5, 40, 2)
     asked = [*texts(rows * 9 // 10, 5, 120, 3), *(f"{text} more" for text in known[: rows // 10])]

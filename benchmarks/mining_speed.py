@@ -52,11 +52,13 @@ def ours(workshop, dataset, before):
     """Seconds, and (query, positive) → negatives with their scores."""
     from rayembed.data.mining.mine import make_mined
     from rayembed.data.parts import read_records
+    from rayembed.data.sources.tasks import HeldOut
     from rayembed.data.vectors.teacher import load_teacher, weights_of
 
     load_teacher(dataset.mining, weights_of(dataset.mining.teacher))
     began = time.perf_counter()
-    mined = make_mined(workshop, dataset, before)
+    # No corpus of its own: what is held out is out of the records.
+    mined = make_mined(workshop, dataset, before, HeldOut())
     seconds = time.perf_counter() - began
     records = [record for part in mined.parts for record in read_records(part.path)]
     return seconds, {(r.query, r.positives[0]): [n.text for n in r.negatives] for r in records}

@@ -33,7 +33,7 @@ def cross_score(query, text):
     return zlib.crc32(f"{query}|{text}".encode()) % 21 / 20
 
 
-def load_cross_encoder(config, device):
+def load_cross_encoder(config, weights, device):
     """As that of mining: scores by `cross_score`."""
     return lambda pairs: np.array([cross_score(*pair) for pair in pairs], dtype=np.float32)
 
@@ -105,7 +105,13 @@ def limit(rule, positive):
     return positive - (1 - rule.max_relative_score) * abs(positive)
 
 
-def allowed(rows, config, teacher, more=()):
+def positives_of(row, rows, most_shared=1000):
+    """The row's positives and those of other rows that ask the same, unless these are too many."""
+    positives = {t for r in rows if r.query == row.query for t in r.positives}
+    return positives if len(positives) <= most_shared else set(row.positives)
+
+
+def allowed(rows, config, teacher, more=(), most_shared=1000):
     """For each row all that may be a negative by one teacher, best first.
 
     As (text, rank, score, cross_score), with the positive's score beside the list.
@@ -114,7 +120,7 @@ def allowed(rows, config, teacher, more=()):
     classes = {t: {r.label for r in rows if r.label and t in r.positives} for t in documents}
     found = []
     for row in rows:
-        positives = {t for r in rows if r.query == row.query for t in r.positives}
+        positives = positives_of(row, rows, most_shared)
         query = vectors_of([row.query], teacher)[0]
 
         def score(text, query=query):
@@ -151,14 +157,16 @@ def allowed(rows, config, teacher, more=()):
     return found
 
 
-def mined(rows, config, more=()):
+def mined(rows, config, more=(), most_shared=1000):
     """The rows with their negatives as (text, rank, score, rule, teacher, cross_score), and the
     positive's score, for `sampling = best`."""
     teachers = [config.teacher, *(t.teacher for t in config.further_teachers)]
-    by_teacher = [allowed(rows, config, teacher, more) for teacher in teachers]
+    by_teacher = [allowed(rows, config, teacher, more, most_shared) for teacher in teachers]
     result = []
     for number, row in enumerate(rows):
-        kept = [] if config.pool == "given" else [n.text for n in row.negatives]
+        positives = positives_of(row, rows, most_shared)
+        own = [n.text for n in row.negatives if n.text not in positives]
+        kept = [] if config.pool == "given" else own
         negatives = [(text, None, None, "given", None, None) for text in kept]
         waiting = [list(of_teacher[number][0]) for of_teacher in by_teacher]
         taken = set()

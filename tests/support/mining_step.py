@@ -12,6 +12,7 @@ from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import read_records, write_part
 from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.records import Record
+from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import Teaching
 
 
@@ -35,11 +36,18 @@ def workshop(folder: Path, seed: int = 0, **changes) -> Workshop:
     return Workshop(str(folder / "out"), seed, teaching=teaching, **changes)
 
 
-def mine(folder: Path, rows, config: MiningConfig, parts: int = 1, **changes):
+def mine(
+    folder: Path,
+    rows,
+    config: MiningConfig,
+    parts: int = 1,
+    held_out: HeldOut | None = None,
+    **changes,
+):
     """Mined records and the step's manifest."""
     dataset = dataset_of(config)
     before = prepared(folder, rows, parts)
-    done = make_mined(workshop(folder, **changes), dataset, before)
+    done = make_mined(workshop(folder, **changes), dataset, before, held_out or HeldOut())
     assert done.manifest["rows_in"] == done.manifest["rows_out"] == len(rows)
     return [r for part in done.parts for r in read_records(part.path)], done.manifest
 

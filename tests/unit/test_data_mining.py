@@ -13,6 +13,7 @@ from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MinePart
 from rayembed.data.parts import read_records
 from rayembed.data.records import Negative, Record
+from rayembed.data.sources.tasks import HeldOut
 
 RULES = [
     {"kind": "top_k"},
@@ -41,8 +42,11 @@ def test_every_rule_equals_its_definition_with_1_2_and_3_parts(
         found, manifest = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
         assert [r.id for r in found] == [r.id for r in rows]
         assert told(found) == wanted
-        kept = [[n.text for n in r.negatives] for r in rows]
+        kept = [{n.text for n in r.negatives} - by_hand.positives_of(r, rows) for r in rows]
         assert manifest["mined"] == sum(len(n) for n, _ in wanted) - sum(map(len, kept))
+        given_ones = sum(len(r.negatives) for r in rows)
+        dropped = manifest["refused"].get("given, but a positive", 0)
+        assert dropped == given_ones - sum(map(len, kept))
         assert manifest["short"] == sum(len(n) < 4 for n, _ in wanted)
         assert manifest["without_negatives"] == sum(not n for n, _ in wanted)
 
@@ -135,7 +139,7 @@ def test_a_cross_encoder_decides(seed, rule, pool, near, tmp_path_factory) -> No
     for parts in (1, 3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("rayembed.data.mining.mine.MinePart", task)
-            patch.setattr("rayembed.data.mining.rescoring._ROWS_AT_A_TIME", 7)
+            patch.setattr("rayembed.data.mining.rescoring._QUERIES_AT_A_TIME", 7)
             found, _ = mine(tmp_path_factory.mktemp("mining"), rows, config, parts)
         assert told(found) == wanted
 
@@ -170,6 +174,8 @@ def test_uniform_sampling_draws_from_all_that_the_rule_leaves(tmp_path) -> None:
 def test_a_seed_decides_nothing_where_nothing_is_drawn(tmp_path) -> None:
     rows = by_hand.made_up_rows(10, 0)
     first, _ = mine(tmp_path, rows, configured(), seed=0)
-    again = make_mined(workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1))
+    again = make_mined(
+        workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1), HeldOut()
+    )
     assert len(list((tmp_path / "out/data/mined").iterdir())) == 1
     assert [r for part in again.parts for r in read_records(part.path)] == first

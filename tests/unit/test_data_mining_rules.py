@@ -57,3 +57,15 @@ def test_choosing_in_rounds_is_choosing_after_all_were_checked(lists, bad, wante
     assert all(lists[c.teacher][c.place] == c.document for c in chosen[0])
     assert len(asked) == len(set(asked)), "a text was read twice"
     assert met == len(set(asked) & bad)
+
+
+def test_near_duplicates_are_told_in_every_script() -> None:
+    hindi = "मैं किताब पढ़ रहा हूँ"
+    assert not is_near_duplicate("मैं कातिबु पढ़ रहा हूँ", [trigrams(hindi)], 0.5)
+    assert is_near_duplicate("मैं किताब पढ़ रहा हूँ अभी", [trigrams(hindi)], 0.7)
+    # Without spaces a changed end is not another text.
+    assert is_near_duplicate(
+        "今天天气很好我们去公园吗", [trigrams("今天天气很好我们去公园吧")], 0.7
+    )
+    assert is_near_duplicate("ภาษาไทยง่ายมากครับ", [trigrams("ภาษาไทยง่ายมากค่ะ")], 0.6)
+    assert not is_near_duplicate("今天天气很好", [trigrams("我们去公园吧")], 0.1)

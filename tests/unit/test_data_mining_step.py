@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import mining_by_hand as by_hand
@@ -14,11 +15,13 @@ from mining_step import configured, dataset_of, mine, prepared, told
 from sentence_transformers import CrossEncoder as SentenceCrossEncoder
 from tiny_models import save_cross_encoder
 
+from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import histogram
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import read_records
 from rayembed.data.prepared import Workshop
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
+from rayembed.data.vectors.teacher import Teaching, weights_of
 from rayembed.errors import AssetError, DataError
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
@@ -41,21 +44,23 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         teaching = Teaching(load, lambda reference: weights)
         return Workshop(str(tmp_path / "out"), 0, execute, teaching)
 
-    first = make_mined(counting("old", "a"), dataset_of(configured()), before)
+    first = make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut())
     assert sorted(set(done)) == ["EmbedPart", "MinePart"]
     done.clear()
     stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
-    assert make_mined(counting("old", "a"), dataset_of(configured()), before) == first
+    assert make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut()) == first
     assert not done
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == stamps
-    other = make_mined(counting("new", "b"), dataset_of(configured()), before)
+    other = make_mined(counting("new", "b"), dataset_of(configured()), before, HeldOut())
     assert sorted(done) == ["EmbedPart", "EmbedPart", "MinePart", "MinePart"]
     assert other.folder != first.folder
     negatives = {n.teacher for p in other.parts for r in read_records(p.path) for n in r.negatives}
     assert negatives == {"new"}
     # Another rule takes the vectors that are there.
     done.clear()
-    make_mined(counting("old", "a"), dataset_of(configured(rule={"kind": "top_k"})), before)
+    make_mined(
+        counting("old", "a"), dataset_of(configured(rule={"kind": "top_k"})), before, HeldOut()
+    )
     assert done == ["MinePart", "MinePart"]
 
 
@@ -71,7 +76,7 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
     before = prepared(tmp_path, rows, 2)
     for changes, loaded in (({}, 2), ({"rule": {"kind": "top_k"}}, 0), ({"pool": "given"}, 2)):
         calls.clear()
-        make_mined(workshop_, dataset_of(configured(**changes)), before)
+        make_mined(workshop_, dataset_of(configured(**changes)), before, HeldOut())
         assert len(calls) == loaded
 
 
@@ -102,8 +107,32 @@ def test_the_audit_counts_what_was_refused_and_chosen(tmp_path) -> None:
     assert any(one["refused"] for one in manifest["mining_examples"])
 
 
+def test_what_the_driver_holds_of_a_part_is_small_and_without_texts(tmp_path) -> None:
+    rows = by_hand.made_up_rows(60, 5)
+    results = []
+
+    def execute(task, units, needs):
+        for unit in units:
+            results.append(task(unit))
+            yield results[-1]
+
+    others = [{"teacher": "b"}]
+    _, manifest = mine(
+        tmp_path, rows, configured(rule=RULE, further_teachers=others), 2, execute=execute
+    )
+    assert len(manifest["mining_examples"]) == 20
+    mined = [json.dumps(result) for result in results if "mined" in result]
+    assert len(mined) == 2
+    for content in mined:
+        assert not any(word in content for word in by_hand.WORDS)
+        assert len(content) < 3000
+    (folder,) = (tmp_path / "out/data/mined").iterdir()
+    assert not (folder / "working").exists()
+
+
 def test_histograms_have_bins_of_two_hundredths() -> None:
-    counts = histogram(np.array([-1.2, -1.0, -0.001, 0.0, 0.019, 0.03, 0.999, 1.0005]))
+    told = histogram(np.array([-1.2, -1.0, -0.001, 0.0, 0.019, 0.03, 0.999, 1.0005]))
+    counts = [int(number) for number in told.split(" ")]
     assert len(counts) == 100
     assert {place: n for place, n in enumerate(counts) if n} == {0: 2, 49: 1, 50: 2, 51: 1, 99: 2}
 
@@ -179,6 +208,47 @@ def test_rows_without_a_document_are_counted_and_too_many_refused(tmp_path) -> N
         mine(tmp_path, rows, config)
 
 
+def test_what_is_held_out_is_no_negative(tmp_path) -> None:
+    rows = by_hand.made_up_rows(10, 0)
+    texts = by_hand.made_up_texts(40, 99)
+    out, alone, title = texts[3], texts[4], "Kept Title"
+    cells = [{"title": None, "text": text} for text in texts]
+    cells[4] = {"title": "Any", "text": f" {alone} "}
+    cells[5]["title"] = title
+    cells[6]["text"] = [texts[6], out]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(map(json.dumps, cells)))
+
+    def negatives(held_out: HeldOut, column: str = "title+text") -> tuple[set[str], dict]:
+        config = configured(
+            rule={"kind": "top_k"},
+            near_duplicate=None,
+            candidates=80,
+            num_negatives=80,
+            corpus={"path": str(path), "text": column},
+        )
+        found, manifest = mine(tmp_path, rows, config, held_out=held_out)
+        return {n.text for r in found for n in r.negatives}, manifest
+
+    free, all_of_them = negatives(HeldOut())
+    wanted = {*texts[:4], f"Any  {alone} ", f"{title} {texts[5]}", *texts[6:]}
+    assert wanted <= free
+    held = HeldOut(texts=frozenset(map(text_hash, (out, alone, title))))
+    kept, manifest = negatives(held)
+    assert manifest["fingerprint"] != all_of_them["fingerprint"]
+    # Of a row that joins columns all goes.
+    assert wanted - kept == {out, f"Any  {alone} ", f"{title} {texts[5]}", texts[6]}
+    kept, _ = negatives(held, "text")
+    assert kept.isdisjoint({out, f" {alone} "})
+    assert {*texts[:3], *texts[5:]} <= kept
+    made = [
+        json.loads((folder / "manifest.json").read_text())
+        for folder in (tmp_path / "out/data/documents").iterdir()
+    ]
+    # Of 40 rows; they do not count as bad ones.
+    assert sorted(one["rejected"].get(HELD_OUT_TEXT, 0) for one in made) == [0, 2, 4]
+
+
 @pytest.mark.parametrize("pool", ["corpus", "given"])
 def test_a_part_without_rows_stays_one(pool, tmp_path) -> None:
     rows = by_hand.made_up_rows(3, 0, given=True)
@@ -239,6 +309,23 @@ def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
     scores = [n.cross_score for r in limited for n in r.negatives]
     assert max(scores) <= middle
     assert manifest["refused"]["by the rule"] > 0
+
+
+def test_other_weights_of_a_name_are_loaded_anew(tmp_path) -> None:
+    rows = by_hand.made_up_rows(6, 4)
+    config = configured(rescoring={"model": str(tmp_path / "reranker")}, rule={"kind": "top_k"})
+    teaching = Teaching(by_hand.load, lambda ref: ref if ref == "a" else weights_of(ref))
+    before, scores = prepared(tmp_path, rows, 1), []
+    made = [save_cross_encoder(tmp_path / f"seed {seed}", seed=seed) for seed in (0, 1)]
+    for folder in (made[0], made[1], made[0]):
+        shutil.rmtree(tmp_path / "reranker", ignore_errors=True)
+        shutil.copytree(folder, tmp_path / "reranker")
+        storage = str(tmp_path / f"out {len(scores)}")
+        workshop_ = Workshop(storage, 0, teaching=teaching)
+        done = make_mined(workshop_, dataset_of(config), before, HeldOut())
+        found = [record for part in done.parts for record in read_records(part.path)]
+        scores.append([n.cross_score for record in found for n in record.negatives])
+    assert scores[0] == scores[2] != scores[1]
 
 
 def test_a_cross_encoder_with_several_outputs_is_refused(tmp_path) -> None:

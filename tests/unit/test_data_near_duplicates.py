@@ -12,12 +12,13 @@ import pytest
 
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates, nearest_pairs, removed_rows
+from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of
-from rayembed.data.cleaning.words import normalised, shingles, words
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_index, write_part
 from rayembed.data.records import Record
 from rayembed.data.units import Execute, in_process
+from rayembed.data.words import normalised, words
 
 CONFIG = NearDuplicates(threshold=0.7, ngram=3)
 

@@ -119,7 +119,7 @@ def prepare_datasets(
         if reach >= 1 and dataset.consistency is not None:
             folders.append(make_filtered(workshop, dataset, folders[-1]))
         if reach >= 2 and dataset.mining is not None:
-            folders.append(make_mined(workshop, dataset, folders[-1]))
+            folders.append(make_mined(workshop, dataset, folders[-1], held_out))
         if reach >= 3 and dataset.clusters is not None:
             folders.append(make_clustered(workshop, dataset, folders[-1]))
         for prepared in folders[1:]:

@@ -26,9 +26,9 @@ import pyarrow.parquet as pq
 from scipy.sparse import csc_array, csr_array
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.data.cleaning.words import normalised, words
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import parquet_bytes
+from rayembed.data.words import normalised, words
 
 FEWEST_WORDS = 3
 """Distinct words of an evaluation text below which only equal texts match it."""

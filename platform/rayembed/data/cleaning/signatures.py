@@ -17,7 +17,7 @@ from datasketch import MinHash, MinHashLSH
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import RowsOfPart
-from rayembed.data.cleaning.words import shingles
+from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table
 from rayembed.data.shuffle import Bucket, read_bucket, write_buckets

@@ -15,8 +15,8 @@ import xxhash
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
+from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.cleaning.signatures import compared
-from rayembed.data.cleaning.words import shingles
 from rayembed.data.parts import Part, parquet_bytes, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result

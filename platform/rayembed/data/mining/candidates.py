@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rayembed.data.hashes import NO_HASH, mixed
-from rayembed.data.mining.corpus import Corpus
+from rayembed.data.mining.corpus import Corpus, among, pair_hash
 from rayembed.data.mining.queries import Queries
 from rayembed.search.order import NO_RESULT
 
@@ -25,8 +25,6 @@ REASONS = {
     RULE: "by the rule",
 }
 """What the audit calls them. A candidate counts under the first that was found against it."""
-
-_PAIRS_AT_A_TIME = 8192
 
 
 @dataclass(frozen=True)
@@ -80,12 +78,21 @@ def without_never(
     against = [
         (SKIPPED, np.broadcast_to(np.arange(hashes.shape[1]) < skip, hashes.shape)),
         (QUERY, hashes == queries.query_hash[:, None]),
-        (POSITIVE, _among(hashes, queries.positive_of, positives)),
+        (POSITIVE, _of_rows(hashes, queries.of_row, queries.positive_of, positives)),
         (CLASS, same_class),
     ]
     if given:
-        against.insert(3, (GIVEN, _among(hashes, queries.given_of, queries.given_hash)))
+        rows = np.arange(len(hashes))
+        given_ones = _of_rows(hashes, rows, queries.given_of, queries.given_hash)
+        against.insert(3, (GIVEN, given_ones))
     return _refused(candidates, against)
+
+
+def given_positives(queries: Queries, corpus: Corpus) -> np.ndarray:
+    """(G,) bool: which of the negatives that rows bring are positives of their queries."""
+    asker = queries.of_row[queries.given_of]
+    positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
+    return among(positives, pair_hash(queries.given_hash, asker))
 
 
 def without_near_duplicates(candidates: Candidates, copies: np.ndarray) -> Candidates:
@@ -125,11 +132,8 @@ def _refused(candidates: Candidates, against: Sequence[tuple[int, np.ndarray]]) 
     return replace(candidates, status=status)
 
 
-def _among(hashes: np.ndarray, of: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """(Q, C) whether a hash is one of those that its row wants."""
-    found = np.zeros(hashes.shape, dtype=bool)
-    for start in range(0, len(of), _PAIRS_AT_A_TIME):
-        rows = of[start : start + _PAIRS_AT_A_TIME]
-        pair, column = np.nonzero(hashes[rows] == wanted[start : start + len(rows), None])
-        found[rows[pair], column] = True
-    return found
+def _of_rows(
+    hashes: np.ndarray, asker: np.ndarray, of: np.ndarray, wanted: np.ndarray
+) -> np.ndarray:
+    """(Q, C) whether a hash is one of those wanted by its row's asker; `wanted` is by `of`."""
+    return among(np.sort(pair_hash(wanted, of)), pair_hash(hashes, asker[:, None]))

@@ -19,6 +19,10 @@ from rayembed.data.hashes import mixed
 from rayembed.data.parts import Part, read_index, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 
+MOST_SHARED = 1000
+"""Positives up to which rows that ask the same share theirs. A query of more ("Untitled") tells
+nothing of them; and its positives are read for every part that asks it."""
+
 
 @dataclass(frozen=True)
 class CorpusFiles:
@@ -53,9 +57,12 @@ class Corpus:
     classes: np.ndarray
     """Sorted uint64, one of each text and class that it has; see `of_class`."""
     shared_query: np.ndarray
-    """(S,) int64, sorted: the hash of a query that several rows ask, once for each positive."""
+    """(S,) int64, sorted: the hash of a query that several rows ask, once for each positive where
+    there are up to `MOST_SHARED`."""
     shared_document: np.ndarray
     """(S,) int64: a positive of that query."""
+    vague_query: np.ndarray
+    """int64, sorted: the hashes of queries that are not among those, for too many positives."""
 
     def shards(self, vectors: Vectors) -> Iterator[np.ndarray]:
         """The vectors of all documents by id, float16 and part by part."""
@@ -63,13 +70,17 @@ class Corpus:
             found = vectors.documents(part)
             yield found if keep.all() else found[keep]
 
-    def vectors_of(self, vectors: Vectors, documents: np.ndarray) -> np.ndarray:
-        """(n, D) float16 of n documents, sorted ids; only parts that have some are read."""
-        found = []
+    def vectors_of(
+        self, vectors: Vectors, documents: np.ndarray
+    ) -> Iterator[tuple[slice, np.ndarray]]:
+        """(n, D) float16 of documents, sorted ids that may repeat: those of one part at a time,
+        with where they stand among the ids. Only parts that have some are read.
+        """
         for number, inside in self._by_part(documents):
             places = np.flatnonzero(self.keep[number])[inside]
-            found.append(vectors.documents(self.files.parts[number])[places])
-        return np.concatenate(found) if found else np.empty((0, 0), dtype=np.float16)
+            start = int(np.searchsorted(documents, self.starts[number]))
+            found = vectors.documents(self.files.parts[number])
+            yield slice(start, start + len(inside)), found[places]
 
     def texts_of(self, documents: Collection[int]) -> dict[int, str]:
         """The texts of documents by id; only parts that have some are read."""
@@ -88,14 +99,18 @@ class Corpus:
 
     def of_class(self, text_hash: np.ndarray, label_hash: np.ndarray) -> np.ndarray:
         """Whether texts have a class; both arrays of one shape, bool of that shape comes back."""
-        if not len(self.classes):
-            return np.zeros(text_hash.shape, dtype=bool)
-        pairs = _pair(text_hash, label_hash)
-        places = np.searchsorted(self.classes, pairs).clip(max=len(self.classes) - 1)
-        return np.asarray(self.classes[places] == pairs)
+        return among(self.classes, pair_hash(text_hash, label_hash))
+
+    def shares(self, query_hash: np.ndarray) -> np.ndarray:
+        """(n,) bool: several rows ask the query, and share their positives."""
+        return among(self.shared_query, query_hash)
+
+    def asked_too_often(self, query_hash: np.ndarray) -> np.ndarray:
+        """(n,) bool: several rows ask the query, with more positives than `MOST_SHARED`."""
+        return among(self.vague_query, query_hash)
 
     def positives_of(self, query_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of queries that several rows ask: the place in `query_hash` and a positive, for each."""
+        """Of queries that rows share: the place in `query_hash` and a positive, for each."""
         first = np.searchsorted(self.shared_query, query_hash, "left")
         count = np.searchsorted(self.shared_query, query_hash, "right") - first
         of = np.repeat(np.arange(len(query_hash)), count)
@@ -130,9 +145,9 @@ def open_corpus(files: CorpusFiles) -> Corpus:
     keep[np.unique(every, return_index=True)[1]] = True
     kept = np.split(keep, np.cumsum([len(one) for one in hashes])[:-1])
     text_hash = every[keep]
-    classes = [_pair(known.label_of, known.label_hash) for known in texts]
+    classes = [pair_hash(known.label_of, known.label_hash) for known in texts]
     by_hash = np.argsort(text_hash)
-    query, document_hash = _shared(files.records, texts)
+    query, document_hash, vague = _shared(files.records, texts)
     document = by_hash[np.searchsorted(text_hash, document_hash, sorter=by_hash)]
     return Corpus(
         files=files,
@@ -143,11 +158,29 @@ def open_corpus(files: CorpusFiles) -> Corpus:
         classes=np.unique(np.concatenate([np.empty(0, np.uint64), *classes])),
         shared_query=query,
         shared_document=document,
+        vague_query=vague,
     )
 
 
-def _shared(parts: tuple[Part, ...], texts: list[PartTexts]) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of queries that several rows ask, sorted, each with the hash of a positive."""
+def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is one of those wanted, which are sorted; bool of the values' shape."""
+    if not len(wanted):
+        return np.zeros(values.shape, dtype=bool)
+    places = np.searchsorted(wanted, values).clip(max=len(wanted) - 1)
+    return np.asarray(wanted[places] == values)
+
+
+def pair_hash(text_hash: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """uint64 that stands for a text and another int64 together, such as its class."""
+    return mixed(text_hash.view(np.uint64) ^ mixed(other))
+
+
+def _shared(
+    parts: tuple[Part, ...], texts: list[PartTexts]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hashes of queries that several rows ask, sorted, each with the hash of a positive; and of
+    those that have too many positives.
+    """
     asked = read_index(parts).query_hash
     distinct, times = np.unique(asked, return_counts=True)
     several = distinct[times > 1]
@@ -155,13 +188,11 @@ def _shared(parts: tuple[Part, ...], texts: list[PartTexts]) -> tuple[np.ndarray
     first_row = 0
     for part, known in zip(parts, texts, strict=False):  # parts of further documents come after
         of = np.repeat(asked[first_row : first_row + part.rows], np.diff(known.first))
-        chosen = np.isin(of, several)
+        chosen = among(several, of)
         pairs.append(np.stack([of[chosen], known.text_hash[known.place[chosen]]]))
         first_row += part.rows
     query, document = np.unique(np.concatenate(pairs, axis=1), axis=1)
-    return query, document
-
-
-def _pair(text_hash: np.ndarray, label_hash: np.ndarray) -> np.ndarray:
-    """uint64 that stands for a text and a class together."""
-    return mixed(text_hash.view(np.uint64) ^ mixed(label_hash))
+    found, count = np.unique(query, return_counts=True)
+    vague = found[count > MOST_SHARED]
+    kept = ~among(vague, query)
+    return query[kept], document[kept], vague

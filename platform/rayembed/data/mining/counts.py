@@ -1,10 +1,13 @@
 """What mining tells of itself: counts, histograms and examples, added up over all parts."""
 
-from collections.abc import Mapping, Sequence
+import heapq
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
 from rayembed.data.records import Record
@@ -16,25 +19,31 @@ EXAMPLES = 20
 HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
 """100 bins of width 0.02; cosines that rounding puts outside count in the outer ones."""
 
+_NO_SCORES = np.zeros(len(HISTOGRAM_EDGES) - 1, dtype=np.int64)
 _SHOWN_CHARACTERS = 300
 
 
-def histogram(scores: np.ndarray) -> list[int]:
-    """How many scores fall into each of the 100 bins."""
+def histogram(scores: np.ndarray) -> str:
+    """How many scores fall into each of the 100 bins, as one text: numbers between spaces.
+
+    One process holds those of all parts, and a text takes a tenth of what numbers do.
+    """
     inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
-    return [int(n) for n in np.histogram(inside, bins=HISTOGRAM_EDGES)[0]]
+    return " ".join(map(str, np.histogram(inside, bins=HISTOGRAM_EDGES)[0]))
 
 
-def refused_counts(lists: Sequence[Candidates], copies: int) -> dict[str, int]:
+def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict[str, int]:
     """Reason → candidates that it kept out, over all rows and teachers, those of zero left out.
 
     Args:
         copies: near-duplicates that were met while negatives were chosen.
+        given: negatives that rows bring and that are positives; no candidates.
     """
     status = np.concatenate([candidates.status.ravel() for candidates in lists])
     counts = np.bincount(status, minlength=max(REASONS) + 1)
     by_reason = {name: int(counts[code]) for code, name in REASONS.items()}
     by_reason["near-duplicate of a positive"] += copies
+    by_reason["given, but a positive"] = given
     return {name: count for name, count in by_reason.items() if count}
 
 
@@ -50,17 +59,15 @@ def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
 
 
 def example(
-    order: int, record: Record, refused: Sequence[tuple[str, float]], positive_score: float
+    record: Record, refused: Sequence[tuple[str, float]], positive_score: float
 ) -> dict[str, Any]:
     """A mined row to read.
 
     Args:
-        order: places it among those of all parts.
         refused: texts that the rule refused, with the scores by which it did.
         positive_score: what the rule went by.
     """
     return {
-        "order": order,
         "query": _shown(record.query),
         "positive": _shown(record.positives[0]),
         "positive_score": round(positive_score, 4),
@@ -79,36 +86,50 @@ def example(
     }
 
 
-def add_up_mining(results: Sequence[Result]) -> dict[str, Any]:
-    """Entries of the manifest over the results of all parts."""
+def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
+    """Keep a part's rows to read, by their order, for `add_up_mining`."""
+    content = json.dumps({str(order): one for order, one in examples.items()}, ensure_ascii=False)
+    write_atomic(join(folder, f"{part}.json"), content.encode())
+
+
+def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
+    """Entries of the manifest over the results of all parts.
+
+    Args:
+        folder: what `write_examples` was given; only the files of rows that are shown are read.
+    """
     refused: dict[str, int] = {}
     for result in results:
         for reason, count in result["refused"].items():
             refused[reason] = refused.get(reason, 0) + count
-    examples = sorted(
-        (one for result in results for one in result["mining_examples"]),
-        key=lambda one: (one["order"], one["query"]),
+    shown = heapq.nsmallest(
+        EXAMPLES, ((order, r["part"]) for r in results for order in r["examples_at"])
     )
+    files = {
+        part: json.loads(read_bytes(join(folder, f"{part}.json")))
+        for part in dict.fromkeys(part for _, part in shown)
+    }
     return {
         "mined": sum(result["mined"] for result in results),
         "without_negatives": sum(result["without"] for result in results),
         "short": sum(result["short"] for result in results),
+        "vague": sum(result["vague"] for result in results),
         "candidates": sum(result["candidates"] for result in results),
         "refused": dict(sorted(refused.items())),
-        "histograms": _sum([result["histograms"] for result in results]),
-        "mining_examples": [
-            {name: value for name, value in one.items() if name != "order"}
-            for one in examples[:EXAMPLES]
-        ],
+        "histograms": _sum(result["histograms"] for result in results),
+        "mining_examples": [files[part][str(order)] for order, part in shown],
     }
 
 
-def _sum(of_parts: Sequence[Sequence[Mapping[str, Sequence[int]]]]) -> list[dict[str, list[int]]]:
+def _sum(of_parts: Iterable[Sequence[Mapping[str, str]]]) -> list[dict[str, list[int]]]:
     """For each teacher the histograms of all parts as one."""
-    return [
-        {name: np.sum([one[name] for one in of_teacher], axis=0).tolist() for name in of_teacher[0]}
-        for of_teacher in zip(*of_parts, strict=True)
-    ]
+    sums: list[dict[str, np.ndarray]] = []
+    for of_teachers in of_parts:
+        sums = sums or [dict.fromkeys(one, _NO_SCORES) for one in of_teachers]
+        for total, one in zip(sums, of_teachers, strict=True):
+            for name, counts in one.items():
+                total[name] = total[name] + np.array(counts.split(" "), dtype=np.int64)
+    return [{name: counts.tolist() for name, counts in total.items()} for total in sums]
 
 
 def _shown(text: str) -> str:

@@ -23,12 +23,13 @@ from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
+from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.units import Result, add_up, run_units
 from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.errors import DataError
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Of reading documents; raised whenever others come of the same files."""
 
 SCHEMA = pa.schema([("text", pa.string())])
@@ -55,10 +56,11 @@ class DocumentPiece:
 
 @dataclass(frozen=True)
 class ReadDocuments:
-    """Task: parts of the documents of a piece, each text once."""
+    """Task: parts of the documents of a piece, each text once and none that is held out."""
 
     folder: str
     column: str
+    held_out: HeldOut
 
     def __call__(self, unit: DocumentPiece) -> Result:
         """`parts`, counts and examples of rejected rows; a row may hold several documents."""
@@ -71,6 +73,8 @@ class ReadDocuments:
         for row in read_rows(unit.piece, (self.column,)):
             rows += 1
             texts = documents_of(row, self.column)
+            if not isinstance(texts, str):
+                texts = self._not_held_out(row, texts) or HELD_OUT_TEXT
             if not isinstance(texts, str):
                 new = [text for text in dict.fromkeys(texts) if text_hash(text) not in seen]
                 seen.update(map(text_hash, new))
@@ -94,6 +98,18 @@ class ReadDocuments:
             "parts": [[part.name, part.rows] for part in parts],
         }
 
+    def _not_held_out(self, row: Row | BadRow, texts: Sequence[str]) -> list[str]:
+        """The row's documents that an evaluation does not show; none where one of the texts that
+        `column` joins is held out.
+        """
+        held = self.held_out.texts
+        level, dot, names = self.column.rpartition(".")
+        for name in names.split("+") if held and "+" in names else ():
+            single = documents_of(row, f"{level}{dot}{name}")
+            if not isinstance(single, str) and any(text_hash(t.strip()) in held for t in single):
+                return []
+        return [text for text in texts if not held or text_hash(text.strip()) not in held]
+
 
 @dataclass(frozen=True)
 class EmbedDocuments:
@@ -114,7 +130,9 @@ class EmbedDocuments:
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
-def corpus_of(workshop: Workshop, corpus: settings.Corpus) -> tuple[Making, list[Piece]]:
+def corpus_of(
+    workshop: Workshop, corpus: settings.Corpus, held_out: HeldOut
+) -> tuple[Making, list[Piece]]:
     """The folder of the corpus' documents, which need not be there yet, and what it is made of.
 
     Raises:
@@ -122,12 +140,21 @@ def corpus_of(workshop: Workshop, corpus: settings.Corpus) -> tuple[Making, list
     """
     pieces = list_pieces(_below_root(workshop.root, corpus.path))
     named = [[file_name(p.path), p.start, p.version] for p in pieces]
-    inputs = {"code": CODE_VERSION, "text": corpus.text, "source": fingerprint(named)}
+    inputs = {
+        "code": CODE_VERSION,
+        "text": corpus.text,
+        "source": fingerprint(named),
+        "held_out": fingerprint(sorted(map(str, held_out.texts))),
+    }
     return Making(workshop.storage, "documents", "corpus", inputs), pieces
 
 
 def make_documents(
-    workshop: Workshop, corpus: settings.Corpus, making: Making, pieces: Sequence[Piece]
+    workshop: Workshop,
+    corpus: settings.Corpus,
+    making: Making,
+    pieces: Sequence[Piece],
+    held_out: HeldOut,
 ) -> Prepared:
     """The folder of the corpus' documents, made or found.
 
@@ -136,7 +163,7 @@ def make_documents(
     """
     if (found := making.found()) is not None:
         return found
-    task = ReadDocuments(making.parts_folder, corpus.text)
+    task = ReadDocuments(making.parts_folder, corpus.text, held_out)
     units = [DocumentPiece(piece) for piece in pieces]
     results = run_units(making.folder, "documents", task, units, workshop.execute)
     _accept(corpus, results)
@@ -189,7 +216,8 @@ def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
     """Return when there are documents and not too many rows without one."""
     rows, documents, rejected = add_up(results)
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
-    bad = sum(count for reason, count in rejected.items() if reason != _DUPLICATE)
+    good = (_DUPLICATE, HELD_OUT_TEXT)
+    bad = sum(count for reason, count in rejected.items() if reason not in good)
     if not documents:
         raise DataError(f"the corpus {corpus.path!r} has no documents in {rows} rows: {counts}")
     if bad > DEFAULT_REJECTED_SHARE * rows:

@@ -5,64 +5,93 @@ from collections.abc import Sequence
 from rayembed.assets.storage import file_name
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
-from rayembed.data.mining.corpus import CorpusFiles
+from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
 from rayembed.data.mining.given import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.prepared import Making, Prepared, Workshop
+from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.units import Needs, run_tasks, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 """Of mining; raised whenever it chooses other negatives of the same inputs."""
 
 
-def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
+def make_mined(
+    workshop: Workshop, dataset: DatasetConfig, before: Prepared, held_out: HeldOut
+) -> Prepared:
     """The folder of the records with their hard negatives.
 
+    Args:
+        held_out: what documents of `mining.corpus` may not be; the records were checked before.
+
     The manifest has, beside what all steps write: `teachers`, the numbers `mined`,
-    `without_negatives`, `short` (rows with fewer than `num_negatives`), `candidates` (looked at),
-    `refused` by reason, `histograms` of each teacher, `mining_examples`.
+    `without_negatives`, `short` (rows with fewer than `num_negatives`), `vague` (rows whose query
+    has more than `MOST_SHARED` positives in several rows, of which only the row's own count),
+    `candidates` (looked at), `refused` by reason, `histograms` of each teacher, `mining_examples`.
 
     Raises:
         DataError: the corpus to mine from has no documents, or too many bad rows.
     """
     config = dataset.mining
     assert config is not None
-    teachers: tuple[Teacher, ...] = (config, *config.further_teachers)
-    weights = [workshop.teaching.fingerprint(teacher.teacher) for teacher in teachers]
-    corpus = corpus_of(workshop, config.corpus) if config.corpus is not None else None
+    weights = [workshop.teaching.fingerprint(one.teacher) for one in _teachers(config)]
+    rescoring = config.rescoring
+    cross_encoder = None if rescoring is None else workshop.teaching.fingerprint(rescoring.model)
+    corpus = corpus_of(workshop, config.corpus, held_out) if config.corpus is not None else None
     inputs = {
         "code": CODE_VERSION,
+        "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "teachers": weights,
-        "cross_encoder": config.rescoring and workshop.teaching.fingerprint(config.rescoring.model),
+        "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
         "records": before.fingerprint,
         "seed": workshop.seed if config.sampling == "uniform" else None,
     }
     making = Making(workshop.storage, "mined", dataset.name, inputs, before)
-    if (found := making.found()) is not None:
-        return found
-    documents: list[Part] = []
-    if config.corpus is not None and corpus is not None:
-        documents = make_documents(workshop, config.corpus, *corpus).parts
-    vectors = [
-        _embedded(workshop, dataset, before.parts, documents, teacher) for teacher in teachers
-    ]
+
+    def mine() -> Prepared:
+        documents: list[Part] = []
+        if config.corpus is not None and corpus is not None:
+            documents = make_documents(workshop, config.corpus, *corpus, held_out).parts
+        return _mine(workshop, dataset, before.parts, documents, making, weights, cross_encoder)
+
+    return making.once(mine)
+
+
+def _mine(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    records: Sequence[Part],
+    documents: Sequence[Part],
+    making: Making,
+    weights: Sequence[str],
+    cross_encoder: str | None,
+) -> Prepared:
+    """The folder; `weights` and `cross_encoder` are fingerprints."""
+    config = dataset.mining
+    assert config is not None
+    teachers = _teachers(config)
+    vectors = [_embedded(workshop, dataset, records, documents, teacher) for teacher in teachers]
+    working = making.working_folder
     task = MinePart(
         making.parts_folder,
-        CorpusFiles(tuple(before.parts), tuple(documents), vectors[0]),
+        working,
+        CorpusFiles(tuple(records), tuple(documents), vectors[0]),
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
         workshop.seed,
+        cross_encoder or "",
     )
-    units = [PartUnit(part) for part in before.parts]
+    units = [PartUnit(part) for part in records]
     # A cross-encoder uses all CPUs of its machine, the search alone one.
     needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
-    results = run_units(making.folder, f"mine {dataset.name}", task, units, workshop.execute, needs)
+    # Results stay beside the examples that they tell of, and go with them.
+    results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
     return making.finish(
         results,
         [part for result in results for part in result["parts"]],
@@ -70,8 +99,13 @@ def make_mined(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> 
             {"teacher": teacher.teacher, "weights": one}
             for teacher, one in zip(teachers, weights, strict=True)
         ],
-        **add_up_mining(results),
+        **add_up_mining(results, working),
     )
+
+
+def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
+    """In the order in which they take turns."""
+    return (config, *config.further_teachers)
 
 
 def _settings(config: MiningConfig) -> dict[str, object]:

@@ -1,9 +1,10 @@
 """Texts that nearly are one another, by the word trigrams that they share."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 
-_WORD = re.compile(r"\w+")
+import numpy as np
+
+from rayembed.data.words import words
 
 
 def trigrams(text: str) -> frozenset[tuple[str, ...]]:
@@ -11,10 +12,10 @@ def trigrams(text: str) -> frozenset[tuple[str, ...]]:
 
     A text of fewer words is one shingle of what it has; one without words stands for itself.
     """
-    words = _WORD.findall(text.casefold())
-    if len(words) < 3:
-        return frozenset([tuple(words) or (text,)])
-    return frozenset(zip(words, words[1:], words[2:], strict=False))
+    found = words(text)
+    if len(found) < 3:
+        return frozenset([tuple(found)])
+    return frozenset(zip(found, found[1:], found[2:], strict=False))
 
 
 def is_near_duplicate(
@@ -33,6 +34,7 @@ def is_near_duplicate(
 def copies_among(
     asked: Mapping[int, Collection[int]],
     texts: Mapping[int, str],
+    query_of: np.ndarray,
     positives: Sequence[Sequence[str]],
     similarity: float,
 ) -> dict[int, set[int]]:
@@ -40,10 +42,14 @@ def copies_among(
 
     Args:
         texts: of the documents by id.
-        positives: texts of each row.
+        query_of: the query of each row; what rows of one query ask about is compared once.
+        positives: texts of each query.
     """
-    found = {}
+    by_query: dict[int, set[int]] = {}
     for row, documents in asked.items():
-        own = [trigrams(text) for text in positives[row]]
-        found[row] = {d for d in documents if is_near_duplicate(texts[d], own, similarity)}
-    return found
+        by_query.setdefault(int(query_of[row]), set()).update(documents)
+    copies = {}
+    for query, wanted in by_query.items():
+        own = [trigrams(text) for text in positives[query]]
+        copies[query] = {d for d in wanted if is_near_duplicate(texts[d], own, similarity)}
+    return {row: copies[int(query_of[row])].intersection(ids) for row, ids in asked.items()}

@@ -1,4 +1,8 @@
-"""What must be known of a part's queries to refuse what can be no negative of theirs."""
+"""What must be known of a part's queries to refuse what can be no negative of theirs.
+
+Rows that ask the same are one query with the positives of all: what follows from these is found
+once and not for each row.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +17,20 @@ from rayembed.data.vectors.embed import Vectors
 
 @dataclass(frozen=True)
 class Queries:
-    """Q rows of a part, P positives of theirs, G negatives that they bring."""
+    """N rows of a part that ask Q queries with P positives and bring G negatives."""
 
     query_hash: np.ndarray
-    """(Q,) int64."""
+    """(N,) int64."""
     label_hash: np.ndarray
-    """(Q,) int64, `NO_HASH` where there is no class."""
+    """(N,) int64, `NO_HASH` where there is no class."""
+    of_row: np.ndarray
+    """(N,) int64: the query of each row."""
+    first_row: np.ndarray
+    """(Q,) int64, sorted: the first row that asks it."""
     positive_of: np.ndarray
-    """(P,) int64, sorted: the row of each positive. Rows that ask the same share theirs."""
+    """(P,) int64, sorted: the query of each positive; none is left out."""
     positive: np.ndarray
-    """(P,) int64 ids of documents, distinct within a row."""
+    """(P,) int64 ids of documents, distinct within a query."""
     given_of: np.ndarray
     """(G,) int64, sorted: the row of each given negative."""
     given_hash: np.ndarray
@@ -30,18 +38,33 @@ class Queries:
 
 
 def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
-    """What is known of the records' queries; the records are rows of the corpus."""
+    """What is known of the records' queries; the records are rows of the corpus.
+
+    A query that has too many positives in the corpus counts as another one in each of its rows,
+    with their own positives.
+    """
     query_hash = _array([text_hash(record.query) for record in records])
-    own_of, own = _flat([[text_hash(t) for t in record.positives] for record in records])
-    given_of, given = _flat([[text_hash(n.text) for n in r.negatives] for r in records])
-    shared_of, shared = corpus.positives_of(query_hash)
-    pairs = np.stack(
-        [np.concatenate([own_of, shared_of]), np.concatenate([corpus.ids_of(own), shared])]
+    shared = corpus.shares(query_hash)
+    first = np.arange(len(records))
+    _, places, same = np.unique(query_hash[shared], return_index=True, return_inverse=True)
+    first[shared] = np.flatnonzero(shared)[places][same]
+    first_row, of_row = np.unique(first, return_inverse=True)
+    alone = np.flatnonzero(~shared[first_row])
+    own_of, own = _flat(
+        [[text_hash(t) for t in records[row].positives] for row in first_row[alone]]
     )
-    positive_of, positive = np.unique(pairs, axis=1)
+    several = np.flatnonzero(shared[first_row])
+    shared_of, shared_positive = corpus.positives_of(query_hash[first_row[several]])
+    of = np.concatenate([alone[own_of], several[shared_of]])
+    positive_of, positive = np.unique(
+        np.stack([of, np.concatenate([corpus.ids_of(own), shared_positive])]), axis=1
+    )
+    given_of, given = _flat([[text_hash(n.text) for n in r.negatives] for r in records])
     return Queries(
         query_hash=query_hash,
         label_hash=_array([label_hash(record.label) for record in records]),
+        of_row=of_row,
+        first_row=first_row,
         positive_of=positive_of,
         positive=positive,
         given_of=given_of,
@@ -52,36 +75,44 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
 def positive_texts(
     records: Sequence[Record], queries: Queries, corpus: Corpus
 ) -> list[tuple[str, ...]]:
-    """The texts of each row's positives, and of those of other rows that ask the same."""
-    of, documents = corpus.positives_of(queries.query_hash)
+    """The texts of each query's positives; those of a row's own are not read again."""
+    own = [dict.fromkeys(records[row].positives) for row in queries.first_row]
+    count = np.bincount(queries.positive_of, minlength=len(own))
+    further = (
+        count[queries.positive_of] > np.array([len(some) for some in own])[queries.positive_of]
+    )
+    of, documents = queries.positive_of[further], queries.positive[further]
     texts = corpus.texts_of(set(documents.tolist()))
-    found = [dict.fromkeys(record.positives) for record in records]
-    for row, document in zip(of.tolist(), documents.tolist(), strict=True):
-        found[row][texts[document]] = None
-    return [tuple(of_row) for of_row in found]
+    for query, document in zip(of.tolist(), documents.tolist(), strict=True):
+        own[query][texts[document]] = None
+    return [tuple(some) for some in own]
 
 
 def lowest_scores(
     queries: Queries, query_vectors: np.ndarray, corpus: Corpus, vectors: Vectors
 ) -> np.ndarray:
-    """(Q,) float32: the teacher's score of each query with its lowest-scoring positive.
+    """(N,) float32: the teacher's score of each row's query with its lowest-scoring positive.
 
     Args:
-        query_vectors: (Q, D) of unit length.
+        query_vectors: (N, D) of unit length.
     """
-    documents, place = np.unique(queries.positive, return_inverse=True)
-    found = corpus.vectors_of(vectors, documents)
-    scores = np.empty(len(place), dtype=np.float32)
-    for start in range(0, len(place), _PAIRS_AT_A_TIME):
-        some = slice(start, start + _PAIRS_AT_A_TIME)
-        of_queries = query_vectors[queries.positive_of[some]].astype(np.float32)
-        scores[some] = (of_queries * found[place[some]].astype(np.float32)).sum(1)
-    return lowest_of_rows(queries.positive_of, scores)
+    order = np.argsort(queries.positive, kind="stable")
+    documents = queries.positive[order]
+    row = queries.first_row[queries.positive_of[order]]
+    found = [np.empty(0, dtype=np.float32)]
+    for some, of_documents in corpus.vectors_of(vectors, documents):
+        for start in range(0, len(of_documents), _PAIRS_AT_A_TIME):
+            few = slice(start, start + _PAIRS_AT_A_TIME)
+            of_queries = query_vectors[row[some][few]].astype(np.float32)
+            found.append((of_queries * of_documents[few].astype(np.float32)).sum(1))
+    scores = np.empty(len(order), dtype=np.float32)
+    scores[order] = np.concatenate(found)
+    return np.asarray(lowest_of_queries(queries.positive_of, scores)[queries.of_row])
 
 
-def lowest_of_rows(row: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The lowest of the scores of each row; `row` is sorted and leaves none out."""
-    return np.asarray(np.minimum.reduceat(scores, np.flatnonzero(np.diff(row, prepend=-1))))
+def lowest_of_queries(query: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The lowest of the scores of each query; `query` is sorted and leaves none out."""
+    return np.asarray(np.minimum.reduceat(scores, np.flatnonzero(np.diff(query, prepend=-1))))
 
 
 _PAIRS_AT_A_TIME = 8192

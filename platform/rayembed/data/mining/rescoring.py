@@ -1,6 +1,6 @@
 """Rescoring: a cross-encoder scores positives and candidates in place of the teacher.
 
-The model stays loaded in the process that uses it. Q queries, C places of a list.
+The model stays loaded in the process that uses it. N rows, C places of a list.
 """
 
 import os
@@ -14,33 +14,37 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.near_duplicates import copies_among
-from rayembed.data.mining.queries import lowest_of_rows
+from rayembed.data.mining.queries import lowest_of_queries
 from rayembed.errors import AssetError
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """(n,) float32 scores in [0, 1] of n pairs of query and document."""
 
-_ROWS_AT_A_TIME = 512
+_QUERIES_AT_A_TIME = 512
 """Whose candidates' texts are in memory together."""
 
 _PAIRS_PER_BATCH_GPU = 256
 _PAIRS_PER_BATCH_CPU = 16
 
 
-def load_cross_encoder(config: CrossEncoder, device: str = "cpu") -> Scorer:
+def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
     """The scores of the cross-encoder on `device`, loaded once a process.
 
     Its one output goes through the sigmoid whatever the model's own activation is, so that rules by
     shares of the positive's score have a zero to go by.
 
+    Args:
+        weights: fingerprint of the weights; others of the same name are loaded anew.
+
     Raises:
         AssetError: the model gives more than one number for a pair.
     """
-    return _load(config.model, config.max_length, device)
+    return _load(config.model, weights, config.max_length, device)
 
 
 def rescore(
     lists: Sequence[Candidates],
+    query_of: np.ndarray,
     queries: Sequence[str],
     positives: Sequence[Sequence[str]],
     read_texts: Callable[[Collection[int]], Mapping[int, str]],
@@ -50,41 +54,51 @@ def rescore(
     """The cross-encoder's scores of what is open in the teachers' lists.
 
     Args:
-        lists: one of each teacher; a document that stands in several is scored once for a query.
+        lists: one of each teacher; a document that stands in several, or in those of several rows
+            that ask the same, is scored once for a query.
+        query_of: the query of each row.
+        queries: texts, by query.
         positives: texts of each query.
         similarity: Jaccard similarity from which a candidate is a copy of a positive; copies are
             refused and not scored.
 
     Returns:
-        The lists without copies of positives; for each (Q, C) float32 scores in [0, 1], `-inf`
-        where nothing is open; and (Q,) float32 of the lowest-scoring positives.
+        The lists without copies of positives; for each (N, C) float32 scores in [0, 1], `-inf`
+        where nothing is open; and (N,) float32 of the lowest-scoring positives.
     """
     copies = [np.zeros(one.ids.shape, dtype=bool) for one in lists]
     scores = [np.full(one.ids.shape, -np.inf, dtype=np.float32) for one in lists]
     lowest = [np.empty(0, dtype=np.float32)]
-    for start in range(0, len(queries), _ROWS_AT_A_TIME):
-        rows = range(start, min(start + _ROWS_AT_A_TIME, len(queries)))
+    by_query = np.argsort(query_of, kind="stable")
+    for start in range(0, len(queries), _QUERIES_AT_A_TIME):
+        some = range(start, min(start + _QUERIES_AT_A_TIME, len(queries)))
+        edges = np.searchsorted(query_of[by_query], [some.start, some.stop])
+        rows = by_query[slice(*edges)].tolist()
         open_ = {row: _open_documents(lists, row) for row in rows}
         texts = read_texts(set().union(*open_.values()))
         if similarity is not None:
-            refused = copies_among(open_, texts, positives, similarity)
+            refused = copies_among(open_, texts, query_of, positives, similarity)
             open_ = {row: documents - refused[row] for row, documents in open_.items()}
-        pairs = [(row, document) for row in rows for document in sorted(open_[row])]
-        found = score([(queries[row], texts[document]) for row, document in pairs])
+        pairs = sorted({(int(query_of[row]), document) for row in rows for document in open_[row]})
+        found = score([(queries[query], texts[document]) for query, document in pairs])
         of_pair = dict(zip(pairs, found.tolist(), strict=True))
         for row in rows:
+            query = int(query_of[row])
             for teacher, one in enumerate(lists):
                 for column in np.flatnonzero(one.open[row]).tolist():
-                    of_document = of_pair.get((row, int(one.ids[row, column])))
+                    of_document = of_pair.get((query, int(one.ids[row, column])))
                     if of_document is None:
                         copies[teacher][row, column] = True
                     else:
                         scores[teacher][row, column] = of_document
-        of = np.repeat(np.arange(len(rows)), [len(positives[row]) for row in rows])
-        of_positives = score([(queries[row], text) for row in rows for text in positives[row]])
-        lowest.append(lowest_of_rows(of, of_positives))
+        of = np.repeat(np.arange(len(some)), [len(positives[query]) for query in some])
+        lowest.append(
+            lowest_of_queries(
+                of, score([(queries[query], text) for query in some for text in positives[query]])
+            )
+        )
     left = [without_near_duplicates(one, copy) for one, copy in zip(lists, copies, strict=True)]
-    return left, scores, np.concatenate(lowest)
+    return left, scores, np.concatenate(lowest)[query_of]
 
 
 def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
@@ -92,7 +106,7 @@ def _open_documents(lists: Sequence[Candidates], row: int) -> set[int]:
 
 
 @lru_cache(maxsize=1)
-def _load(reference: str, max_length: int, device: str) -> Scorer:
+def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
     from sentence_transformers import CrossEncoder as Model
 
     if device == "cpu":

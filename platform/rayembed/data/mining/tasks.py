@@ -2,12 +2,19 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rayembed.config.mining import CrossEncoder, MiningConfig
 from rayembed.data.hashes import text_hash
-from rayembed.data.mining.candidates import RULE, Candidates, candidates_of, without_never
+from rayembed.data.mining.candidates import (
+    RULE,
+    Candidates,
+    candidates_of,
+    given_positives,
+    without_never,
+)
 from rayembed.data.mining.choose import Chosen, choose
 from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
 from rayembed.data.mining.counts import (
@@ -16,6 +23,7 @@ from rayembed.data.mining.counts import (
     looked_at,
     refused_counts,
     rows_to_show,
+    write_examples,
 )
 from rayembed.data.mining.decide import Decided, decide, salts
 from rayembed.data.mining.given import given_lists, given_texts
@@ -48,13 +56,17 @@ class MinePart:
 
     folder: str
     """Where the new parts go."""
+    examples: str
+    """Where rows to read go, of each part; `counts.add_up_mining` reads some."""
     files: CorpusFiles
     teachers: tuple[MiningTeacher, ...]
     """In the order in which they take turns."""
     config: MiningConfig
     seed: int
     """Of uniform sampling."""
-    load_cross_encoder: Callable[[CrossEncoder, str], Scorer] = load_cross_encoder
+    cross_encoder: str = ""
+    """Fingerprint of its weights, where `config` names one."""
+    load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """The new part, and what `counts.add_up_mining` adds up."""
@@ -68,9 +80,9 @@ class MinePart:
             lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
         read = _reader(records, corpus, self.config.pool == "given")
         positives = positive_texts(records, queries, corpus)
-        decided = self._decided(records, lists, lowest, positives, read, device)
-        kept = [() if self.config.pool == "given" else record.negatives for record in records]
-        chosen, texts, copies = self._chosen(decided, kept, positives, read)
+        decided = self._decided(records, queries, lists, lowest, positives, read, device)
+        kept, dropped = self._kept(records, queries, corpus)
+        chosen, texts, copies = self._chosen(decided, queries, kept, positives, read)
         done = [
             replace(
                 record,
@@ -83,6 +95,8 @@ class MinePart:
             for row, record in enumerate(records)
         ]
         part = write_part(self.folder, done)
+        shown = _examples(done, decided[0], read)
+        write_examples(self.examples, part.digest, shown)
         return {
             "rows_in": len(records),
             "rows_out": len(done),
@@ -92,9 +106,11 @@ class MinePart:
             "without": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
             "candidates": looked_at(lists),
-            "refused": refused_counts([one.candidates for one in decided], copies),
+            "refused": refused_counts([one.candidates for one in decided], copies, dropped),
+            "vague": int(corpus.asked_too_often(queries.query_hash).sum()),
             "histograms": _histograms(decided, chosen),
-            "mining_examples": _examples(done, decided[0], read),
+            "part": part.digest,
+            "examples_at": list(shown),
         }
 
     def _candidates(
@@ -119,9 +135,26 @@ class MinePart:
         lists = candidates_of(*found, hashes)
         return without_never(lists, queries, corpus, skip=self.config.skip, given=not given)
 
+    def _kept(
+        self, records: Sequence[Record], queries: Queries, corpus: Corpus
+    ) -> tuple[list[tuple[Negative, ...]], int]:
+        """The given negatives that stay as they are, of each row, and how many do not: those that
+        are positives of the query, be it in another row.
+        """
+        if self.config.pool == "given":
+            return [()] * len(records), 0
+        bad = given_positives(queries, corpus)
+        by_row = np.split(bad, np.searchsorted(queries.given_of, np.arange(1, len(records))))
+        kept = [
+            tuple(n for n, refused in zip(record.negatives, of_row, strict=True) if not refused)
+            for record, of_row in zip(records, by_row, strict=False)
+        ]
+        return kept, int(bad.sum())
+
     def _decided(
         self,
         records: Sequence[Record],
+        queries: Queries,
         lists: Sequence[Candidates],
         lowest: Sequence[np.ndarray],
         positives: Sequence[Sequence[str]],
@@ -130,10 +163,11 @@ class MinePart:
     ) -> list[Decided]:
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
         if self.config.rescoring is not None:
-            asked = [record.query for record in records]
-            score = self.load_cross_encoder(self.config.rescoring, device)
+            asked = [records[row].query for row in queries.first_row]
+            score = self.load_cross_encoder(self.config.rescoring, self.cross_encoder, device)
+            near = self.config.near_duplicate
             lists, scores, of_positives = rescore(
-                lists, asked, positives, read, self.config.near_duplicate, score
+                lists, queries.of_row, asked, positives, read, near, score
             )
             lowest = [of_positives] * len(lists)
         return [
@@ -144,6 +178,7 @@ class MinePart:
     def _chosen(
         self,
         decided: Sequence[Decided],
+        queries: Queries,
         kept: Sequence[Sequence[Negative]],
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
@@ -157,7 +192,7 @@ class MinePart:
         def copies(asked: Mapping[int, Collection[int]]) -> dict[int, set[int]]:
             add(set().union(*asked.values()))
             assert similarity is not None
-            return copies_among(asked, texts, positives, similarity)
+            return copies_among(asked, texts, queries.of_row, positives, similarity)
 
         similarity = self.config.near_duplicate
         # Rescoring read all texts and took the copies out.
@@ -199,7 +234,7 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 
 def _histograms(
     decided: Sequence[Decided], chosen: Sequence[Sequence[Chosen]]
-) -> list[dict[str, list[int]]]:
+) -> list[dict[str, str]]:
     """For each teacher, of the scores by which the rule decided."""
     found = []
     for number, one in enumerate(decided):
@@ -219,8 +254,11 @@ def _histograms(
 
 def _examples(
     records: Sequence[Record], decided: Decided, read: ReadTexts
-) -> list[dict[str, object]]:
-    """Rows to read, with what the rule refused of the first teacher's list."""
+) -> dict[int, dict[str, Any]]:
+    """Rows to read by their order among those of all parts.
+
+    Each with what the rule refused of the first teacher's list.
+    """
     ids, scores = decided.candidates.ids, decided.scores
     shown = []
     for order, row in rows_to_show(records):
@@ -228,12 +266,11 @@ def _examples(
         best = columns[np.argsort(-scores[row, columns], kind="stable")][:_REFUSED_SHOWN]
         shown.append((order, row, best))
     texts = read({int(ids[row, column]) for _, row, best in shown for column in best})
-    return [
-        example(
-            order,
+    return {
+        order: example(
             records[row],
             [(texts[int(ids[row, column])], float(scores[row, column])) for column in best],
             float(decided.positive_scores[row]),
         )
         for order, row, best in shown
-    ]
+    }

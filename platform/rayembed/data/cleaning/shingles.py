@@ -1,33 +1,14 @@
-"""Words of texts and n-grams of words as hashes, the same for near-duplicates and overlap."""
+"""N-grams of words as hashes, for near-duplicates."""
 
-import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rayembed.data.hashes import mixed, text_hash
-
-# Scripts that put no space between words: each character is taken for one.
-_SPACELESS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Han
-)
-_WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
+from rayembed.data.words import words
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
-
-
-def normalised(text: str) -> str:
-    """The text without differences of case, width, ligatures and white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def words(text: str) -> list[str]:
-    """The normalised text's words, without punctuation; a text of none is a word by itself."""
-    whole = normalised(text)
-    return _WORD.findall(whole) or [whole]
 
 
 @dataclass(frozen=True)

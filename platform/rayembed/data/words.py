@@ -1,0 +1,35 @@
+"""Words of texts in all scripts, the same for all that compares texts by their words."""
+
+import re
+import unicodedata
+
+# Scripts that put no space between words: each character with its marks is taken for one.
+_SPACELESS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana, Han
+)
+
+# Vowel signs, points and accents belong to the letter before them, though `\w` has none of them.
+# Unicode has marks in its first two planes, and variation selectors far behind.
+_MARKS = (
+    re.escape("".join(c for c in map(chr, range(0x20000)) if unicodedata.category(c)[0] == "M"))
+    + "\U000e0100-\U000e01ef"
+)
+_JOINERS = "\u200c\u200d"
+
+# ASCII is told apart first: the set of marks is slow to search.
+_WORD = re.compile(
+    rf"[^\W{_SPACELESS}]++(?:(?![\x00-\x7f])[{_MARKS}{_JOINERS}]+[^\W{_SPACELESS}]*+)*+"
+    rf"|[{_SPACELESS}][{_MARKS}]*+"
+)
+
+
+def normalised(text: str) -> str:
+    """The text without differences of case, width, ligatures and white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def words(text: str) -> list[str]:
+    """The normalised text's words, without punctuation; a text of none is a word by itself."""
+    whole = normalised(text)
+    return _WORD.findall(whole) or [whole]
