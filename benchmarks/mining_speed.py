@@ -42,7 +42,7 @@ def wikipedia_pairs(count, folder, max_length):
         mining=mining,
     )
     data = DataConfig(datasets=(dataset,), held_out=HeldOutConfig(num_titles=1000))
-    run = DataRun(name="speed", data=data, storage_path=folder)
+    run = DataRun(name="speed", data=data)
     workshop = Workshop(folder, 0)
     before = prepare_datasets(run, workshop, until="records")["wiki-description"][-1]
     return workshop, dataset, before

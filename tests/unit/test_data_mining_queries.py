@@ -67,7 +67,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
     files = CorpusFiles(
         tuple(before.parts),
         (),
-        embed_parts(workshop(tmp_path), "d", str(tmp_path / "v"), before.parts, configured()),
+        embed_parts(workshop(tmp_path), "d", before.parts, configured()),
     )
     corpus = open_corpus(files)
     for part in before.parts:

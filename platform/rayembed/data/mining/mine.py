@@ -38,8 +38,7 @@ def make_mined(
     """
     config = dataset.mining
     assert config is not None
-    teachers: tuple[Teacher, ...] = (config, *config.further_teachers)
-    weights = [workshop.teaching.fingerprint(teacher.teacher) for teacher in teachers]
+    weights = [workshop.teaching.fingerprint(one.teacher) for one in _teachers(config)]
     rescoring = config.rescoring
     cross_encoder = None if rescoring is None else workshop.teaching.fingerprint(rescoring.model)
     corpus = corpus_of(workshop, config.corpus, held_out) if config.corpus is not None else None
@@ -49,27 +48,43 @@ def make_mined(
         "corpus": corpus and dict(corpus[0].inputs),
     }
     making = Making(workshop.storage, "mined", dataset.name, inputs, before)
-    if (found := making.found()) is not None:
-        return found
-    documents: list[Part] = []
-    if config.corpus is not None and corpus is not None:
-        documents = make_documents(workshop, config.corpus, *corpus, held_out).parts
-    vectors = [
-        _embedded(workshop, dataset, before.parts, documents, teacher) for teacher in teachers
-    ]
+
+    def mine() -> Prepared:
+        documents: list[Part] = []
+        if config.corpus is not None and corpus is not None:
+            documents = make_documents(workshop, config.corpus, *corpus, held_out).parts
+        return _mine(workshop, dataset, before.parts, documents, making, weights, cross_encoder)
+
+    return making.once(mine)
+
+
+def _mine(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    records: Sequence[Part],
+    documents: Sequence[Part],
+    making: Making,
+    weights: Sequence[str],
+    cross_encoder: str | None,
+) -> Prepared:
+    """The folder; `weights` and `cross_encoder` are fingerprints."""
+    config = dataset.mining
+    assert config is not None
+    teachers = _teachers(config)
+    vectors = [_embedded(workshop, dataset, records, documents, teacher) for teacher in teachers]
     working = making.working_folder
     task = MinePart(
         making.parts_folder,
         working,
-        CorpusFiles(tuple(before.parts), tuple(documents), vectors[0]),
+        CorpusFiles(tuple(records), tuple(documents), vectors[0]),
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
         workshop.seed,
         cross_encoder or "",
     )
-    units = [PartUnit(part) for part in before.parts]
+    units = [PartUnit(part) for part in records]
     # A cross-encoder uses all CPUs of its machine, the search alone one.
-    needs: Needs = "gpu or cpu" if rescoring is None else "gpu or machine"
+    needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
     # Results stay beside the examples that they tell of, and go with them.
     results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
     return making.finish(
@@ -92,6 +107,11 @@ def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, obje
         "records": before.fingerprint,
         "seed": seed if config.sampling == "uniform" else None,
     }
+
+
+def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
+    """In the order in which they take turns."""
+    return (config, *config.further_teachers)
 
 
 def _settings(config: MiningConfig) -> dict[str, object]:
