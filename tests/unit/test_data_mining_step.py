@@ -436,3 +436,29 @@ def test_broken_and_missing_files_of_vectors(name, tmp_path) -> None:
     again, _ = mine(tmp_path, rows, configured())
     assert told(again) == told(whole)
     assert path.read_bytes() == content
+
+
+def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
+    tmp_path, caplog, monkeypatch
+) -> None:
+    caplog.set_level("INFO")
+    rows = by_hand.made_up_rows(12, 4)
+    _, manifest = mine(tmp_path / "some", rows, configured(rule={"kind": "top_k"}))
+    assert manifest["mined"] > 0
+    told = f"mine d: {manifest['mined']} negatives; {manifest['short']} of 12 rows short, "
+    assert [m for m in caplog.messages if m.startswith(told)]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+    def alike(config, weights, device):
+        return lambda texts, role: np.ones((len(texts), 1), dtype=np.float32)
+
+    monkeypatch.setattr(by_hand, "load", alike)
+    none = configured(rule={"kind": "top_k_abs", "max_score": 0.5})
+    _, manifest = mine(tmp_path / "none", rows, none)
+    assert manifest["mined"] == 0
+    share = round(100 * manifest["refused"]["by the rule"] / manifest["candidates"])
+    assert share > 50
+    told = f"mine d: 0 negatives; 12 of 12 rows short, 12 with none; the rule refused {share} %"
+    assert [m for m in caplog.messages if m.startswith(told)]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "more than half of the rows have no negative (refused: " in warning
