@@ -359,6 +359,9 @@ def test_a_model_that_is_no_cross_encoder_is_refused(tmp_path) -> None:
     (plain / "model.safetensors").unlink()
     torch.save(load_file(tmp_path / "whole/model.safetensors"), plain / "pytorch_model.bin")
     check_cross_encoder(plain, "plain")
+    (plain / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(AssetError, match="cannot be read"):
+        check_cross_encoder(plain, "plain")
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

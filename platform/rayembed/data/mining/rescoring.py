@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
@@ -74,7 +75,7 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
         body = f"{model.base_model_prefix}."
         head = {name for name in model.state_dict() if not name.startswith(body)}
         missing = sorted(head - _saved_names(folder))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise AssetError(f"{wrong}; this one cannot be read: {error}") from error
     if missing:
         raise AssetError(f"{wrong} with trained weights; this one lacks {', '.join(missing)}")
@@ -82,8 +83,6 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
 
 def _saved_names(folder: Path) -> set[str]:
     """Names of the weights in a folder."""
-    from safetensors import safe_open
-
     names: set[str] = set()
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
