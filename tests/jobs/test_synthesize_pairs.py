@@ -104,10 +104,18 @@ def test_a_dry_run_prints_a_recipe_that_is_read_back(tmp_path: Path, capsys) -> 
         ("synthesis.llm.modl=x", 2, "did you mean 'model'?"),
         ("synthesis.llm.api_key_env=sk-1234", 2, "name of an environment variable"),
         ("placement.storage_path=/proc/nothing", 1, "/proc/nothing"),
+        ("synthesis.llm.api_key_env=NO_SUCH_KEY", 2, "NO_SUCH_KEY, which is not set"),
     ],
 )
-def test_errors_are_told_plainly(assignment: str, code: int, message: str, capsys) -> None:
-    assert run_synthesis_job([f"--set={assignment}"], about=None) == code
+def test_errors_are_told_plainly(
+    assignment: str, code: int, message: str, capsys, tmp_path, monkeypatch
+) -> None:
+    def connect() -> None:
+        raise AssertionError("what is wrong is told before the job joins a cluster")
+
+    monkeypatch.setattr("rayembed.pipeline.on_ray.connect", connect)
+    storage = f"--set=placement.storage_path={tmp_path}"
+    assert run_synthesis_job([storage, f"--set={assignment}"], about=None) == code
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert message in printed.err

@@ -264,3 +264,8 @@ def test_config_and_recipes_import_neither_torch_nor_ray():
         "assert not {'torch', 'ray', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_results_need_a_place():
+    with pytest.raises(ConfigError, match=r"placement\.storage_path"):
+        override(get_recipe(RUNS[0]), ["placement.storage_path="])

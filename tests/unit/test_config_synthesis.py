@@ -52,6 +52,7 @@ def test_settings_by_their_path() -> None:
         ("synthesis.llm.url=https://host/v1?api_key=abc", "the address holds"),
         ("name=a/b", "name"),
         ("placement.storage_path=s3://key:word@bucket", "the address holds"),
+        ("placement.storage_path=", "at least 1"),
     ],
 )
 def test_refused(assignment: str, message: str) -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import mining_by_hand as by_hand
@@ -12,17 +13,22 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from mining_step import configured, dataset_of, mine, prepared, told
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as SentenceCrossEncoder
-from tiny_models import save_cross_encoder
+from tiny_models import save_cross_encoder, save_encoder
+from transformers import RobertaConfig, RobertaForSequenceClassification
 
+from rayembed.config.mining import CrossEncoder
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import histogram
 from rayembed.data.mining.mine import make_mined
+from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encoder
 from rayembed.data.parts import read_records
 from rayembed.data.prepared import Workshop
+from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.teacher import Teaching, weights_of
-from rayembed.errors import AssetError, DataError
+from rayembed.errors import ArtifactError, AssetError, DataError
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
 
@@ -333,3 +339,129 @@ def test_a_cross_encoder_with_several_outputs_is_refused(tmp_path) -> None:
     config = configured(rescoring={"model": folder})
     with pytest.raises(AssetError, match="gives 3 numbers for a pair"):
         mine(tmp_path, by_hand.made_up_rows(5, 0), config)
+
+
+def test_a_model_that_is_no_cross_encoder_is_refused(tmp_path) -> None:
+    """transformers would give either a classifier with random weights."""
+    encoder = save_encoder(tmp_path / "encoder")
+    with pytest.raises(AssetError, match=r"ForSequenceClassification; this one is BertModel"):
+        check_cross_encoder(encoder, "encoder")
+    headless = save_cross_encoder(tmp_path / "headless")
+    weights = load_file(headless / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if not name.startswith("classifier")}
+    save_file(kept, headless / "model.safetensors", metadata={"format": "pt"})
+    config = configured(rescoring={"model": str(headless)})
+    with pytest.raises(AssetError, match=r"lacks classifier\.bias, classifier\.weight"):
+        mine(tmp_path, by_hand.made_up_rows(5, 0), config)
+    check_cross_encoder(save_cross_encoder(tmp_path / "whole"), "whole")
+    plain = tmp_path / "bin"
+    shutil.copytree(tmp_path / "whole", plain)
+    (plain / "model.safetensors").unlink()
+    torch.save(load_file(tmp_path / "whole/model.safetensors"), plain / "pytorch_model.bin")
+    check_cross_encoder(plain, "plain")
+    (plain / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(AssetError, match="cannot be read"):
+        check_cross_encoder(plain, "plain")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_pairs_longer_than_the_positions_of_a_cross_encoder_are_cut(family, tmp_path) -> None:
+    folder = save_cross_encoder(tmp_path / family)
+    if family == "roberta":  # 66 positions, of which two are never used
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+        config = RobertaConfig(
+            vocab_size=200, num_attention_heads=4, num_labels=1, max_position_embeddings=66, **sizes
+        )
+        RobertaForSequenceClassification(config).save_pretrained(folder)
+    settings = CrossEncoder(model=str(folder))
+    assert settings.max_length > 64
+    score = load_cross_encoder(settings, family)
+    long, cut = "the red fox " * 60, "the red fox " * 30
+    found = score([("red", long), ("red", cut)])
+    assert np.isfinite(found).all()
+    assert found[0] == pytest.approx(found[1], abs=1e-6), "both fill the positions"
+
+
+def test_a_cross_encoder_that_gives_nan_is_refused(tmp_path) -> None:
+    folder = save_cross_encoder(tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    weights["classifier.bias"].fill_(float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = configured(rescoring={"model": str(folder)})
+    with pytest.raises(DataError, match=r"broken' gives nan for .* pairs"):
+        mine(tmp_path, by_hand.made_up_rows(5, 0), config)
+
+
+@pytest.mark.parametrize("pool", ["corpus", "given", "documents"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_teacher_that_gives_numbers_that_are_none_is_refused(pool, number, tmp_path) -> None:
+    rows = by_hand.made_up_rows(6, 3)
+    rows[4] = replace(rows[4], negatives=(Negative("a negative of its own"),))
+    wanted = {
+        "corpus": rows[2].positives[0],
+        "given": "a negative of its own",
+        "documents": "a document of its own",
+    }[pool]
+
+    def load(config, weights, device):
+        encode = by_hand.load(config, weights, device)
+
+        def broken(texts, role):
+            vectors = encode(texts, role)
+            vectors[[text == wanted for text in texts], 0] = number
+            return vectors
+
+        return broken
+
+    changes = {"pool": "given"} if pool == "given" else {}
+    if pool == "documents":
+        (tmp_path / "c.jsonl").write_text(json.dumps({"text": wanted}) + "\n")
+        changes = {"corpus": {"path": str(tmp_path / "c.jsonl"), "text": "text"}}
+    workshop_ = Workshop(str(tmp_path / "out"), 0, teaching=Teaching(load, lambda ref: ref))
+    dataset, before = dataset_of(configured(**changes)), prepared(tmp_path, rows, 1)
+    with pytest.raises(DataError, match=r"teacher 'a' .* NaN or infinity for 1 of") as error:
+        make_mined(workshop_, dataset, before, HeldOut())
+    assert repr(wanted) in str(error.value)
+    assert not list((tmp_path / "out").rglob("manifest.json")) or pool == "documents"
+
+
+@pytest.mark.parametrize("name", ["queries.npy", "documents.npy", "index.npz"])
+def test_broken_and_missing_files_of_vectors(name, tmp_path) -> None:
+    rows = by_hand.made_up_rows(6, 3)
+    whole, _ = mine(tmp_path, rows, configured())
+    (path,) = (tmp_path / "out/data/vectors").rglob(f"*.{name}")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    shutil.rmtree(tmp_path / "out/data/mined")
+    with pytest.raises(ArtifactError, match=rf"{name}' is broken: .*Remove it"):
+        mine(tmp_path, rows, configured())
+    path.unlink()
+    again, _ = mine(tmp_path, rows, configured())
+    assert told(again) == told(whole)
+    assert path.read_bytes() == content
+
+
+def test_the_log_tells_what_was_found_and_warns_where_it_is_next_to_nothing(
+    tmp_path, caplog, monkeypatch
+) -> None:
+    caplog.set_level("INFO")
+    rows = by_hand.made_up_rows(12, 4)
+    _, manifest = mine(tmp_path / "some", rows, configured(rule={"kind": "top_k"}))
+    assert manifest["mined"] > 0
+    told = f"mine d: {manifest['mined']} negatives; {manifest['short']} of 12 rows short, "
+    assert [m for m in caplog.messages if m.startswith(told)]
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+    def alike(config, weights, device):
+        return lambda texts, role: np.ones((len(texts), 1), dtype=np.float32)
+
+    monkeypatch.setattr(by_hand, "load", alike)
+    none = configured(rule={"kind": "top_k_abs", "max_score": 0.5})
+    _, manifest = mine(tmp_path / "none", rows, none)
+    assert manifest["mined"] == 0
+    share = round(100 * manifest["refused"]["by the rule"] / manifest["candidates"])
+    assert share > 50
+    told = f"mine d: 0 negatives; 12 of 12 rows short, 12 with none; the rule refused {share} %"
+    assert [m for m in caplog.messages if m.startswith(told)]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert "more than half of the rows have no negative (refused: " in warning

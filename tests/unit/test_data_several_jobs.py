@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Execute, in_process
+from rayembed.data.units import Execute, in_process, run_units
 from rayembed.data.vectors.teacher import Teaching
 from rayembed.errors import ArtifactError
 
@@ -236,3 +237,46 @@ def test_vectors_that_were_removed_are_made_again(step: Step, tmp_path: Path) ->
     shutil.rmtree(Path(found.folder, "units"), ignore_errors=True)
     assert content(step(tmp_path, in_process)) == content(found)
     assert index.exists()
+
+
+@pytest.mark.parametrize("content", ['{"parts": [["part', "[]", '{"kind": "x"}'])
+def test_a_broken_manifest_names_itself_and_what_to_remove(content: str, tmp_path: Path) -> None:
+    folder = Path(before(tmp_path).folder)
+    (folder / "manifest.json").write_text(content)
+    with pytest.raises(
+        ArtifactError, match=rf"manifest\.json' is broken: .*Remove .*{folder.name}"
+    ):
+        before(tmp_path)
+
+
+@dataclass(frozen=True)
+class Number:
+    key: str
+
+
+def test_a_broken_result_of_a_unit_counts_as_missing(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    def task(unit: Number) -> dict[str, Any]:
+        done.append(unit.key)
+        return {"rows_in": 1, "rows_out": 1, "rejected": {}, "of": unit.key}
+
+    units = [Number(key) for key in "abcd"]
+    whole = run_units(str(tmp_path), "count", task, units, in_process)
+    for key, content in (("b", '{"rows_in": 1, '), ("c", "7")):
+        (tmp_path / f"units/count.{key}.json").write_text(content)
+    assert run_units(str(tmp_path), "count", task, units, in_process) == whole
+    assert done == [*"abcd", *"bc"]
+    assert run_units(str(tmp_path), "count", task, units, in_process) == whole
+    assert done == [*"abcd", *"bc"]
+
+
+def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:
+    made = before(tmp_path)
+    (Path(made.folder) / "manifest.json").unlink()
+    Path(made.parts[1].path).unlink()
+    making = Making(str(tmp_path / "out"), "records", "d", {})
+    named = [[part.name, part.rows] for part in made.parts]
+    with pytest.raises(ArtifactError, match=rf"1 of 3 parts .*{made.parts[1].name}\. Remove the"):
+        making.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
+    assert not list(tmp_path.rglob("manifest.json"))

@@ -168,3 +168,10 @@ def test_a_text_kept_for_another_class_is_not_counted_as_its_own_example(tmp_pat
     (record,) = [r for r in records if r.query == texts[5] and r.label == "a"]
     assert record.positives == (texts[0],)
     assert manifest["rejected"] == {"only example of its class": 2}
+
+
+@pytest.mark.parametrize("form", ["example", "label"])
+def test_rows_without_any_class_are_rejected_rows(form: str, tmp_path: Path) -> None:
+    content = [{"text": f"text {i}", "label": ""} for i in range(5)]
+    with pytest.raises(DataError, match=r"'own' is empty: .* 5 rows, none usable \(5 × no class"):
+        made(tmp_path, content, label_form=form)

@@ -1,5 +1,6 @@
 """Every kind of source becomes records; no row is lost, and each record leads back to its rows."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -449,3 +450,36 @@ def test_articles_are_named_by_their_title(tmp_path: Path) -> None:
     source = {"kind": "wikipedia", "path": str(tmp_path / "a.json"), "pairs": "description"}
     records, _ = made_records(tmp_path / "out", source)
     assert [r.origin for r in records] == [(f"Thing {i}",) for i in range(3)]
+
+
+def test_the_log_tells_what_became_of_the_rows(tmp_path: Path, caplog) -> None:
+    rows = [{"query": f"q {i}", "positive": f"p {i}"} for i in range(1200)]
+    write_jsonl(tmp_path / "a.jsonl", [*rows, *rows[:10], {"query": "x", "positive": ""}])
+    caplog.set_level("INFO")
+    source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl")}
+    made_records(tmp_path / "out", source)
+    (told,) = [m for m in caplog.messages if m.startswith("records own: ") and "read" in m]
+    assert told.startswith("records own: 1,211 rows read, 1 rejected (1 × ")
+    assert told.endswith("), 1,210 records, 10 × duplicate dropped")
+    write_jsonl(tmp_path / "b.jsonl", rows[:3])
+    made_records(tmp_path / "out", {**source, "path": str(tmp_path / "b.jsonl")})
+    assert "records own: 3 rows read, 0 rejected, 3 records" in caplog.messages
+
+
+@pytest.mark.parametrize("path", ["gs://", "/tmp/" + "a" * 300])
+def test_storage_that_cannot_be_reached_is_told_with_the_path(path: str) -> None:
+    with pytest.raises(DataError, match=r"the rows at '.*' cannot be reached: .*Check the address"):
+        list_pieces(path)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_file_that_is_one_array_is_told_to_be_none_of_rows(indent, name, tmp_path: Path) -> None:
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    rows = [{"query": "q", "positive": "p"}, {"query": "r", "positive": "s"}]
+    (tmp_path / name).write_bytes(pack(json.dumps(rows, indent=indent).encode()))
+    with pytest.raises(DataError, match=r"one JSON array; wanted is JSONL, a row a line"):
+        list_pieces(str(tmp_path / name))
+    for lines in ('["q", "p"]\n["r", "s"]\n', '{"query": "q"}\n'):
+        (tmp_path / name).write_bytes(pack(lines.encode()))
+        assert len(list_pieces(str(tmp_path / name))) == 1

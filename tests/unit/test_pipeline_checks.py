@@ -61,12 +61,18 @@ def test_a_run_that_holds_passes(run, folder):
             AssetError,
             r"^data\.datasets\.wiki\.mining\.teacher cannot be used: .*/nowhere",
         ),
+        (
+            ["data.datasets.wiki.mining={teacher: ENCODER, rescoring: {model: ENCODER}}"],
+            AssetError,
+            r"^data\.datasets\.wiki\.mining\.rescoring\.model cannot be used: .*BertModel",
+        ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
         (["evaluation.instructions={WikiSentence: x}"], ConfigError, "no task 'WikiSentence'"),
         (["evaluation.source=/nowhere"], AssetError, "/nowhere"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_told_in_the_driver(run, assignments, error, message):
+def test_what_is_wrong_is_told_in_the_driver(run, folder, assignments, error, message):
+    assignments = [one.replace("ENCODER", f"{folder}/encoder") for one in assignments]
     with pytest.raises(error, match=message):
         check_inputs(override(run, assignments))
 

@@ -14,7 +14,7 @@ from rayembed.config.yaml_text import write_yaml
 class DataPlacement(Settings):
     """Where a data job leaves its results."""
 
-    storage_path: str = "outputs"
+    storage_path: str = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix, the same as a training run's `placement.storage_path`: what
     one made the other takes."""
 

@@ -70,7 +70,7 @@ class Placement(Settings):
     on from its checkpoints with other workers and another ZeRO stage.
     """
 
-    storage_path: str = "outputs"
+    storage_path: str = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
     workers: PositiveInt = 1
     """Data-parallel training processes."""

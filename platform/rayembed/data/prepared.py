@@ -19,7 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rayembed.assets.storage import exists, file_name, join, read_bytes, remove_folder, write_atomic
+from rayembed.assets.storage import (
+    exists,
+    file_name,
+    join,
+    list_files,
+    read_bytes,
+    remove_folder,
+    write_atomic,
+)
 from rayembed.config.run import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
@@ -30,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 EXAMPLES_KEPT = 20
+
+_NEEDED = {"fingerprint", "kind", "parts"}
 
 
 @dataclass(frozen=True)
@@ -144,6 +154,9 @@ class Making:
             parts: name and rows of each part that is the outcome, in order.
             dropped: reason → records made by the tasks that did not come into `parts`.
             more: further entries of the manifest.
+
+        Raises:
+            ArtifactError: files of parts are gone, which results of an earlier try tell of.
         """
         rows_in, made, rejected = add_up(results)
         rows_out = sum(int(rows) for _, rows in parts)
@@ -151,6 +164,7 @@ class Making:
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
         if (found := self.found()) is not None:
             return found
+        self._check_there([str(name) for name, _ in parts])
         manifest = {
             "fingerprint": fingerprint(dict(self.inputs)),
             "kind": self.kind,
@@ -172,6 +186,15 @@ class Making:
         self._remove_working()
         return Prepared(self.folder, manifest)
 
+    def _check_there(self, names: Sequence[str]) -> None:
+        gone = set(names).difference(list_files(self.parts_folder, recursive=False))
+        if gone:
+            raise ArtifactError(
+                f"{self.kind} {self.dataset}: {len(gone)} of {len(names)} parts that were made are "
+                f"gone from {self.parts_folder!r}, for instance {min(gone)}. Remove the folder "
+                f"{self.folder!r} and start the job again"
+            )
+
     def _remove_working(self) -> None:
         if not exists(self.working_folder):
             return
@@ -185,6 +208,17 @@ def open_prepared(folder: str) -> Prepared:
     """The finished folder of records.
 
     Raises:
-        ArtifactError: it has no manifest, so it is not finished, or is none.
+        ArtifactError: it has no manifest, so it is not finished, or is none; or a broken one.
     """
-    return Prepared(folder, json.loads(read_bytes(join(folder, MANIFEST))))
+    path = join(folder, MANIFEST)
+    content = read_bytes(path)
+    try:
+        manifest = json.loads(content)
+        if not isinstance(manifest, dict) or not manifest.keys() >= _NEEDED:
+            raise ValueError(f"it must be an object with {', '.join(sorted(_NEEDED))}")
+    except ValueError as error:
+        raise ArtifactError(
+            f"the manifest {path!r} is broken: {error}. Remove the folder {folder!r}; the job "
+            "that made it makes it again"
+        ) from error
+    return Prepared(folder, manifest)

@@ -86,17 +86,17 @@ def run_units(
     """
     finished = _finished(folder)
     name = _result_path("", what, "").rsplit("/", 1)[-1].removesuffix(".json")
-    missing = [unit for unit in units if f"{name}{unit.key}.json" not in finished]
-    if len(missing) < len(units):
+    made: dict[str, Result] = {}
+    for unit in units:
+        if f"{name}{unit.key}.json" in finished:
+            found = _kept_result(_result_path(folder, what, unit.key))
+            made |= {} if found is None else {unit.key: found}
+    missing = [unit for unit in units if unit.key not in made]
+    if made:
         log.info("%s: %d of %d units are there", what, len(units) - len(missing), len(units))
     results = run_tasks(what, _Kept(task, folder, what), missing, execute, needs)
-    made = {unit.key: result for unit, result in zip(missing, results, strict=True)}
-    return [
-        made[unit.key]
-        if unit.key in made
-        else json.loads(read_bytes(_result_path(folder, what, unit.key)))
-        for unit in units
-    ]
+    made |= {unit.key: result for unit, result in zip(missing, results, strict=True)}
+    return [made[unit.key] for unit in units]
 
 
 def run_tasks(
@@ -154,6 +154,17 @@ def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, in
 def _result_path(folder: str, what: str, key: str) -> str:
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in what)
     return join(folder or ".", "units", f"{name}.{key}.json")
+
+
+def _kept_result(path: str) -> Result | None:
+    """The result in a file; None: it is broken, and the unit is done again."""
+    content = read_bytes(path)
+    try:
+        result = json.loads(content)
+    except ValueError as error:
+        log.warning("%s is broken (%s); its unit is done again", path, error)
+        return None
+    return result if isinstance(result, dict) else None
 
 
 def _finished(folder: str) -> set[str]:

@@ -11,6 +11,7 @@ from rayembed.config.mining import Teacher
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.run import Run
 from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.sources.convert import with_source_path
 from rayembed.errors import ArtifactError, AssetError, ConfigError
@@ -67,7 +68,12 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
             for place, further in enumerate(dataset.mining.further_teachers):
                 _check_encoder(f"{path}.mining.further_teachers.{place}", further.teacher)
             if dataset.mining.rescoring is not None:
-                resolve_model(dataset.mining.rescoring.model)
+                reference = dataset.mining.rescoring.model
+                try:
+                    check_cross_encoder(resolve_model(reference), reference)
+                except (AssetError, ArtifactError) as error:
+                    setting = f"{path}.mining.rescoring.model"
+                    raise type(error)(f"{setting} cannot be used: {error}") from None
 
 
 def check_instructions(run: Run, tokenizer: Tokenizers) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.override import override
-from rayembed.config.synthesis import SynthesisRun, read_synthesis_run
+from rayembed.config.synthesis import OpenAICompatible, SynthesisRun, read_synthesis_run
 from rayembed.data.audit import AUDIT
 from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.synthesize import REJECTED
@@ -53,9 +53,11 @@ def _synthesize(run: SynthesisRun) -> Prepared:
     run = run.model_copy(update={"placement": placement})
     check_writable(storage)
     # Ray; a dry run needs none.
-    from rayembed.data.synthesis.on_ray import synthesize
+    from rayembed.data.synthesis.on_ray import read_key, synthesize
     from rayembed.pipeline.on_ray import connect
 
+    if isinstance(run.synthesis.llm, OpenAICompatible):
+        read_key(run.synthesis.llm)  # a cluster that waits for nothing is dear
     connect()
     prepared = synthesize(run)
     _print_outcome(prepared, storage, out=sys.stdout)

@@ -21,6 +21,7 @@ import xxhash
 
 from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
+from rayembed.data.records import has_content
 from rayembed.data.sources.cells import is_unicode
 from rayembed.errors import AssetError, ConfigError, DataError
 
@@ -93,8 +94,17 @@ def read_texts(source: TextSource) -> Iterator[str]:
             f"cleaning.overlap.tasks: cannot load the data of the mteb task {source.name!r}: "
             f"{error}. Check the network or HF_ENDPOINT, or give its texts as a file"
         ) from error
-    yield from _texts_of_task(task)
+    texts = 0
+    for text in _texts_of_task(task):
+        texts += has_content(text)
+        yield text
     task.unload_data()
+    if not texts:  # of a benchmark that is no matter: some of its tasks are about images alone
+        log.warning(
+            "cleaning.overlap.tasks: the mteb task %s has no texts in its evaluation splits; it "
+            "protects nothing",
+            source.name,
+        )
 
 
 def _tasks(name: str) -> list[Any]:
@@ -173,6 +183,8 @@ def _texts_of_file(path: str) -> list[str]:
         texts = [text for text in texts if isinstance(text, str)]
         if not all(map(is_unicode, texts)):
             raise ValueError("half of a surrogate pair, which is not valid Unicode")
+        if not any(map(has_content, texts)):
+            raise ValueError("there is no text in it, so it would protect nothing")
         return texts
     except (ValueError, RecursionError, KeyError, TypeError, pa.ArrowException) as error:
         raise DataError(

@@ -25,7 +25,7 @@ from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.units import Result, add_up, run_units
-from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
+from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.errors import DataError
 
@@ -125,7 +125,7 @@ class EmbedDocuments:
         if not self.vectors.has(unit.part):
             texts = read_table(unit.part.path)["text"].to_pylist()
             encoder = self.load(self.config, self.vectors.weights, device)
-            found = encoder(texts, "document")
+            found = finite(self.config, texts, encoder(texts, "document"))
             self.vectors.save(unit.part, found[:0], found, known_of(texts))
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 

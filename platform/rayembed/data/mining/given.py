@@ -9,7 +9,7 @@ from rayembed.config.mining import Teacher
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors
+from rayembed.data.vectors.embed import PartUnit, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
 from rayembed.search.order import NO_RESULT
 
@@ -30,7 +30,8 @@ class EmbedGiven:
         if not self.vectors.has_given(unit.part):
             texts = given_texts(read_records(unit.part.path))
             encoder = self.load(self.config, self.vectors.weights, device)
-            self.vectors.save_given(unit.part, encoder(texts, "document"))
+            made = finite(self.config, texts, encoder(texts, "document"))
+            self.vectors.save_given(unit.part, made)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 

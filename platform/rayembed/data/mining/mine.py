@@ -1,5 +1,6 @@
 """The mining step: records with hard negatives from a teacher, or from several."""
 
+import logging
 from collections.abc import Sequence
 
 from rayembed.assets.storage import file_name
@@ -15,6 +16,8 @@ from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.units import Needs, run_tasks, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
+
+log = logging.getLogger(__name__)
 
 CODE_VERSION = 5
 """Of mining; raised whenever it chooses other negatives of the same inputs."""
@@ -87,7 +90,7 @@ def _mine(
     needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
     # Results stay beside the examples that they tell of, and go with them.
     results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
-    return making.finish(
+    made = making.finish(
         results,
         [part for result in results for part in result["parts"]],
         teachers=[
@@ -96,6 +99,30 @@ def _mine(
         ],
         **add_up_mining(results, working),
     )
+    _tell(made)
+    return made
+
+
+def _tell(made: Prepared) -> None:
+    """Log what came of it: too few negatives are no error, and easy to overlook."""
+    told = made.manifest
+    rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
+    log.info(
+        "mine %s: %s negatives; %s of %s rows short, %s with none; the rule refused %.0f %% of "
+        "%s candidates",
+        told["dataset"],
+        *(f"{count:,}" for count in (told["mined"], told["short"], rows, none)),
+        100 * told["refused"].get("by the rule", 0) / max(candidates, 1),
+        f"{candidates:,}",
+    )
+    if 2 * none > rows:
+        reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["refused"].items())
+        log.warning(
+            "mine %s: more than half of the rows have no negative (refused: %s); loosen "
+            "mining.rule, raise mining.candidates or take another teacher",
+            told["dataset"],
+            reasons or "nothing, there were too few candidates",
+        )
 
 
 def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, object]:

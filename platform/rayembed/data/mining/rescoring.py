@@ -6,16 +6,19 @@ The model stays loaded in the process that uses it. N rows, C places of a list.
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
 from rayembed.data.mining.near_duplicates import copies_among
 from rayembed.data.mining.queries import lowest_of_queries
-from rayembed.errors import AssetError
+from rayembed.errors import AssetError, DataError
+from rayembed.models.backbones import num_positions
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
 """(n,) float32 scores in [0, 1] of n pairs of query and document."""
@@ -37,9 +40,57 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
         weights: fingerprint of the weights; others of the same name are loaded anew.
 
     Raises:
-        AssetError: the model gives more than one number for a pair.
+        AssetError: the model is no cross-encoder, or gives more than one number for a pair.
     """
     return _load(config.model, weights, config.max_length, device)
+
+
+def check_cross_encoder(folder: Path, reference: str) -> None:
+    """Return when the model in the folder scores pairs with a head that was trained.
+
+    Of any other model transformers would make a classifier with random weights. The weights are
+    not read, only their names.
+
+    Raises:
+        AssetError: it is none, or gives more than one number for a pair.
+    """
+    import transformers
+
+    wrong = f"{reference!r}: rescoring needs a cross-encoder (a reranker)"
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        names = [str(name) for name in config.architectures or ()]
+        if not any(name.endswith("ForSequenceClassification") for name in names):
+            raise AssetError(
+                f"{wrong}, of an architecture that ends in ForSequenceClassification; this one is "
+                f"{' or '.join(names) or 'of none that its config.json tells'}"
+            )
+        if config.num_labels != 1:
+            raise AssetError(
+                f"{wrong} that gives one number for a pair; this one gives {config.num_labels} "
+                "numbers for a pair"
+            )
+        with torch.device("meta"):
+            model = transformers.AutoModelForSequenceClassification.from_config(config)
+        body = f"{model.base_model_prefix}."
+        head = {name for name in model.state_dict() if not name.startswith(body)}
+        missing = sorted(head - _saved_names(folder))
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise AssetError(f"{wrong}; this one cannot be read: {error}") from error
+    if missing:
+        raise AssetError(f"{wrong} with trained weights; this one lacks {', '.join(missing)}")
+
+
+def _saved_names(folder: Path) -> set[str]:
+    """Names of the weights in a folder."""
+    names: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            names.update(file.keys())
+    if not names:
+        for path in sorted(folder.glob("pytorch_model*.bin")):
+            names.update(torch.load(path, map_location="meta", mmap=True, weights_only=True))
+    return names
 
 
 def rescore(
@@ -111,13 +162,12 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
 
     if device == "cpu":
         torch.set_num_threads(os.cpu_count() or 1)  # as for a teacher
-    folder = str(resolve_model(reference))
-    model = Model(folder, device=device, max_length=max_length, local_files_only=True)
-    if model.num_labels != 1:
-        raise AssetError(
-            f"the cross-encoder {reference!r} gives {model.num_labels} numbers for a pair; "
-            "rescoring needs one that gives one (a reranker)"
-        )
+    folder = resolve_model(reference)
+    check_cross_encoder(folder, reference)
+    model = Model(str(folder), device=device, local_files_only=True)
+    # Tokens beyond the positions that the model has learnt would fail in the middle of the job.
+    limits = (max_length, model.tokenizer.model_max_length, num_positions(model))
+    model.max_seq_length = min(limit for limit in limits if limit is not None)
     batch = _PAIRS_PER_BATCH_CPU if device == "cpu" else _PAIRS_PER_BATCH_GPU
 
     def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
@@ -129,6 +179,15 @@ def _load(reference: str, weights: str, max_length: int, device: str) -> Scorer:
             show_progress_bar=False,
             activation_fn=torch.nn.Sigmoid(),
         )
-        return np.asarray(found, dtype=np.float32)
+        scores = np.asarray(found, dtype=np.float32)
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if len(bad):
+            query, text = pairs[bad[0]]
+            raise DataError(
+                f"mining.rescoring.model {reference!r} gives {scores[bad[0]]} for {len(bad)} of "
+                f"{len(pairs)} pairs, the first: {query[:200]!r} and {text[:200]!r}; take another "
+                "model"
+            )
+        return scores
 
     return score

@@ -138,13 +138,10 @@ def _converted_and_cleaned(
     results = _converted(workshop, checked, held_out, making)
     told = _told_of(results)
     _accept(dataset, told)
-    log.info(
-        "records %s: %d of %d rows (%s)",
-        *(dataset.name, told["records_made"], told["rows_in"], _counts(told["rejected"])),
-    )
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(workshop, dataset, making, parts)
+    log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
     return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed)
 
 
@@ -270,4 +267,15 @@ def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
 
 
 def _counts(rejected: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
+    return ", ".join(f"{count:,} × {reason}" for reason, count in rejected.items())
+
+
+def _summary(told: Mapping[str, Any], dropped: Mapping[str, int]) -> str:
+    """What became of the rows; a row may give several records."""
+    rejected, lost = told["rejected"], {why: count for why, count in dropped.items() if count}
+    return (
+        f"{told['rows_in']:,} rows read, {sum(rejected.values()):,} rejected"
+        + (f" ({_counts(rejected)})" if rejected else "")
+        + f", {told['records_made']:,} records"
+        + (f", {_counts(lost)} dropped" if lost else "")
+    )

@@ -34,6 +34,7 @@ _KINDS: dict[str, Kind] = {
 _BYTES_PER_PIECE = 32 << 20
 _OPENED_AT_ONCE = 16
 _NAMES_SHOWN = 8
+_BYTES_TO_TELL = 4096
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,20 @@ def list_pieces(path: str) -> list[Piece]:
     of the hub also files of other kinds, such as its card.
 
     Raises:
-        DataError: nothing there, Parquet files without any rows, a file of an unknown kind, or a
-            broken Parquet file.
+        DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
+            unknown kind, a broken Parquet file, or a `.json` file that is one array.
         AssetError: the hub does not give what the reference names.
     """
-    files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
-    files.sort(key=lambda file: file.name)
-    with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
-        pieces = [piece for found in pool.map(_pieces_of, files) for piece in found]
+    try:
+        files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
+        files.sort(key=lambda file: file.name)
+        with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
+            pieces = [piece for found in pool.map(_pieces_of, files) for piece in found]
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"the rows at {path!r} cannot be reached: {error}. Check the address, the network, and "
+            "that this machine may read there"
+        ) from error
     if not pieces:
         raise DataError(f"the rows at {path!r} are empty: no Parquet file there has any rows")
     return pieces
@@ -225,6 +232,8 @@ def _pieces_of(file: _File) -> list[Piece]:
             piece(a, b, first_row=row, size=sum(sizes[a:b]))
             for a, b, row in zip(starts, stops, rows, strict=True)
         ]
+    if file.name.removesuffix(".gz").endswith(".json"):
+        _check_is_no_array(file.path, filesystem, inside)
     if kind != "jsonl" or file.name.endswith(".gz"):
         return [piece(size=file.size)]
     edges = list(range(0, max(file.size, 1), _BYTES_PER_PIECE))
@@ -242,6 +251,17 @@ def _starts(sizes: list[int]) -> list[int]:
             filled = 0
         filled += size
     return starts
+
+
+def _check_is_no_array(path: str, filesystem: pa.fs.FileSystem, inside: str) -> None:
+    """A row may be a list (of texts), but not one that begins with an object or a list."""
+    with filesystem.open_input_stream(inside) as stream:
+        begin = stream.read(_BYTES_TO_TELL).lstrip()
+    if begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"["):
+        raise DataError(
+            f"rows {path!r}: the file is one JSON array; wanted is JSONL, a row a line "
+            "(jq -c '.[]' file.json > file.jsonl makes it)"
+        )
 
 
 def _version(filesystem: pa.fs.FileSystem, inside: str, size: int) -> str:

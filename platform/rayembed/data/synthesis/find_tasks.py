@@ -73,7 +73,9 @@ def find_tasks(
             for request in _requests(config, kind, seed, tasks.asked)
         ]
         what = "tasks" if round_ == 0 else f"tasks, round {round_ + 1}"
-        ask_and_keep(what, missing(requests, kept), ask, kept)
+        open_ = missing(requests, kept)
+        # Where all of a round are lost, another round would be too.
+        ask_and_keep(what, open_, ask, kept, lost_in_a_row=len(open_))
         for kind, tasks in lacking.items():
             found[kind] = _read(config, kind, seed, kept, tasks)
     for kind, tasks in found.items():

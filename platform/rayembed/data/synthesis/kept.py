@@ -101,7 +101,11 @@ def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
 
 
 def ask_and_keep(
-    what: str, requests: Sequence[Request], ask: Ask, kept: KeptAnswers
+    what: str,
+    requests: Sequence[Request],
+    ask: Ask,
+    kept: KeptAnswers,
+    lost_in_a_row: int = _LOST_IN_A_ROW,
 ) -> Counter[str]:
     """Reason → number of the requests that got no answer this time; all others are kept.
 
@@ -110,6 +114,7 @@ def ask_and_keep(
         requests: that have no answer yet.
         ask: puts them to the LLM.
         kept: where answers go.
+        lost_in_a_row: requests without an answer between them from which the endpoint is away.
 
     Raises:
         AssetError: the endpoint refuses all requests, or does not answer any more.
@@ -132,7 +137,7 @@ def ask_and_keep(
                     raise AssetError(
                         f"{what}: the endpoint refuses what it is asked: {answer.problem}"
                     )
-            if in_a_row >= _LOST_IN_A_ROW:
+            if in_a_row >= min(lost_in_a_row, _LOST_IN_A_ROW):
                 raise AssetError(
                     f"{what}: {in_a_row} requests one after the other got no answer, the last one: "
                     f"{answer.problem}. What was answered is kept; start the job again when the "

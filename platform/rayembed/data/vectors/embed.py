@@ -5,7 +5,9 @@ that they serve every later run that needs the same.
 """
 
 import io
-from collections.abc import Callable, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +20,12 @@ from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
 from rayembed.data.units import Result, run_tasks
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
+from rayembed.errors import ArtifactError, DataError
 
 _LAST = "index.npz"
 """Written after all other files of a part."""
+
+_FILES = ("queries.npy", "documents.npy", _LAST)
 
 _GIVEN = "given.npy"
 
@@ -63,7 +68,8 @@ class Vectors:
 
     def texts(self, part: Part) -> PartTexts:
         """What is known of the part's texts."""
-        with np.load(io.BytesIO(read_bytes(self._path(part, _LAST)))) as loaded:
+        path = self._path(part, _LAST)
+        with _told(path), np.load(io.BytesIO(read_bytes(path))) as loaded:
             return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
@@ -76,11 +82,11 @@ class Vectors:
 
     def has(self, part: Part) -> bool:
         """Whether all files of the part are there."""
-        return exists(self._path(part, _LAST))
+        return all(exists(self._path(part, name)) for name in _FILES)
 
     def missing(self, parts: Sequence[Part]) -> list[PartUnit]:
         """The parts whose vectors are not there."""
-        return self._without(_LAST, parts)
+        return self._without(_FILES, parts)
 
     def save(
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
@@ -102,15 +108,19 @@ class Vectors:
 
     def missing_given(self, parts: Sequence[Part]) -> list[PartUnit]:
         """The parts of whose own negatives there are no vectors."""
-        return self._without(_GIVEN, parts)
+        return self._without((_GIVEN,), parts)
 
     def save_given(self, part: Part, given: np.ndarray) -> None:
         """Write the vectors of the part's own negatives."""
         _save(self._path(part, _GIVEN), given.astype(np.float16))
 
-    def _without(self, name: str, parts: Sequence[Part]) -> list[PartUnit]:
+    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartUnit]:
         there = set(list_files(self.folder, recursive=False))
-        return [PartUnit(part) for part in parts if f"{part.digest}.{name}" not in there]
+        return [
+            PartUnit(part)
+            for part in parts
+            if not all(f"{part.digest}.{name}" in there for name in names)
+        ]
 
     def _path(self, part: Part, name: str) -> str:
         return join(self.folder, f"{part.digest}.{name}")
@@ -131,8 +141,10 @@ class EmbedPart:
             records = read_records(unit.part.path)
             texts, known = texts_of(records)
             encoder = self.load(self.config, self.vectors.weights, device)
-            queries = encoder([record.query for record in records], "query")
-            self.vectors.save(unit.part, queries, encoder(texts, "document"), known)
+            asked = [record.query for record in records]
+            queries = finite(self.config, asked, encoder(asked, "query"))
+            documents = finite(self.config, texts, encoder(texts, "document"))
+            self.vectors.save(unit.part, queries, documents, known)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
@@ -151,6 +163,22 @@ def embed_parts(
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
     run_tasks(f"embed {dataset} {settings}", task, missing, workshop.execute, "gpu or machine")
+    return vectors
+
+
+def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
+    """The vectors of the texts, after a look at them: NaN would pass every rule in silence.
+
+    Raises:
+        DataError: one has a number that is not finite.
+    """
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1))
+    if len(bad):
+        raise DataError(
+            f"the teacher {config.teacher!r} (setting teacher) gives vectors with NaN or infinity "
+            f"for {len(bad)} of {len(texts)} texts, the first: {texts[bad[0]][:200]!r}. Its "
+            "weights are broken or overflow; take another teacher"
+        )
     return vectors
 
 
@@ -185,4 +213,16 @@ def _save(path: str, array: np.ndarray) -> None:
 
 
 def _load(path: str) -> np.ndarray:
-    return np.asarray(np.load(io.BytesIO(read_bytes(path))))
+    with _told(path):
+        return np.asarray(np.load(io.BytesIO(read_bytes(path))))
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ArtifactError(
+            f"the file of vectors {path!r} is broken: {error}. Remove it and start the "
+            "job again, which makes it anew"
+        ) from error
