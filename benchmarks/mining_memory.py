@@ -65,6 +65,7 @@ def mine(folder, made):
     records, others, vectors = made
     task = MinePart(
         str(folder / "mined"),
+        str(folder / "examples"),
         CorpusFiles(records, others, vectors),
         (MiningTeacher(vectors, "random"),),
         MiningConfig(teacher="random"),
