@@ -11,6 +11,7 @@ import argparse
 import itertools
 import tempfile
 import time
+from collections import defaultdict
 
 import numpy as np
 
@@ -97,14 +98,17 @@ def gaps(mine, yours, model):
     comes in at the edge for it; the nearest of these counts.
     """
     found = []
+    positives = defaultdict(list)
+    for query, positive in mine:
+        positives[query].append(positive)
     for pair in mine:
         sides = [set(mine[pair]) - set(yours[pair]), set(yours[pair]) - set(mine[pair])]
         if not any(sides):
             continue
-        texts = [pair[0], pair[1], *sides[0], *sides[1]]
+        texts = [pair[0], *positives[pair[0]], *sides[0], *sides[1]]
         vectors = model.encode(texts, normalize_embeddings=True, show_progress_bar=False)
         score = dict(zip(texts, (vectors @ vectors[0]).tolist(), strict=True))
-        limit = (1 - MARGIN) * score[pair[1]]
+        limit = (1 - MARGIN) * min(score[text] for text in positives[pair[0]])
         ordered = [sorted((score[text] for text in side), reverse=True) for side in sides]
         for one, other in itertools.zip_longest(*ordered, fillvalue=np.inf):
             found.append(min(abs(one - other), abs(one - limit), abs(other - limit)))
