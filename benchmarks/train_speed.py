@@ -182,7 +182,7 @@ def full(batch, steps):
         (folder / "pairs.jsonl").write_text("\n".join(lines))
         run = make_run(folder, batch, steps)
         connect()
-        plan = prepare_data(run, str(folder / "data"))["only"]
+        plan = prepare_data(run)["only"]
         job = StageJob(run, 0, plan, None, str(folder / "weights.safetensors"))
         train_stage_on_ray(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
         records = MetricsLog(folder / "metrics.jsonl").records()

@@ -133,7 +133,7 @@ def found_in(folder: str, run: Run, log: Path):
 
 @pytest.fixture(scope="module")
 def plan(cluster, folder):
-    return prepare_data(make_run(folder), str(folder / "out" / "data"))["only"]
+    return prepare_data(make_run(folder))["only"]
 
 
 @pytest.fixture(scope="module")
