@@ -15,10 +15,11 @@ OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' cluster/constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart test unit check mlflow clean
+.PHONY: help venv quickstart causal2vec-quickstart cde-quickstart nomic-quickstart test unit check \
+  slow drill mlflow clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 32
 
 venv: $(STAMP) ## the environment in .venv, with the versions of cluster/constraints.txt
 
@@ -39,8 +40,23 @@ $(STAMP): pyproject.toml cluster/constraints.txt
 quickstart: $(STAMP) ## train, evaluate and register a small NV-Embed on this machine
 	$(BIN)/python jobs/run_quickstart.py $(ARGS)
 
+causal2vec-quickstart: $(STAMP) ## the same with a small Causal2Vec
+	$(BIN)/python jobs/run_quickstart.py causal2vec $(ARGS)
+
+cde-quickstart: $(STAMP) ## the same with a small CDE
+	$(BIN)/python jobs/run_quickstart.py cde $(ARGS)
+
+nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
+	$(BIN)/python jobs/run_quickstart.py nomic $(ARGS)
+
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(STAMP) ## the tests that take many minutes each, one after the other
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of what they cost
+	PYTHONPATH=tests/support $(BIN)/python tests/drill/run_drill.py $(ARGS)
 
 unit: $(STAMP) ## the tests that take seconds
 	$(BIN)/python -m pytest tests/unit -m "not assets" $(ARGS)

@@ -1,6 +1,6 @@
-"""The quickstart: trains, evaluates and registers a small NV-Embed on this machine.
+"""The quickstart: trains, evaluates and registers a small model on this machine.
 
-Usage: python jobs/run_quickstart.py [arguments of jobs/train_nvembed.py, such as --set …]
+Usage: python jobs/run_quickstart.py [nvembed|causal2vec|cde|nomic] [arguments of the training job]
 """
 
 import logging
@@ -10,12 +10,19 @@ from pathlib import Path
 from rayembed.errors import RayembedError
 from rayembed.pipeline.on_ray import run_on_local_head
 
+FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
+"""What can be trained; the first one where none is named."""
+
 
 def main(arguments: list[str]) -> int:
     """The exit code of the training job."""
+    family = FAMILIES[0]
+    if arguments and arguments[0] in FAMILIES:
+        family, *arguments = arguments
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     checkout = Path(__file__).resolve().parent.parent
-    entrypoint = [sys.executable, "jobs/train_nvembed.py", "--recipe", "nvembed-quickstart"]
+    job, recipe = f"jobs/train_{family}.py", f"{family}-quickstart"
+    entrypoint = [sys.executable, job, "--recipe", recipe]
     # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
     entrypoint += ["--set", f"placement.storage_path={checkout / 'outputs'}", *arguments]
 

@@ -27,8 +27,10 @@ prepare_environment()
 HEAVY = ("distributed", "ray", "job", "assets")
 
 
-def pytest_collection_modifyitems(items):
-    """Keep unit and parity tests off the network, loopback excepted; skip GPU tests visibly."""
+def pytest_collection_modifyitems(config, items):
+    """Keep unit and parity tests off the network, loopback excepted; skip GPU tests visibly, and
+    those of minutes unless `-m slow` asks for them.
+    """
     import torch
 
     for item in items:
@@ -36,3 +38,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"]))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+        if item.get_closest_marker("slow") and "slow" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes many minutes; run it with -m slow"))

@@ -3,29 +3,16 @@
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 from made_up_records import made_up_records
 from plain_reference import train_by_hand
 from run_distributed import run_distributed
 from tiny_models import save_decoder
+from train_made_up import distance, train_or_resume
 
 from rayembed.config.model import NVEmbedConfig
-from rayembed.config.run import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
-from rayembed.models.trainable import load_trainable_state
-from rayembed.training.checkpoint import (
-    Checkpoint,
-    expected_position,
-    save_checkpoint,
-    seed_worker,
-)
-from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.loop import train_steps
-from rayembed.training.step import StepSettings
 
 pytestmark = pytest.mark.distributed
 
@@ -60,67 +47,17 @@ MODEL = parse(
         "document_max_length": 32,
     },
 )
-POSITION = ("s", "run", "plan")
 
 
-def run(
-    rank,
-    world,
-    backbone,
-    zero,
-    *,
-    cache=True,
-    save=None,
-    resume=None,
-    forget_moments=False,
-    device="cpu",
-):
-    """Trainable weights on this worker after all steps, from the start or from a checkpoint."""
-    position = expected_position(*POSITION)
-    model = build_model(MODEL, backbone, seed=3)
-    checkpoint = None if resume is None else Checkpoint(resume, position)
-    if checkpoint is not None:
-        load_trainable_state(model, checkpoint.weights())
-    model = model.to(device)
-    seed_worker(5, 0)
-    engine = DeepSpeedEngine(model, STAGE, Placement(zero_stage=zero), "float32", world)
-    start = 0
-    if checkpoint is not None:
-        start = checkpoint.position.step
-        if not forget_moments:
-            checkpoint.restore(engine)
-    share = PAIRS // world
-    batches = [
-        make_step_batch(
-            s, made_up_records(PAIRS, seed=s)[rank * share : (rank + 1) * share], 2, model.tokenizer
-        )
-        for s in range(start, STEPS)
-    ]
-
-    def on_checkpoint(step):
-        if save is not None and step == SAVED_AT:
-            save.mkdir(parents=True, exist_ok=True)
-            dist.barrier()
-            save_checkpoint(save, engine, position.at(step))
-            dist.barrier()
-
-    train_steps(
-        engine,
-        batches,
-        STAGE,
-        StepSettings(60 + 30 * rank, cache, torch.device(device)),
-        start_step=start,
-        on_step=lambda record: None,
-        on_checkpoint=on_checkpoint,
-    )
-    return {name: weight.cpu().clone() for name, weight in engine.trainable_weights()}
+def run(backbone, zero, **how):
+    return train_or_resume(MODEL, backbone, STAGE, zero, **how)
 
 
 def whole(rank, world, backbone, folder):
     found = {}
     for zero in (0, 1, 2, 3):
-        found[zero, "cache"] = run(rank, world, backbone, zero, save=folder / f"w{world}z{zero}")
-        found[zero, "one graph"] = run(rank, world, backbone, zero, cache=False)
+        found[zero, "cache"] = run(backbone, zero, save=folder / f"w{world}z{zero}")
+        found[zero, "one graph"] = run(backbone, zero, cache=False)
     return found
 
 
@@ -128,8 +65,8 @@ def resumed(rank, world, backbone, folder):
     found = {}
     for saved in ("w1z0", "w2z3", "w4z2"):
         for zero in (0, 1, 2, 3):
-            found[saved, zero] = run(rank, world, backbone, zero, resume=folder / saved)
-    found["control"] = run(rank, world, backbone, 2, resume=folder / "w2z3", forget_moments=True)
+            found[saved, zero] = run(backbone, zero, resume=folder / saved)
+    found["control"] = run(backbone, 2, resume=folder / "w2z3", forget_moments=True)
     return found
 
 
@@ -149,11 +86,6 @@ def expected(trained):
     weights, _ = train_by_hand(model, STAGE, lambda step: made_up_records(PAIRS, seed=step))
     assert distance(start, weights) > 5e-3
     return weights
-
-
-def distance(left, right):
-    assert left.keys() == right.keys()
-    return max((left[n] - right[n]).abs().max().item() for n in right)
 
 
 TOLERANCE = 1e-5
@@ -196,10 +128,10 @@ def saved_and_resumed_on_gpu(rank, world, backbone, folder):
     found = {}
     for zero in (0, 1, 2, 3):
         save = folder / f"gpu{zero}"
-        found[zero, "whole"] = run(rank, world, backbone, zero, save=save, device="cuda")
-        found[zero, "resumed"] = run(rank, world, backbone, zero, resume=save, device="cuda")
+        found[zero, "whole"] = run(backbone, zero, save=save, device="cuda")
+        found[zero, "resumed"] = run(backbone, zero, resume=save, device="cuda")
         moved = folder / "w2z3"
-        found[zero, "from CPUs"] = run(rank, world, backbone, zero, resume=moved, device="cuda")
+        found[zero, "from CPUs"] = run(backbone, zero, resume=moved, device="cuda")
     return found
 
 

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from made_up_records import made_up_records
 from run_distributed import run_distributed
 from tiny_models import save_decoder
+from train_made_up import train_made_up
 
 from rayembed.config.model import NVEmbedConfig
-from rayembed.config.run import Placement
+from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model, load_model
+from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training import checkpoint as checkpoint_module
 from rayembed.training import engine as engine_module
@@ -30,8 +30,8 @@ from rayembed.training.checkpoint import (
     seed_worker,
 )
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.loop import train_steps
 from rayembed.training.step import StepSettings
+from rayembed.training.validation.handing_in import whole_weights
 
 pytestmark = pytest.mark.distributed
 
@@ -91,8 +91,12 @@ def run(
     grad_cache=True,
     recompute=False,
     partitioned=False,
+    handed_in=None,
 ):
-    """Trainable weights after all steps, from the start or from a checkpoint in `folder`."""
+    """Trainable weights after all steps, from the start or from a checkpoint in `folder`.
+
+    `handed_in` gets the weights after each step, as they are left to be scored.
+    """
     model = build_model(config(dtype), backbone, seed=3)
     if recompute:
         model.enable_gradient_checkpointing()
@@ -115,13 +119,6 @@ def run(
         checkpoint.restore(engine)
         start = checkpoint.position.step
         assert start == resume_at
-    share = PAIRS // world
-    batches = [
-        make_step_batch(
-            s, made_up_records(PAIRS, seed=s)[rank * share : (rank + 1) * share], 2, model.tokenizer
-        )
-        for s in range(start, STEPS)
-    ]
 
     def on_checkpoint(step):
         if resume_at is None:
@@ -129,16 +126,22 @@ def run(
             dist.barrier()
             save_checkpoint(folder / f"step{step}", engine, position.at(step))
 
-    train_steps(
+    def ends_after(step):
+        if handed_in is not None:
+            handed_in[step] = whole_weights(engine)
+        return False
+
+    settings = StepSettings(60 + 30 * rank, grad_cache, torch.device("cpu"))
+    weights = train_made_up(
         engine,
-        batches,
+        model,
         STAGE,
-        StepSettings(60 + 30 * rank, grad_cache, torch.device("cpu")),
-        start_step=start,
-        on_step=lambda record: None,
+        settings,
+        start=start,
         on_checkpoint=on_checkpoint,
+        ends_after=ends_after,
     )
-    return {name: weight.clone() for name, weight in engine.trainable_weights()}, model
+    return weights, model
 
 
 def without_whole_parameters(settings):
@@ -154,8 +157,13 @@ def cases(rank, world, backbone, folder):
     found = {}
     for zero in (0, 1, 2, 3):
         for dtype in ("float32", "bfloat16"):
-            here = folder / f"{zero}{dtype}"
-            found[zero, dtype, "whole"], _ = run(rank, world, backbone, zero, here, dtype=dtype)
+            here, handed_in = folder / f"{zero}{dtype}", {}
+            found[zero, dtype, "whole"], _ = run(
+                rank, world, backbone, zero, here, dtype=dtype, handed_in=handed_in
+            )
+            if rank == 0:
+                found[zero, dtype, "handed in"] = handed_in[STEPS]
+                found[zero, dtype, "handed in before"] = handed_in[2]
             found[zero, dtype, "resumed"], _ = run(
                 rank, world, backbone, zero, here, resume_at=2, dtype=dtype
             )
@@ -188,6 +196,17 @@ def test_resumed_weights_are_those_of_the_uninterrupted_run(trained, zero, dtype
         assert torch.equal(whole[name], resumed[name]), name
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_are_left_to_be_scored_are_those_of_their_step(trained, zero, dtype):
+    """And taking them changes nothing: the resumed run, which takes none, ends the same."""
+    found = trained[1][0]
+    for name, weight in found[zero, dtype, "whole"].items():
+        assert torch.equal(found[zero, dtype, "handed in"][name], weight), name
+    before = found[zero, dtype, "handed in before"]
+    assert any(not torch.equal(before[name], found[zero, dtype, "whole"][name]) for name in before)
+
+
 def test_without_the_random_state_the_resumed_weights_differ(trained):
     found = trained[1][0]
     whole, control = found[2, "float32", "whole"], found["control"]
@@ -196,7 +215,7 @@ def test_without_the_random_state_the_resumed_weights_differ(trained):
 
 def test_all_workers_hold_the_same_weights(trained):
     first, second = trained[1]
-    for key in first:
+    for key in second:  # worker 0 alone hands in weights
         for name in first[key]:
             assert torch.equal(first[key][name], second[key][name]), (key, name)
 

@@ -78,7 +78,7 @@ def test_a_backbone_that_only_the_hub_knows_is_shown_without_its_size():
         "jobs/train_biencoder.py", "--set", "model.backbone.path=hf://org/name@main", "--dry-run"
     )
     assert shown.returncode == 0, shown.stderr
-    assert "not known without fetching the backbone" in shown.stderr
+    assert "not known without fetching the model" in shown.stderr
 
 
 def test_a_wrong_setting_ends_the_script_with_a_message():

@@ -2,77 +2,37 @@
 
 import logging
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-import requests
 from mlflow import MlflowClient
+from mlflow_server import MlflowServer
+from result_files import write_results
+from tiny_folders import save_biencoder
 
 from rayembed.errors import TrackingError
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.pipeline.register_job import run_register_job
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance, node_hardware
+from rayembed.registry.registered_model import ModelReference, connect, download, get_version
 from rayembed.registry.tracking import Tracker
 
 pytestmark = pytest.mark.job
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 60
 AT_ONCE = 60
 """Seconds: far below the four minutes for which MLflow's default retries wait, and far above what
 a busy machine makes of a moment."""
 
 
-class Server:
-    """An MLflow server on loopback that keeps its port and its store when it is started again."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.uri = f"http://127.0.0.1:{self.port}"
-        self.process = None
-
-    def start(self):
-        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--workers", "1"]
-        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
-        with (self.folder / "server.log").open("ab") as log:
-            # A group of its own, so that the workers it starts go with it.
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
-            )
-        end = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                if requests.get(f"{self.uri}/health", timeout=2).ok:
-                    return
-            except requests.ConnectionError:
-                pass
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()
-            assert time.monotonic() < end, (self.folder / "server.log").read_text()
-            time.sleep(0.1)
-
-    def kill(self):
-        if self.process is not None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
-    folder = tmp_path / "server"
-    folder.mkdir()
-    made = Server(folder)
+    made = MlflowServer(tmp_path / "server")
     yield made
     made.kill()
 
@@ -183,3 +143,33 @@ def everything_arrived_once(server, run_id):
     assert len(client.search_runs([run.info.experiment_id])) == 1
     files = {f.path for f in client.list_artifacts(run_id)}
     assert files == {"run.yaml", "provenance.json", "plots"}
+
+
+def test_registry_job_against_a_server(server, tmp_path, capsys, monkeypatch):
+    """Registered, scored, promoted, refused, rolled back and fetched again, all over HTTP."""
+    monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
+    server.start()
+    client = connect(server.uri)
+    folders = [save_biencoder(tmp_path / f"model{seed}", seed=seed) for seed in (1, 2, 3)]
+    codes = []
+    for folder, value in zip(folders, (0.5, 0.6, 0.55), strict=True):
+        place = tmp_path / "out" / "results" / "org__m" / weights_fingerprint(folder)
+        write_results(place, {"WikiTopicClassification": value})
+        arguments = ["--model", str(folder), "--name", "tiny", "--tracking-uri", server.uri]
+        arguments += ["--results", str(tmp_path / "out"), "--promote", "--better-than", "champion"]
+        codes.append(run_register_job(arguments, about=None))
+        capsys.readouterr()
+    assert codes == [0, 0, 1]
+    assert dict(client.get_registered_model("tiny").aliases) == {"champion": "2", "previous": "1"}
+    version = client.get_model_version_by_alias("tiny", "champion")
+    model = client.get_logged_model(version.tags["rayembed.model_id"])
+    assert {(m.key, m.value) for m in model.metrics} >= {("model/category/Classification", 0.6)}
+    assert (
+        run_register_job(["--rollback", "--name", "tiny", "--tracking-uri", server.uri], about="")
+        == 0
+    )
+    champion = get_version(client, ModelReference("tiny", None, "champion"))
+    assert int(champion.version) == 1
+    back = download(client, champion, tracking_uri=server.uri)
+    assert weights_fingerprint(back) == weights_fingerprint(folders[0])
+    assert [m.name for m in client.search_registered_models()] == ["tiny"]

@@ -1,17 +1,26 @@
 """The training job from its command line to the registry, on a tiny model."""
 
+import json
 import re
 
 import mlflow
 import mteb
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from tiny_job import submit, write_inputs
 
-from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
 from rayembed.registry.metrics_log import MetricsLog
+from rayembed.registry.registered_model import (
+    connect,
+    get_version,
+    parse_reference,
+    read_scores,
+)
+from rayembed.training.weights import read_made_of
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -35,7 +44,7 @@ def test_ends_with_a_table_and_what_to_run_next(trained):
     run_folder, printed = trained
     for text in ("untrained", "stage 1: retrieval", "stage 2: blend", "BM25"):
         assert text in printed
-    assert f"SentenceTransformer('{run_folder}/models/blend'" in printed
+    assert f".as_sentence_transformer('{run_folder}/models/blend')" in printed
     assert "tiny version 1 (models:/tiny@candidate)" in printed
     assert "mlflow ui --backend-store-uri sqlite:///" in printed
     for name in ("loss.png", "scores.png", "scores.md", "scores.csv", "run.yaml"):
@@ -82,6 +91,47 @@ def test_scores_are_mtebs_result_files_and_one_mlflow_run_has_every_step_once(tr
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
     logged = [r["global_step"] for r in MetricsLog(trained[0] / "metrics.jsonl").records()]
     assert logged == [1, 2, 3, 4, 5, 6]
+
+
+def test_version_and_card_have_the_scores_of_its_weights(trained):
+    client = connect(f"sqlite:///{trained[0].parents[1]}/mlflow.db")
+    version = get_version(client, parse_reference("models:/tiny@candidate"))
+    scores = {score.task: score for score in read_scores(client, version)}
+    assert len(scores) == 6
+    assert scores["WikiTopicClustering"].category == "Clustering"
+    assert version.tags["score.WikiTopicClustering"] == (
+        f"{scores['WikiTopicClustering'].value:.6g}"
+    )
+    card = ModelCard.load(trained[0] / "models" / "blend" / "README.md")
+    told = {result.dataset_name: result.metric_value for result in card.data.eval_results}
+    assert told == {f"MTEB {s.task}": s.value for s in scores.values()}
+    assert "| `sentences` | retrieval | " in card.text
+    assert version.description.startswith("# tiny")
+
+
+def test_weights_are_scored_while_training_goes_on_and_the_best_are_handed_on(trained):
+    run_folder, _ = trained
+    lines = [json.loads(line) for line in (run_folder / "validation.jsonl").open()]
+    places = [(line["stage"], line["step"], line["global_step"]) for line in lines]
+    assert places == [("retrieval", 2, 2), ("retrieval", 4, 4), ("blend", 2, 6)]
+    for line in lines:
+        sentence, description = (line["scores"][name] for name in sorted(line["scores"])[::-1])
+        assert line["score"] == pytest.approx((3 * sentence + description) / 4)
+    best = max(lines[:2], key=lambda line: line["score"])["step"]
+    record = run_folder / "retrieval" / "validation" / f"step-{best:07d}.json"
+    handed_on = read_made_of(str(run_folder / "retrieval" / "weights.safetensors"))
+    assert handed_on["content"] == json.loads(record.read_text())["content"]
+    assert handed_on["step"] == str(best)
+    client = mlflow.MlflowClient(f"sqlite:///{run_folder.parents[1]}/mlflow.db")
+    (run,) = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert run.data.tags["rayembed.kept_step.retrieval"] == str(best)
+    for name in ("WikiSentenceRetrieval", "WikiDescriptionRetrieval", "score"):
+        history = client.get_metric_history(run.info.run_id, f"validation/{name}")
+        told = {point.step: point.value for point in history}
+        assert len(history) == len(lines), "each score once, also when it is submitted again"
+        for line in lines:
+            expected = line["score"] if name == "score" else line["scores"][name]
+            assert told[line["global_step"]] == pytest.approx(expected)
 
 
 def test_submitted_again_it_trains_nothing_and_another_identity_is_refused(trained, folder):

@@ -19,8 +19,8 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, remove_folder
 from rayembed.config.override import override
 from rayembed.errors import ArtifactError
-from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
 from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.on_ray import _MetricsSink

@@ -13,8 +13,9 @@ from tokenizers import processors
 
 from rayembed.config.model import BackboneConfig, BiEncoderConfig, EosPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
-from rayembed.models.build import build_model, check_loadable, load_model
+from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import check_loadable, load_model
 
 TASK = "Instruct: Given a question, retrieve passages that answer it\nQuery: "
 TEXTS = [

@@ -8,7 +8,7 @@ from sentence_transformers import SentenceTransformer
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.evaluation.evaluate import evaluate, evaluate_reference, suite_tasks
-from rayembed.models.build import load_model
+from rayembed.models.load import load_model
 
 
 @pytest.mark.assets

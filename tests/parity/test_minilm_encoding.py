@@ -6,8 +6,8 @@ from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.samples import MINILM
-from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
 
 TEXTS = [
     "",

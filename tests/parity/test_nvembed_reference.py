@@ -7,15 +7,19 @@ grouped-query attention, SwiGLU, layer norm, latent attention, masked mean.
 import json
 import math
 
+import mteb
 import pytest
 import safetensors.torch
 import torch
+from mteb.types import PromptType
 from tiny_models import metaspace_tokenizer
 
+from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import BackboneConfig, LatentAttentionPooling, NVEmbedConfig
 from rayembed.errors import ArtifactError
-from rayembed.models.build import load_model
+from rayembed.evaluation.model_spec import make_spec
 from rayembed.models.latent_attention import PaperLatentAttention
+from rayembed.models.load import load_model
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.nvidia_checkpoint import empty_nvembed, load_nvidia_checkpoint
 
@@ -264,6 +268,26 @@ def test_load_model_knows_the_published_folder(published, tmp_path):
     model.save(tmp_path / "saved")
     again = load_model(tmp_path / "saved")
     check_against(again, lambda i, kept: pooled(released_latent_attention(w, trunk(w, i)), kept))
+
+
+def test_a_published_copy_under_evaluation_equals_reference(published):
+    """As mteb's tasks have it: an instruction before queries, none before documents."""
+    folder, w = published
+    settings = {"dtype": "float32", "prompts": {"instructions": {"NQ": TASK}}}
+    spec = make_spec(ModelUnderTest(reference=str(folder), **settings))
+    assert (spec.prompts.table, spec.dimensions) == ("nvembed", HIDDEN)
+    assert dict(spec.max_lengths) == {"query": 512, "document": 512}
+    assert spec.num_parameters == sum(value.numel() for value in w.values())
+    task, embed = mteb.get_task("NQ").metadata, spec.load("cpu")
+    texts = {
+        PromptType.query: "are cats larger than dogs",
+        PromptType.document: "the quick brown fox",
+    }
+    reference = texts_with_reference_tokens(None)
+    for (side, text), (ids, kept) in zip(texts.items(), reference, strict=True):
+        found = torch.from_numpy(embed([text], spec.way(task, side))[0])
+        expected = pooled(released_latent_attention(w, trunk(w, ids)), kept)
+        assert (found - expected).abs().max() < 1e-5  # fp32 rounding, unit vectors
 
 
 def test_other_names_are_refused_with_both_lists(published, tmp_path):

@@ -23,6 +23,7 @@ def cluster():
         log_to_driver=False,
         logging_level="ERROR",
         object_store_memory=300_000_000,
+        _system_config={"health_check_period_ms": 1000},  # a lost node is known in 5 s, not 15
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)}},
     )
     yield

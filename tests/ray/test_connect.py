@@ -27,9 +27,14 @@ print("SEEN", json.dumps([*ray.get(Sees.remote().all.remote()), f"http://{dashbo
 """
 
 
-def test_its_processes_ask_its_own_dashboard_and_have_its_priority():
-    """Train takes its controller for dead when it asks another cluster of the machine."""
-    unset = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+def test_its_processes_ask_its_own_dashboard_and_have_its_priority(tmp_path):
+    """Train takes its controller for dead when it asks another cluster of the machine.
+
+    Its token is one that only its user can read, made before Ray makes another.
+    """
+    leave = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    unset = {name: value for name, value in os.environ.items() if name not in leave}
+    unset["HOME"] = str(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
@@ -44,3 +49,6 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority():
     assert niceness == os.nice(0)
     assert asked == dashboard
     assert state == "ALIVE"
+    token = tmp_path / ".ray" / "auth_token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert len(token.read_text()) == 64

@@ -7,11 +7,16 @@ import sys
 import pytest
 import ray
 from made_up_articles import run_over, write_articles
-from tiny_models import byte_level_tokenizer, save_decoder
+from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
+from word_articles import run_over_words, write_word_articles
 
+from rayembed.config.model import CDEConfig
+from rayembed.config.settings import parse
 from rayembed.errors import AssetError, ConfigError, WorkerError
+from rayembed.evaluation.context_sizes import scores_by_size
 from rayembed.evaluation.evaluate import evaluate_reference
-from rayembed.evaluation.on_ray import evaluate_on_ray
+from rayembed.evaluation.on_ray import evaluate_on_ray, measured_on_ray
+from rayembed.models.build import build_model
 from rayembed.training.on_ray import export_on_ray
 
 pytestmark = pytest.mark.ray
@@ -54,3 +59,32 @@ def test_a_task_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp
     monkeypatch.setattr("rayembed.training.on_ray.export", dies)
     with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
         export_on_ray(run, None, str(tmp_path / "model"))
+
+
+def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
+    config = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "encoder": {"path": "given"},
+        "num_context": 4,
+        "query_max_length": 62,
+        "document_max_length": 62,
+    }
+    model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=5)
+    model.save(tmp_path / "model")
+    asked = {"name": "tiny", "sizes": [0, 4], "draws": 1}
+    here = scores_by_size(tmp_path / "model", run, results_folder=tmp_path / "here", **asked)
+    there = measured_on_ray(
+        scores_by_size, tmp_path / "model", run, results_folder=tmp_path / "there", **asked
+    )
+    assert there.keys() == here.keys()
+    for size, scores in here.items():
+        assert there[size] == {task: pytest.approx(found) for task, found in scores.items()}
+    with pytest.raises(ConfigError, match="9 context documents are more"):
+        measured_on_ray(
+            scores_by_size,
+            tmp_path / "model",
+            run,
+            results_folder=tmp_path,
+            **asked | {"sizes": [9]},
+        )

@@ -1,11 +1,12 @@
-"""The backbone is had on the nodes before workers start."""
+"""The pretrained parts are had on the nodes before workers start."""
 
 import pytest
 
 from rayembed.config.run import Run
 from rayembed.errors import AssetError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.on_ray import _fetch_model
+from rayembed.training.on_ray import _fetch_models
+from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 
@@ -18,8 +19,25 @@ def run_of(backbone: str) -> Run:
     return run.model_copy(update={"model": model})
 
 
+def fetch(run: Run) -> None:
+    _fetch_models(StageJob(run, 0, "plan", None, "weights").pretrained, run.placement)
+
+
 def test_an_error_of_a_node_is_raised_as_itself(cluster, tmp_path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    _fetch_model(run_of(str(tmp_path)))
+    fetch(run_of(str(tmp_path)))
     with pytest.raises(AssetError, match="there is no file or folder"):
-        _fetch_model(run_of(str(tmp_path / "none")))
+        fetch(run_of(str(tmp_path / "none")))
+
+
+def test_the_encoder_beside_a_backbone_is_had_too(cluster, tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    run = get_recipe("causal2vec-quickstart")
+    model = run.model.model_copy(
+        update={
+            "backbone": run.model.backbone.model_copy(update={"path": str(tmp_path)}),
+            "encoder": run.model.encoder.model_copy(update={"path": str(tmp_path / "none")}),
+        }
+    )
+    with pytest.raises(AssetError, match=r"there is no file or folder .*/none"):
+        fetch(run.model_copy(update={"model": model}))

@@ -6,6 +6,7 @@ them.
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,18 @@ class DatasetHub:
     """Paths of all requests, in their order."""
     fail: int = 0
     """So many reads of content are answered by an error first."""
+    refuse: int = 0
+    """So many requests for the information about a repository are answered by `refusal` first."""
+    refusal: tuple[int, dict[str, str]] = (429, {"Retry_After": "1"})
+    """Status and headers."""
+    limit: int = 0
+    """So many requests of any kind are answered that there were too many of them."""
+    before_limit: int = 0
+    """So many are answered as usual before these."""
+    retry_after: int | None = 1
+    """Seconds that such an answer names; None: it names none."""
+    down: bool = False
+    """Every request is answered by an error of the server."""
 
     def commit(self, repo: str) -> str:
         """Of the repository's present content."""
@@ -48,6 +61,7 @@ def _sha1(content: bytes) -> str:
 class _Handler(BaseHTTPRequestHandler):
     hub: DatasetHub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are sent apart; 40 ms a request otherwise
 
     def log_message(self, *arguments: Any) -> None:
         pass
@@ -85,9 +99,25 @@ class _Handler(BaseHTTPRequestHandler):
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         return {"type": "file", "path": path, "size": len(content), "oid": _sha1(content)}
 
+    def _refused(self) -> bool:
+        """Whether the request was answered that the hub is down, or was asked too often."""
+        hub = self.hub
+        if hub.down:
+            self._answer(503)
+        elif hub.limit and not hub.before_limit:
+            hub.limit -= 1
+            told = {} if hub.retry_after is None else {"Retry_After": str(hub.retry_after)}
+            self._answer(429, **told)
+        else:
+            hub.before_limit = max(hub.before_limit - 1, 0)
+            return False
+        return True
+
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
         self.hub.asked.append(path)
+        if self._refused():
+            return
         if path.startswith("/api/datasets/"):
             self._api(path.removeprefix("/api/datasets/").split("/"))
         elif path.startswith("/datasets/"):
@@ -100,6 +130,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _api(self, parts: list[str]) -> None:
         repo = self._repo(parts)
         if repo is None:
+            return
+        if self.hub.refuse:
+            self.hub.refuse -= 1
+            status, headers = self.hub.refusal
+            self._answer(status, **headers)
             return
         what, rest = parts[2] if len(parts) > 2 else "revision", "/".join(parts[3:]) or "main"
         if what == "revision":
@@ -151,7 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.fail -= 1
             self._answer(503)
             return
-        headers = {"ETag": f'"{_sha1(content)}"', "X_Repo_Commit": parts[3]}
+        commit = parts[3] if re.fullmatch("[0-9a-f]{40}", parts[3]) else self.hub.commit(repo)
+        headers = {"ETag": f'"{_sha1(content)}"', "X_Repo_Commit": commit}
         asked = self.headers.get("Range")
         if asked is None:
             self._answer(200, content, **headers)

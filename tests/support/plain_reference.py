@@ -1,5 +1,6 @@
 """A stage in one process: the loss written with loops over texts and no masks, AdamW by hand."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,16 +19,22 @@ def reference_loss(
     temperature: float,
     num_negatives: int,
     in_batch: bool,
+    context_rows: Sequence[int] | None = None,
 ) -> Tensor:
-    """Mean over records of -log softmax of the positive among its candidates, plus auxiliary."""
-    keys = {}
+    """Mean over records of -log softmax of the positive among its candidates, plus auxiliary.
+
+    Args:
+        context_rows: records whose positives are the context; None: all.
+    """
+    keys = Counter()
     for r in records:
-        keys[r.query, "query"] = None
+        keys[r.query, "query"] += 1
         for text in (r.positives[0], *(n.text for n in r.negatives[:num_negatives])):
-            keys[text, "document"] = None
+            keys[text, "document"] += 1
     context = None
     if model.uses_context:
-        positives = [r.positives[0] for r in records]
+        chosen = range(len(records)) if context_rows is None else context_rows
+        positives = [records[row].positives[0] for row in chosen]
         context = model.embed_context(
             model.tokenizer.collate(model.tokenizer(positives, "document"))
         )
@@ -35,7 +42,8 @@ def reference_loss(
     for text, role in keys:
         output = model(model.tokenizer.collate(model.tokenizer([text], role)), context)
         vectors[text, role] = output.embeddings[0]
-        statistics.append(output.statistics)
+        found = output.statistics
+        statistics.append(None if found is None else found * keys[text, role])
     losses = []
     for i, r in enumerate(records):
         query = vectors[r.query, "query"]
@@ -65,7 +73,10 @@ def reference_loss(
 
 
 def train_by_hand(
-    model: EmbeddingModel, stage: StageConfig, records_of: Callable[[int], Sequence[Record]]
+    model: EmbeddingModel,
+    stage: StageConfig,
+    records_of: Callable[[int], Sequence[Record]],
+    context_rows_of: Callable[[int], Sequence[int] | None] = lambda step: None,
 ) -> tuple[dict[str, Tensor], list[float]]:
     """The model's trained weights after the stage, and the gradient's norm before clipping."""
     config = stage.optimizer
@@ -80,6 +91,7 @@ def train_by_hand(
             temperature=stage.loss.temperature,
             num_negatives=stage.batch.num_negatives,
             in_batch=stage.batch.in_batch_negatives,
+            context_rows=context_rows_of(step),
         ).backward()
         norm = torch.sqrt(sum((p.grad**2).sum() for p in learnt.values()))
         norms.append(norm.item())

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import multiprocessing
 import os
 import pickle
 import sys
@@ -14,6 +15,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+IMPORTED_ONCE = (
+    "deepspeed",
+    "peft",
+    "torch.distributed",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.nomic_bert.modeling_nomic_bert",
+    "rayembed.models.build",
+    "rayembed.training.engine",
+    "rayembed.training.worker",
+)
+"""What processes on CPUs need: ten seconds of imports, which they have from one that forks them."""
 
 
 def run_distributed(
@@ -31,7 +45,13 @@ def run_distributed(
     # A test file is no importable module: the child loads it by its path.
     payload = pickle.dumps((inspect.getfile(function), function.__name__, args))
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.spawn(_child, (world, payload, folder, accelerator), nprocs=world, join=False)
+        context = mp.start_processes(
+            _child,
+            (world, payload, folder, accelerator),
+            nprocs=world,
+            join=False,
+            start_method=_start_method(accelerator),
+        )
         try:
             while not context.join(timeout=seconds):
                 pass
@@ -39,6 +59,15 @@ def run_distributed(
             errors = [p.read_text() for p in sorted(Path(folder).glob("error*"))]
             raise AssertionError("\n".join(errors) or "a process ended without an error") from None
         return [pickle.loads((Path(folder) / f"result{r}").read_bytes()) for r in range(world)]
+
+
+def _start_method(accelerator: str) -> str:
+    """Forks of a process that has imported much and run nothing; a GPU bears no forks."""
+    if accelerator == "cuda":
+        return "spawn"
+    os.environ["DS_ACCELERATOR"] = accelerator  # read when DeepSpeed is imported
+    multiprocessing.set_forkserver_preload(list(IMPORTED_ONCE))
+    return "forkserver"
 
 
 def _child(rank: int, world: int, payload: bytes, folder: str, accelerator: str) -> None:

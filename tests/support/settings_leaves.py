@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from rayembed.config.settings import Settings, members
+from rayembed.config.settings import Settings, kind_of, members
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
             return leaf.value + "x"
         case tuple() if members(leaf.annotation):
             return [smallest(members(leaf.annotation)[0])]
+        case tuple() if "int" in str(leaf.annotation):
+            return [*leaf.value, 1]
         case tuple():
             return [*leaf.value, "x"] if get_args(leaf.annotation)[-1] is Ellipsis else [0.5, 0.5]
         case None:
@@ -93,6 +95,9 @@ def smallest(cls: type[Settings]) -> dict[str, Any]:
 
 
 def _of_type(annotation: Any) -> Any:
+    if members(annotation):
+        group = members(annotation)[0]
+        return {**smallest(group), **({"kind": kind_of(group)} if kind_of(group) else {})}
     kinds = str(annotation)
     if "tuple" in kinds:
         return ["x"]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from made_up_articles import HELD_OUT, write_articles
 from tiny_models import save_decoder
@@ -70,6 +71,11 @@ def make_run(folder: Path) -> Run:
                 "max_length": 64,
                 "baselines": ["bm25"],
                 "instructions": {"WikiSentenceRetrieval": TASK},
+                "validation": {
+                    "data": {"kind": "wikipedia", "num_titles": 30},
+                    "every_steps": 2,
+                    "weights": {"WikiSentenceRetrieval": 3},
+                },
             },
             "placement": {
                 "storage_path": str(folder / "outputs"),
@@ -80,12 +86,54 @@ def make_run(folder: Path) -> Run:
     )
 
 
+def sentence_run(
+    folder: Path,
+    name: str,
+    model: Mapping[str, Any],
+    *,
+    dataset: Mapping[str, Any],
+    policy: str,
+    optimizer: Mapping[str, Any],
+) -> Run:
+    """A run of one stage of three steps over sentences of the articles, without scores."""
+    source = {"kind": "wikipedia", "path": str(folder / "articles.json"), "pairs": "sentence"}
+    batch = {"global_pairs": 8, "num_negatives": 0, "in_batch_negatives": True}
+    return parse(
+        Run,
+        {
+            "name": name,
+            "model": model,
+            "data": {
+                "datasets": [{"name": "sentences", "source": source, **dataset}],
+                "held_out": {"num_titles": HELD_OUT},
+            },
+            "stages": [
+                {
+                    "name": "retrieval",
+                    "datasets": {"sentences": 1},
+                    "batch": {"policy": policy, **batch},
+                    "optimizer": optimizer,
+                    "steps": 3,
+                }
+            ],
+            "placement": {
+                "storage_path": str(folder / "outputs"),
+                "zero_stage": 2,
+                "micro_batch_tokens": 256,
+            },
+        },
+    )
+
+
 def submit(
-    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    job: str = "train_nvembed",
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     settings = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
     return subprocess.run(
-        [sys.executable, "jobs/train_nvembed.py", "--recipe", f"{folder}/run.yaml", *arguments],
+        [sys.executable, f"jobs/{job}.py", "--recipe", f"{folder}/run.yaml", *arguments],
         cwd=ROOT,
         env={**os.environ, **settings, **(environment or {})},
         capture_output=True,

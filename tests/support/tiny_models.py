@@ -1,5 +1,8 @@
 """Tiny random models of several families, with tokenizers trained on a few lines, in folders."""
 
+import json
+
+import safetensors.torch
 import torch
 import transformers
 from tokenizers import (
@@ -132,6 +135,154 @@ def save_encoder(folder, *, seed=0):
         model = transformers.BertModel(config)
         _spread(model)
     model.save_pretrained(folder)
+    wordpiece_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_nomic_encoder(folder, *, seed=0, vocab_size=200):
+    """A tiny NomicBERT with random weights and a tokenizer in a folder."""
+    config = transformers.NomicBertConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    )
+    return _save(transformers.NomicBertModel, config, folder, seed)
+
+
+def save_modern_encoder(folder, *, seed=0):
+    """A tiny ModernBERT with a window of four tokens to either side, and a tokenizer."""
+    config = transformers.ModernBertConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        local_attention=8,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        cls_token_id=2,
+        sep_token_id=3,
+    )
+    return _save(transformers.ModernBertModel, config, folder, seed)
+
+
+def save_cde_stages(folder, save=save_encoder):
+    """Folders of two encoders with different weights and the same tokenizer."""
+    stages = {
+        "backbone": save(folder / "second", seed=0),
+        "encoder": save(folder / "first", seed=1),
+    }
+    transformers.AutoTokenizer.from_pretrained(stages["backbone"]).save_pretrained(
+        stages["encoder"]
+    )
+    return stages
+
+
+def _save(model_class, config, folder, seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config)
+        _spread(model)
+    model.save_pretrained(folder)
+    wordpiece_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def nomic_settings(**changes):
+    """config.json of a tiny NomicBert, with the keys of nomic-ai/nomic-embed-text-v2-moe's."""
+    return {
+        "model_type": "nomic_bert",
+        "architectures": ["NomicBertModel"],
+        "activation_function": "gelu",
+        "causal": False,
+        "expert_choice_router": False,
+        "ffn_div": 1,
+        "layer_norm_epsilon": 1e-5,
+        "mlp_fc1_bias": True,
+        "mlp_fc2_bias": True,
+        "moe_every_n_layers": 2,
+        "moe_normalize_expert_weights": False,
+        "moe_top_k": 2,
+        "n_embd": 32,
+        "n_head": 4,
+        "n_inner": 48,
+        "n_layer": 4,
+        "n_positions": 128,
+        "num_experts": 4,
+        "num_shared_experts": 0,
+        "pad_token_id": 0,
+        "prenorm": False,
+        "qkv_proj_bias": True,
+        "rotary_emb_base": 10000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "router_aux_loss_coef": 0.1,
+        "type_vocab_size": 1,
+        "use_rms_norm": None,
+        "vocab_size": 256,
+    } | changes
+
+
+def nomic_weights(settings, *, seed=0):
+    """Random weights of such a model, by the names and in the shapes of the published one."""
+    width, inner, experts = settings["n_embd"], settings["n_inner"], settings["num_experts"]
+    shapes = {
+        "embeddings.word_embeddings.weight": (settings["vocab_size"], width),
+        "embeddings.token_type_embeddings.weight": (settings["type_vocab_size"], width),
+        "emb_ln.weight": (width,),
+        "emb_ln.bias": (width,),
+    }
+    for i in range(settings["n_layer"]):
+        layer = f"encoder.layers.{i}"
+        own = {
+            "attn.Wqkv.weight": (3 * width, width),
+            "attn.Wqkv.bias": (3 * width,),
+            "attn.out_proj.weight": (width, width),
+            "attn.out_proj.bias": (width,),
+            "norm1.weight": (width,),
+            "norm1.bias": (width,),
+            "norm2.weight": (width,),
+            "norm2.bias": (width,),
+        }
+        if settings["moe_every_n_layers"] and i % settings["moe_every_n_layers"] == 1:
+            own |= {
+                "mlp.router.layer.weight": (experts, width),
+                "mlp.experts.mlp.w1": (experts * inner, width),
+                "mlp.experts.mlp.w2": (experts * inner, width),
+                "mlp.experts.bias": (width,),
+            }
+        else:
+            own |= {
+                "mlp.fc1.weight": (inner, width),
+                "mlp.fc1.bias": (inner,),
+                "mlp.fc2.weight": (width, inner),
+                "mlp.fc2.bias": (width,),
+            }
+        shapes |= {f"{layer}.{name}": shape for name, shape in own.items()}
+    g = torch.Generator().manual_seed(seed)
+    found = {name: 0.2 * torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    for name in found:
+        if "norm" in name or "emb_ln" in name:
+            found[name] += 1.0 if name.endswith("weight") else 0.0
+        if "router" in name:
+            found[name] *= 2.0
+    return found
+
+
+def save_nomic(folder, *, seed=0, weights=None, **changes):
+    """A tiny NomicBert in the published layout, with a tokenizer, in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = nomic_settings(**changes)
+    made = nomic_weights(settings, seed=seed) if weights is None else weights
+    safetensors.torch.save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(settings))
     wordpiece_tokenizer().save_pretrained(folder)
     return folder
 

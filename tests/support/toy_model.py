@@ -63,8 +63,9 @@ class ToyModel(EmbeddingModel):
             x = x + weights @ context
         statistics = None
         if self.router is not None:
-            loads = torch.softmax(self.router(x), dim=-1).sum(0)
-            statistics = torch.cat([loads, loads.new_tensor([len(x)])])
+            occurrences = batch.get("occurrences", torch.ones(len(x))).to(x.dtype)
+            loads = occurrences @ torch.softmax(self.router(x), dim=-1)
+            statistics = torch.cat([loads, occurrences.sum()[None]])
         return EmbedOutput(F.normalize(self.out(x).float(), dim=-1), statistics)
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:

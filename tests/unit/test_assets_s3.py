@@ -11,6 +11,7 @@ from rayembed.assets.storage import (
     exists,
     join,
     list_files,
+    move_file,
     open_storage,
     read_bytes,
     remove_file,
@@ -51,6 +52,16 @@ def test_files(place):
         read_bytes(join(place, "a", "none"))
     remove_file(target)
     assert not exists(target)
+
+
+def test_a_file_is_moved_whole(place, monkeypatch):
+    monkeypatch.setattr("rayembed.assets.storage._COPIED_AT_ONCE", 7)
+    write_atomic(join(place, "from", "file"), b"more than seven bytes")
+    move_file(join(place, "from", "file"), join(place, "to", "other"))
+    assert list_files(place, recursive=True) == ["to/other"]
+    assert read_bytes(join(place, "to", "other")) == b"more than seven bytes"
+    with pytest.raises(ArtifactError, match="cannot move"):
+        move_file(join(place, "from", "file"), join(place, "to", "other"))
 
 
 def test_endpoint_and_region_in_the_address(place, environment, monkeypatch):

@@ -1,15 +1,20 @@
 import os
+from pathlib import Path
 
 import pyarrow.fs
 import pytest
+from safetensors import SafetensorError
 
 from rayembed.assets.storage import (
     check_writable,
     exists,
     file_name,
+    is_full,
     join,
+    move_file,
     open_storage,
     read_bytes,
+    store_file,
     upload_folder,
     with_ending,
     write_atomic,
@@ -31,6 +36,25 @@ def test_local_files(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "relative").iterdir()] == ["file"]
     with pytest.raises(ArtifactError, match="relative/none"):
         read_bytes("relative/none")
+
+
+def test_a_file_is_moved_into_a_folder_that_is_not_there_yet(tmp_path):
+    write_atomic(tmp_path / "a", b"one")
+    move_file(str(tmp_path / "a"), str(tmp_path / "deep" / "b"))
+    assert (tmp_path / "deep" / "b").read_bytes() == b"one"
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ArtifactError, match="cannot move"):
+        move_file(str(tmp_path / "a"), str(tmp_path / "b"))
+
+
+def test_a_file_is_copied_to_its_place(tmp_path):
+    source = tmp_path / "made" / "file"
+    write_atomic(source, b"new")
+    write_atomic(tmp_path / "kept" / "file", b"old and longer")
+    store_file(source, tmp_path / "kept" / "file")
+    assert read_bytes(tmp_path / "kept" / "file") == b"new"
+    assert source.exists()
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["file"]
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
@@ -104,6 +128,28 @@ def test_check_writable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PlacementError, match=r"placement\.storage_path .*cannot be written"):
         check_writable(tmp_path / "file" / "below")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("library", ["python", "pyarrow"])
+def test_a_full_disk_is_known_whoever_tells(library):
+    content = b"x" * 100_000
+    with pytest.raises(Exception, match="No space left") as caught:  # noqa: PT012  closing writes too
+        if library == "python":
+            Path("/dev/full").write_bytes(content)
+        else:
+            with pyarrow.fs.LocalFileSystem().open_output_stream("/dev/full") as stream:
+                stream.write(content)
+    assert is_full(caught.value)
+    # As safetensors tells it, which would put a file in place of /dev/full by renaming.
+    assert is_full(SafetensorError("I/O error: No space left on device (os error 28)"))
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(tmp_path):
+    with pytest.raises(OSError, match="No such file") as caught:
+        (tmp_path / "none" / "file").write_bytes(b"")
+    assert not is_full(caught.value)
+    assert not is_full(ValueError("No space left"))
 
 
 def test_a_folder_is_copied_with_all_that_is_in_it(tmp_path):

@@ -7,15 +7,16 @@ import torch
 from tiny_models import save_decoder
 
 from rayembed.config.override import override
-from rayembed.config.run import Placement
+from rayembed.config.placement import Placement
 from rayembed.errors import ConfigError
 from rayembed.models.build import build_model
 from rayembed.models.trainable import trainable_state
 from rayembed.pipeline.requirements import (
     ModelSize,
-    backbone_settings,
     checkpoint_bytes,
     export_bytes,
+    known_settings,
+    machines,
     model_size,
     step_load,
     worker_memory,
@@ -80,7 +81,7 @@ def test_a_local_backbone_is_counted_from_its_configuration(tmp_path):
 
 def test_what_only_the_hub_knows_is_not_known():
     run = override(get_recipe("biencoder"), ["model.backbone.path=hf://org/name@main"])
-    assert backbone_settings(run.model.backbone.path) is None
+    assert known_settings(run.model.backbone.path, "model.backbone.path") is None
     assert model_size(run.model) is None
 
 
@@ -114,11 +115,20 @@ def test_memory_is_divided_as_zero_says(zero, weights, gradients, optimizer):
     assert (single.weights, single.gradients, single.optimizer) == (4000, 400, 1200)
 
 
+def test_an_elastic_run_needs_memory_as_with_its_fewest_workers_and_machines_for_all():
+    size = ModelSize(total=1000, trainable=100)
+    elastic = Placement(workers=8, min_workers=2, zero_stage=3, cpus_per_worker=0.5, use_gpu=True)
+    fewest = worker_memory(size, "bfloat16", Placement(workers=2, zero_stage=3))
+    assert worker_memory(size, "bfloat16", elastic) == fewest
+    assert machines(elastic) == "2 to 8 workers with 1 to 4 CPUs, 2 to 8 GPUs"
+    assert machines(Placement(workers=2)) == "2 workers with 2 CPUs, no GPU"
+
+
 def test_disk_and_load_of_a_step():
     run = get_recipe("nvembed-quickstart")  # bf16, two stages, two checkpoints of each
     run = override(run, [f"stages.{name}.checkpoint_every_steps=1" for name in STAGES])
     size = ModelSize(total=1000, trainable=100, adapters=60)
-    assert checkpoint_bytes(run, size) == 100 * 2 * ((2 + 1) * 12 + 2)
+    assert checkpoint_bytes(run, size) == 100 * 2 * (2 * 12 + 2)
     few = override(run, [f"stages.{name}.checkpoint_every_steps=1000" for name in STAGES])
     assert checkpoint_bytes(few, size) == 100 * 2 * (1 * 12 + 2)
     assert export_bytes(run, size) == 940 * 2 * 3  # two stages and the untrained model
@@ -162,7 +172,7 @@ def test_disk_is_what_files_of_a_tiny_model_take(tmp_path, dtype, lora):
     write_weights(str(tmp_path / "weights"), trainable_state(model), {"run": "f"})
     model.save(tmp_path / "model")
     checkpoint = _size(tmp_path / "checkpoint", "state-*")
-    stage = 3 * checkpoint + (tmp_path / "weights").stat().st_size
+    stage = 2 * checkpoint + (tmp_path / "weights").stat().st_size
     assert checkpoint_bytes(run, size) == pytest.approx(2 * stage, rel=0.04, abs=50_000)
     exported = _size(tmp_path / "model", "**/*.safetensors")
     assert export_bytes(run, size) == pytest.approx(3 * exported, rel=0.04, abs=50_000)

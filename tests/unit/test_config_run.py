@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from settings_leaves import leaves, other_value, put
 
 from rayembed.config.override import override
-from rayembed.config.run import Placement, Run, fingerprint, read_run
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run, fingerprint, read_run
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
@@ -21,7 +22,17 @@ from rayembed.recipes.catalogue import get_recipe
 NOT_IDENTITY = {"name", "root", "checkpoint_every_steps"}
 """Beside the placement: what a run is called, where data lies, how often it is saved."""
 
-RUNS = ("nvembed-quickstart", "biencoder", "biencoder-quickstart", "nvembed-v1")
+IDENTITY_OF_EVALUATION = {"evaluation.suite", "evaluation.source", "evaluation.validation"}
+"""What is kept from training, and what chooses the weights."""
+
+RUNS = (
+    "nvembed-quickstart",
+    "biencoder",
+    "biencoder-quickstart",
+    "nvembed-v1",
+    "causal2vec-quickstart",
+    "nomic-quickstart",
+)
 
 
 def changeable(run: Run) -> Run:
@@ -45,6 +56,18 @@ def changed(run: Run, leaf) -> Run:
     put(values, leaf.path, other_value(leaf))
     if leaf.path[-1] == "sample_share":  # in place of a number
         put(values, (*leaf.path[:-1], "num_samples"), None)
+    if leaf.dotted == "evaluation.validation":  # more than the last step must be scored
+        put(values, (*leaf.path, "every_steps"), 1)
+    if leaf.path[-1] == "min_workers":  # not more than there are
+        put(values, leaf.path, 1)
+    if leaf.path[-1] == "decay_steps":  # not before the last step
+        put(values, leaf.path, 10**6)
+    if leaf.path[-1] == "frozen":  # then it has no adapters
+        put(values, (*leaf.path[:-1], "lora"), None)
+    if leaf.path[-1] == "translations":  # only for such pairs
+        put(values, (*leaf.path[:-1], "pairs"), "translation")
+    if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
+        put(values, ("placement", "workers"), other_value(leaf))
     if leaf.path[:2] == ("data", "datasets") and leaf.path[-1] == "name":  # stages follow
         for stage in values["stages"]:
             weight = stage["datasets"].pop(leaf.value, None)
@@ -65,10 +88,13 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
         if other_value(leaf) is None or leaf.path[-1] in ("kind", "pool"):
             fixed.add(leaf.path[-1])
             continue
+        if leaf.path[-1] == "expert_parallel" and not hasattr(run.model, "experts"):
+            placed += 1  # refused without experts
+            continue
         other = changed(run, leaf)
         assert other != run, leaf.dotted
         free = leaf.path[0] in ("placement", "evaluation") or leaf.path == ("name",)
-        free &= leaf.path not in (("evaluation", "suite"), ("evaluation", "source"))
+        free &= leaf.dotted not in IDENTITY_OF_EVALUATION
         if free or leaf.path[-1] in NOT_IDENTITY - {"name"}:
             placed += 1
             assert other.fingerprint == run.fingerprint, leaf.dotted
@@ -78,7 +104,7 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
             seen[other.fingerprint] = leaf.dotted
     assert fixed - {"pool"} == {"kind"}  # the pool 'given' asks for negatives of the source
     stages = len(run.stages)
-    scored = sum(leaf.path[0] == "evaluation" for leaf in leaves(run)) - len({"suite", "source"})
+    scored = sum(leaf.path[0] == "evaluation" for leaf in leaves(run)) - len(IDENTITY_OF_EVALUATION)
     assert placed == len(Placement.model_fields) + scored + len({"name", "root"}) + stages
     assert identity > 40
 

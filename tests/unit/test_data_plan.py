@@ -19,7 +19,6 @@ from made_up_records import made_up_records
 from toy_model import ToyTokenizer
 
 from rayembed.data.parts import Part, write_part
-from rayembed.data.plan import files as plan_files
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.clustered import clustered
@@ -97,8 +96,7 @@ def plan(
     # Small files and row groups, so that steps and slices cross both.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 40)
-        patch.setattr(plan_files, "ROWS_PER_GROUP", 5)
-        patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
+        patch.setattr("rayembed.data.plan.step_files.ROWS_PER_GROUP", 5)
         return write(folder, parts, config(policy=request.param))
 
 
@@ -108,8 +106,7 @@ def policy_of(plan: BatchPlan) -> str:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
-    monkeypatch.setattr(plan_files, "ROWS_PER_GROUP", 5)
+    monkeypatch.setattr("rayembed.data.plan.step_files.ROWS_PER_GROUP", 5)
 
 
 @given(step=st.integers(0, 11), num_workers=st.sampled_from([1, 2, 3, 4, 6, 12]))
@@ -120,6 +117,20 @@ def test_slices_of_any_number_of_workers_are_the_global_batch(step, num_workers,
     slices = [plan.read(step, worker, num_workers) for worker in range(num_workers)]
     assert [r for part in slices for r in part] == whole
     assert {len(part) for part in slices} == {12 // num_workers}
+
+
+def test_workers_that_come_and_go_train_the_batches_of_one_worker(plan: BatchPlan) -> None:
+    numbers = [1, 1, 2, 2, 4, 4, 2, 1, 3, 3, 1, 1]
+    alone = rows_of(plan)
+    seen = [
+        [r for worker in range(workers) for r in plan.read(step, worker, workers)]
+        for step, workers in enumerate(numbers)
+    ]
+    assert seen == alone
+    # The control: workers that keep a batch size of their own take other batches.
+    rows = iter([r for batch in alone for r in batch] * 4)
+    grown = [[next(rows) for _ in range(12 * workers)] for workers in numbers]
+    assert [g == a for g, a in zip(grown, alone, strict=True)] == [True, True] + [False] * 10
 
 
 def test_rows_are_those_of_the_sources_with_trimmed_negatives(plan: BatchPlan) -> None:
@@ -336,8 +347,10 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
     with pytest.raises(DataError, match=r"'a': 48 of 48 rows have no hard negatives"):
         write(target, bare, config(weights={"a": 1}, in_batch_negatives=False))
     many = {"a": parts_of(tmp_path / "many", records("a", 48, languages=5)), "b": parts["b"]}
-    with pytest.raises(DataError, match=r"'a' has 48 rows and no language with rows for one batch"):
-        write(target, many, config(policy="homogeneous"))
+    with pytest.raises(
+        DataError, match=r"one language .* none has so many rows \(in all: 'a' 48\)"
+    ):
+        write(target, {"a": many["a"]}, config(weights={"a": 1}, policy="homogeneous"))
     settings = config(policy="clustered")
     with pytest.raises(DataError, match=r"'a' has no clusters; set clusters.batch_pairs=12"):
         write_plan(str(target), parts, settings, batch_pairs={"b": 12})
@@ -362,6 +375,27 @@ def test_small_languages_are_rejected_and_counted(tmp_path: Path, caplog) -> Non
     assert "14 rows of a are in languages with fewer rows than a batch of 12" in caplog.text
     assert "es, fr" in caplog.text
     assert {r.language for rows in rows_of(made) for r in rows} == {"l0", "l1", None}
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_a_data_set_without_a_large_language_is_out_and_others_go_on(
+    tmp_path: Path, parts, caplog, temperature
+) -> None:
+    """As among the many languages of a web corpus: a plan of all others must come about."""
+    small = parts_of(tmp_path / "small", records("a", 48, languages=5))
+    settings = config(policy="homogeneous", temperature=temperature)
+    made = write(tmp_path / "plan", {"a": small, "b": parts["b"]}, settings)
+    assert "48 rows of a are in languages with fewer rows" in caplog.text
+    told = made.manifest["datasets"]["a"]
+    assert (told["rows"], told["drawn"], told["epochs"], told["steps"]) == (0, 0, 0.0, 0)
+    assert told["rejected"] == {"fewer rows of its language than a batch": 48}
+    alone = write(
+        tmp_path / "alone",
+        {"b": parts["b"]},
+        config(weights={"b": 1}, policy="homogeneous", temperature=temperature),
+    )
+    assert {r.dataset for rows in rows_of(made) for r in rows} == {"b"}
+    assert made.num_steps == alone.num_steps
 
 
 def test_clustered_batches_keep_rows_that_learn_from_nothing(tmp_path: Path, caplog) -> None:

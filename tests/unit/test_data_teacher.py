@@ -14,8 +14,8 @@ from rayembed.config.mining import MiningConfig
 from rayembed.config.settings import parse
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import ArtifactError
-from rayembed.models.build import load_model
 from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
 

@@ -303,3 +303,30 @@ def test_a_process_reads_a_file_again_whose_content_is_another(tmp_path: Path) -
     assert len(second) == len(first) > 0
     assert not any("Another" in text for record in first for text in all_texts(record))
     assert all(any("Another" in text for text in all_texts(record)) for record in second)
+
+
+def test_translations_pair_the_articles_of_one_title(tmp_path):
+    english = made_up_articles(12)
+    french = [
+        replace(a, extract=f"{a.title} est le premier sujet, et il a {i} parties.")
+        for i, a in enumerate(english[4:])
+    ]
+    for name, articles in (("articles.json", english), ("fr.json", french)):
+        (tmp_path / name).write_text(json.dumps([vars(a) for a in articles]))
+    chosen = dataset("translation", translations="fr.json")
+    checked = check_source(chosen, str(tmp_path))
+    held_out = hold_out([english, french], 2, seed=0)
+    made = make_records(Workshop(str(tmp_path / "out"), 0), checked, held_out)
+    found = [r for part in made.parts for r in read_records(part.path)]
+    records = {r.query: r.positives[0] for r in found}
+    common = [a for a in english[4:] if a.title not in held_out.titles]
+    assert len(records) == len(common)
+    for a, b in ((a, b) for a, b in zip(english[4:], french, strict=True) if a in common):
+        assert records[mask_title(a.extract, a.title)] == mask_title(b.extract, b.title)
+    # Another content of the second file is another data set.
+    (tmp_path / "fr.json").write_text(json.dumps([vars(a) for a in french[:-1]]))
+    assert check_source(chosen, str(tmp_path)).content != checked.content
+    with pytest.raises(ValueError, match="go together"):
+        dataset("translation")
+    with pytest.raises(ValueError, match="go together"):
+        dataset("sentence", translations="fr.json")

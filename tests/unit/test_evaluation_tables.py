@@ -90,5 +90,8 @@ def test_pictures_are_written(tmp_path):
     ]
     loss_curve(records, tmp_path / "loss.png")
     loss_curve([], tmp_path / "empty.png")
-    for name in ("deep/scores.png", "loss.png", "empty.png"):
+    scored = [{"stage": "blend", "step": step, "score": step / 10} for step in (4, 8)]
+    loss_curve(records, tmp_path / "validated.png", validation=scored)
+    assert (tmp_path / "validated.png").read_bytes() != (tmp_path / "loss.png").read_bytes()
+    for name in ("deep/scores.png", "loss.png", "validated.png", "empty.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

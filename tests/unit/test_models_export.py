@@ -19,9 +19,10 @@ from rayembed.config.model import (
 )
 from rayembed.errors import ArtifactError
 from rayembed.models.biencoder import BiEncoder
-from rayembed.models.build import build_model, load_model
+from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.load import load_model
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.sentence_module import as_sentence_transformer
 
@@ -221,7 +222,7 @@ def later_format(folder):
         (cut_weights, "cannot load the model"),
         (drop_a_pooling_weight, "latents"),
         (later_format, "format_version 2"),
-        (lambda f: (f / "pooling.safetensors").unlink(), "pooling layer"),
+        (lambda f: (f / "pooling.safetensors").unlink(), "cannot load the head"),
         (lambda f: (f / "rayembed.json").write_text("{"), "cannot read"),
         (lambda f: (f / "rayembed.json").write_text("[]"), "must hold a JSON object"),
         (lambda f: (f / "config.json").unlink(), "no transformers model"),

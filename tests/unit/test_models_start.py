@@ -10,7 +10,7 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import BiEncoderConfig, NVEmbedConfig
+from rayembed.config.model import BiEncoderConfig, Causal2VecConfig, CDEConfig, NVEmbedConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.build import build_model, check_buildable
@@ -58,7 +58,31 @@ def test_the_pooling_of_an_nv_embed_is_trained_on(tmp_path, caplog):
     assert not same(first.pooling, build_model(nvembed(), tmp_path / "decoder", seed=2).pooling)
     with caplog.at_level(logging.WARNING):
         build_model(nvembed(kind="mean"), tmp_path / "model", seed=2)
-    assert "its pooling starts fresh" in caplog.text
+    assert "its head starts fresh" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["causal2vec", "cde"])
+def test_a_head_is_trained_on_beside_its_own_encoder_alone(tmp_path, caplog, kind):
+    encoder = save_encoder(tmp_path / "encoder")
+    main = save_decoder(tmp_path / "llm") if kind == "causal2vec" else encoder
+    values = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "encoder": {"path": "given"},
+        "lora": None,
+        "query_max_length": 32,
+        "document_max_length": 32,
+    }
+    config = parse(Causal2VecConfig if kind == "causal2vec" else CDEConfig, values)
+    saved = build_model(config, {"backbone": main, "encoder": encoder}, seed=1)
+    saved.save(tmp_path / "model")
+    both = {"backbone": tmp_path / "model", "encoder": tmp_path / "model"}
+    assert same(build_model(config, both, seed=2).head, saved.head)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        other = build_model(config, both | {"encoder": encoder}, seed=2)
+    assert "beside its own encoder" in caplog.text
+    assert not same(other.head, saved.head)
+    assert same(other.backbone, saved.backbone)
 
 
 def test_dense_modules_are_trained_on(tmp_path):

@@ -10,7 +10,8 @@ from rayembed.config.override import override
 from rayembed.data.prepare import prepare
 from rayembed.data.prepared import Workshop
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
-from rayembed.models.build import check_buildable, check_loadable, load_model
+from rayembed.models.build import check_buildable
+from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
 
 LONG = "retrieve the rest of the text " * 20
@@ -155,6 +156,39 @@ def test_an_instruction_without_room_names_itself_and_what_to_set(run, setting, 
         check_inputs(override(run, [assignment]))
     assert str(error.value).startswith(f"{setting}: ")
     assert len(str(error.value)) < 500
+
+
+def test_a_stage_that_reads_less_names_itself(run):
+    told = "data.datasets.wiki.query_instruction=retrieve the rest of the text"
+    run = override(run, [told])
+    check_inputs(run)
+    shorter = override(run, ["stages.one.query_max_length=9"])
+    with pytest.raises(
+        ConfigError, match=r"stages\.one\.query_max_length 9 has room .* set stages"
+    ):
+        check_inputs(shorter)
+    # Instructions of data sets that the stage does not have, and of other stages, are not its own.
+    check_inputs(override(run, ["stages.one.document_max_length=9"]))
+
+
+def with_examples(run, folder, *assignments):
+    model = (
+        f"{{kind: causal2vec, backbone: {{path: {folder}/decoder}}, query_max_length: 200, "
+        f"encoder: {{path: {folder}/encoder, max_length: 32}}, "
+        "examples: {max_tokens: 120, query_tokens: 20, response_tokens: 20}}"
+    )
+    return override(run, [f"model={model}", *assignments])
+
+
+def test_examples_need_an_instruction_and_room_in_every_stage(run, folder):
+    told = "data.datasets.wiki.query_instruction=find"
+    check_inputs(with_examples(run, folder, told))
+    with pytest.raises(ConfigError, match="no data set of a stage has one"):
+        check_inputs(with_examples(run, folder))
+    with pytest.raises(
+        ConfigError, match=r"max_tokens is 120, but stages\.one\.query_max_length 90"
+    ):
+        check_inputs(with_examples(run, folder, told, "stages.one.query_max_length=90"))
 
 
 @pytest.mark.parametrize("kind", ["biencoder", "nvembed"])

@@ -2,6 +2,7 @@ import json
 import pickle
 
 import pytest
+from small_room import room_for_files
 
 from rayembed.errors import ArtifactError
 from rayembed.registry.metrics_log import LogReader, MetricsLog, write_atomic
@@ -92,6 +93,19 @@ def test_unwritable_log_is_an_error_of_the_step(tmp_path):
         log.append("first", 1, 1, {"loss": 1.0})
 
 
+def test_a_disk_that_is_full_leaves_no_part_of_a_line(tmp_path):
+    log = filled(tmp_path / "m.jsonl")
+    whole = log.path.read_bytes()
+    with (
+        room_for_files(len(whole) + 20),
+        pytest.raises(ArtifactError, match="metrics of step 5 cannot be written"),
+    ):
+        log.append("second", 3, 5, {"loss": 0.2})
+    assert log.path.read_bytes() == whole
+    log.append("second", 3, 5, {"loss": 0.2})
+    assert [record["global_step"] for record in log.records()] == [1, 2, 3, 4, 5]
+
+
 def test_not_a_number_is_kept(tmp_path):
     log = MetricsLog(tmp_path / "m")
     log.append("first", 1, 1, {"loss": float("nan"), "grad_norm": float("inf")})
@@ -146,3 +160,13 @@ def test_outbox_gives_each_entry_until_it_is_taken(tmp_path):
     assert [e["kind"] for e in box.waiting()] == ["c", "d"]
     box.restart()
     assert [e["kind"] for e in box.waiting()] == ["a", "b", "c", "d"]
+
+
+def test_outbox_on_a_full_disk_keeps_what_it_has(tmp_path):
+    box = Outbox(tmp_path / "outbox.jsonl")
+    box.put({"kind": "a"})
+    whole = (tmp_path / "outbox.jsonl").stat().st_size
+    with room_for_files(whole + 5), pytest.raises(ArtifactError, match="make room"):
+        box.put({"kind": "b"})
+    box.put({"kind": "c"})
+    assert [entry["kind"] for entry in box.waiting()] == ["a", "c"]

@@ -2,10 +2,16 @@ import re
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.registry.model_card import model_card
+from rayembed.pipeline.licences import base_licence, data_licences
+from rayembed.recipes.datasets.catalogue import get_dataset
+from rayembed.registry.card_parts import plain_card
+from rayembed.registry.model_card import hub_name, model_card
+from rayembed.registry.register import DESCRIPTION_CHARACTERS, describe
+from rayembed.registry.scores import TaskScore
 
 PROVENANCE = {
     "code": {"version": "0.1.0", "commit": "c0ffee", "uncommitted_changes": True},
@@ -15,6 +21,27 @@ PROVENANCE = {
     "hardware": {"cpu": "CPU X", "cpu_cores": 2, "gpus": []},
 }
 TABLE = "| task | score |\n|---|---|\n| Wiki | 0.7123 |"
+
+
+RESULTS = tuple(
+    TaskScore(
+        task=task,
+        category=category,
+        metric=metric,
+        value=value,
+        dataset=f"mteb/{task.lower()}",
+        dataset_revision="d" * 40,
+        parts=parts,
+        model_revision="w",
+        mteb_version="2.26.24",
+    )
+    for task, category, metric, value, parts in (
+        ("SciFact", "Retrieval", "ndcg_at_10", 0.64321987, ("test/default",)),
+        ("NFCorpus", "Retrieval", "ndcg_at_10", 0.3, ("test/default",)),
+        ("Massive", "Classification", "accuracy", 0.7, ("test/de", "test/en")),
+        ("Broken", "STS", "cosine_spearman", float("nan"), ("test/default",)),
+    )
+)
 
 
 def make_run(kind="nvembed", backbone="hf://org/base@abc", instruction="Find it"):
@@ -102,3 +129,173 @@ def test_what_is_not_known_is_not_said():
     assert "models:/" not in text
     assert "commit unknown" in text
     assert "hardware unknown" in text
+    assert "| `pairs` | retrieval | unknown | unknown | – |" in text
+    assert front_matter(text)["license"] == "unknown"
+    assert "datasets" not in front_matter(text)
+    assert "model-index" not in front_matter(text)
+    assert "is not known" in text
+
+
+def test_front_matter_is_what_hubs_read():
+    """Read back by huggingface_hub, which refuses results that do not hold."""
+    run = make_run()
+    source = {"kind": "pairs", "path": "hf://datasets/org/pairs@main/train.jsonl"}
+    pairs = run.data.datasets[0].model_dump(mode="json") | {"source": source}
+    values = run.model_dump(mode="json")
+    values["data"]["datasets"][0] = pairs
+    text = card(parse(Run, values), results=RESULTS, base_licence="apache-2.0")
+    data = ModelCard(text).data
+    assert isinstance(data, ModelCardData)
+    assert (data.license, data.base_model, data.datasets) == (
+        "apache-2.0",
+        "org/base",
+        ["org/pairs"],
+    )
+    assert "mteb" in data.tags
+    assert data.model_name == "my-model"
+    found = {result.dataset_name: result for result in data.eval_results}
+    assert set(found) == {"MTEB SciFact", "MTEB NFCorpus", "MTEB Massive"}  # NaN is no number there
+    scifact, massive = found["MTEB SciFact"], found["MTEB Massive"]
+    assert scifact.metric_value == 0.64322
+    assert (scifact.task_type, scifact.metric_type) == ("Retrieval", "ndcg_at_10")
+    assert (scifact.dataset_type, scifact.dataset_revision) == ("mteb/scifact", "d" * 40)
+    assert (scifact.dataset_split, scifact.dataset_config) == ("test", "default")
+    assert (massive.dataset_split, massive.dataset_config) == ("test", None)
+    # Written again from what was read, nothing is lost.
+    assert yaml.safe_load(data.to_yaml()) == front_matter(text)
+
+
+@pytest.mark.parametrize(
+    ("licence", "stated"),
+    [
+        ("mit", {"license": "mit"}),
+        (
+            "CC BY-NC 4.0 (see file)",
+            {"license": "other", "license_name": "CC BY-NC 4.0 (see file)"},
+        ),
+        ("", {"license": "unknown"}),
+    ],
+)
+def test_licences_are_stated_in_the_words_that_hubs_know(licence, stated):
+    front = front_matter(card(make_run(), base_licence=licence))
+    assert {key: front[key] for key in ("license", "license_name") if key in front} == stated
+
+
+def test_data_is_told_with_counts_and_licences_and_scores_with_categories():
+    found = {
+        **PROVENANCE,
+        "data": {
+            "first": {
+                "pairs": [
+                    {"kind": "records", "fingerprint": "a", "rows_out": 5000},
+                    {"kind": "mined", "fingerprint": "b", "rows_out": 4321},
+                ]
+            }
+        },
+    }
+    text = card(
+        make_run(),
+        scores="",
+        results=RESULTS[:3],
+        provenance=found,
+        base_licence="mit",
+        data_licences={"pairs": "cc-by-4.0"},
+        alias="champion",
+    )
+    assert "| `pairs` | retrieval | 4,321 | cc-by-4.0 | – |" in text
+    assert "| `topics` | clustering | unknown | unknown | – |" in text
+    assert "that of `topics` is not known" in text
+    assert "The licence of the base model (`hf://org/base@abc`) is mit;" in text
+    assert f"| SciFact | Retrieval | ndcg_at_10 | 0.6432 | `{'d' * 40}` |" in text
+    assert "| Retrieval | 2 | 0.4716 |" in text
+    assert "| all | 3 | 0.5477 |" in text
+    assert "mteb 2.26.24" in text
+    assert "python jobs/serve_model.py --model models:/reg@champion" in text
+
+
+def test_card_of_a_model_that_others_trained():
+    text = plain_card(
+        "minilm",
+        reference="hf://org/minilm@main",
+        hub_name=hub_name("hf://org/minilm@main"),
+        licence="apache-2.0",
+        dimensions=384,
+        registered_model="minilm",
+        results=RESULTS[:2],
+    )
+    data = ModelCard(text).data
+    assert (data.license, data.base_model) == ("apache-2.0", "org/minilm")
+    assert len(data.eval_results) == 2
+    assert "was not trained here" in text
+    assert "models:/minilm@candidate" in text
+
+
+def test_names_on_the_hub():
+    assert hub_name("hf://org/name@main") == "org/name"
+    assert hub_name("hf://org/name/inside@main") == "org/name"
+    assert hub_name("hf://org/name@main/inside") == "org/name"
+    assert hub_name("/data/org/name") is None
+
+
+def test_licences_come_from_cards_and_from_the_catalogue(tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: cc-by-nc-4.0\n---\n# A model\n")
+    assert base_licence(str(tmp_path)) == "cc-by-nc-4.0"
+    assert base_licence("pypi://some==1/x", tmp_path) == "cc-by-nc-4.0"
+    (tmp_path / "README.md").write_text("# No front matter\n")
+    assert base_licence(str(tmp_path)) == ""
+    assert base_licence(str(tmp_path / "nothing")) == ""
+    entry = get_dataset("nvembed/fever")
+    values = make_run().model_dump(mode="json")
+    fever = entry.config.model_dump(mode="json") | {"name": "pairs"}
+    values["data"]["datasets"][0] = fever
+    licences = data_licences(parse(Run, values))
+    assert licences == {"pairs": entry.home.licence}
+    assert entry.home.licence
+    assert data_licences(make_run()) == {}
+
+
+class Registry:
+    """Remembers descriptions."""
+
+    def update_model_version(self, name, version, description):
+        self.text = description
+
+
+def test_the_description_is_the_card_cut_to_what_mlflow_takes():
+    registry = Registry()
+    text = card(make_run(), results=RESULTS)
+    describe(registry, "reg", 1, text)
+    assert registry.text == text.partition("\n---\n")[2].strip()
+    assert "model-index" not in registry.text
+    describe(registry, "reg", 1, text + "a line\n" * 2000)
+    assert DESCRIPTION_CHARACTERS - 200 < len(registry.text) <= DESCRIPTION_CHARACTERS
+    assert registry.text.endswith("stands in the README.md of the model's folder.\n")
+
+
+def test_causal2vec_names_both_parts_and_what_its_embedding_is():
+    encoder = {"path": "hf://org/reader@abc"}
+    values = make_run().model_dump(mode="json")
+    backbone = values["model"]["backbone"]
+    values["model"] = {"kind": "causal2vec", "backbone": backbone, "encoder": encoder}
+    text = card(parse(Run, values))
+    assert "A causal LLM beside a bidirectional encoder (Causal2Vec, arXiv 2507.23386" in text
+    assert "last states of Contextual token and EOS" in text
+    assert "from `hf://org/base@abc` and `hf://org/reader@abc`" in text
+    assert "the encoder left as it was" in text
+    assert "prompt='Instruct: Find it\\nQuery:'" in text
+    assert "trust_remote_code=True" in text
+    values["model"] |= {"encoder": None, "representation": "eos"}
+    assert "A causal LLM whose last token is the embedding" in card(parse(Run, values))
+
+
+def test_cde_says_how_a_corpus_is_set():
+    values = make_run().model_dump(mode="json")
+    backbone = values["model"]["backbone"]
+    values["model"] = {"kind": "cde", "backbone": backbone, "encoder": {"path": "hf://org/first@a"}}
+    text = card(parse(Run, values))
+    assert "vectors of 512 documents of its corpus (contextual document embeddings" in text
+    assert "from `hf://org/base@abc` and `hf://org/first@a`" in text
+    assert "model.set_corpus(corpus_context(model, corpus))" in text
+    assert "model[0].set_corpus(corpus)" in text
+    assert "the null token stands in its place" in text
+    assert "set_corpus" not in card(make_run())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from small_room import room_for_files
 
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry import tracking
@@ -205,6 +206,18 @@ def test_mlflow_away_midway_is_warned_of_once_and_all_is_sent_later(opened, tmp_
     assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 9)]
     assert run_of(tracker).info.status == "FINISHED"
     assert "mlflow" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_made_a_run_fail_is_told_and_not_that_its_end_cannot_be_kept(opened, tmp_path, caplog):
+    tracker = opened()
+    outbox = tmp_path / "run" / "mlflow_outbox.jsonl"
+    with room_for_files(outbox.stat().st_size):
+        assert tracker.close("FAILED") is False
+    assert "cannot be kept" in caplog.text
+    tracker = opened()
+    with room_for_files(outbox.stat().st_size), pytest.raises(ArtifactError, match="make room"):
+        tracker.close("FINISHED")
+    assert opened().close("FINISHED") is True
 
 
 def test_status_left_by_a_former_process_does_not_end_the_resumed_run(opened, away):

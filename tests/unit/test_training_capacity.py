@@ -4,9 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayembed.config.run import Placement
+from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
-from rayembed.training.capacity import await_capacity, check_capacity, workers_that_fit
+from rayembed.training import on_ray
+from rayembed.training.capacity import (
+    await_capacity,
+    check_capacity,
+    check_validation_capacity,
+    most_workers,
+    validation_resources,
+    workers_that_fit,
+)
 
 SMALL, LARGE = {"CPU": 4.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0, "node:10.0.0.1": 1.0}
 
@@ -76,6 +84,23 @@ def test_a_refusal_says_what_is_there_and_what_to_do(asked, nodes, message):
         check_capacity(asked, nodes)
 
 
+def test_an_elastic_run_needs_room_for_its_fewest_workers(caplog):
+    caplog.set_level("INFO", logger="rayembed")
+    check_capacity(placement(8, min_workers=2), [SMALL])
+    assert "room for 4 of 8 workers now" in caplog.text
+    caplog.clear()
+    check_capacity(placement(4, min_workers=2), [SMALL])
+    assert not caplog.records
+    with pytest.raises(PlacementError, match=r"min_workers=6 need .* lower placement\.min_workers"):
+        check_capacity(placement(8, min_workers=6), [SMALL])
+    with pytest.raises(PlacementError, match=r"placement\.workers=8 need"):
+        check_capacity(placement(8), [SMALL])
+
+
+def test_the_most_workers_there_is_room_for_share_the_batch():
+    assert [most_workers((2, 4, 8), room) for room in (0, 1, 2, 7, 8, 99)] == [0, 0, 2, 4, 8, 8]
+
+
 class Cluster:
     """A cluster to which a node comes some seconds after it was asked for."""
 
@@ -93,8 +118,9 @@ class Cluster:
     def sleep(self, seconds):
         self.now += seconds
 
-    def wait(self, asked):
-        await_capacity(asked, self.nodes, self.request, sleep=self.sleep, clock=lambda: self.now)
+    def wait(self, asked, **more):
+        clock = {"sleep": self.sleep, "clock": lambda: self.now}
+        await_capacity(asked, self.nodes, self.request, **clock, **more)
 
 
 def test_nodes_are_asked_for_and_the_request_is_taken_back():
@@ -104,6 +130,31 @@ def test_nodes_are_asked_for_and_the_request_is_taken_back():
     assert 50 <= cluster.now < 55
     cluster.wait(placement(2, 2, wait_for_nodes_seconds=300))
     assert len(cluster.requests) == 2, "nothing is asked for where there is room"
+
+
+def test_an_elastic_run_asks_for_its_fewest_workers_and_begins_with_them():
+    cluster = Cluster(comes_after=50)
+    cluster.wait(placement(8, 2, min_workers=2, wait_for_nodes_seconds=300))
+    assert cluster.requests == [[{"CPU": 2.0}, {"CPU": 2.0}], []]
+    assert 50 <= cluster.now < 55
+
+
+def test_nodes_for_several_runs_are_asked_for_and_one_run_is_enough():
+    cluster = Cluster(comes_after=50)
+    cluster.wait(placement(2, 1, wait_for_nodes_seconds=300), runs=2)
+    assert cluster.requests == [[{"CPU": 1.0}] * 4, []]
+    assert 50 <= cluster.now < 55
+    few = Cluster(comes_after=50)
+    few.wait(placement(2, 1, wait_for_nodes_seconds=300), runs=9)
+    assert 300 <= few.now < 305, "nodes for nine did not come, and one has room"
+
+
+def test_where_nodes_are_waited_for_nothing_is_asked_before_the_data_is_there(monkeypatch):
+    asked = []
+    monkeypatch.setattr(on_ray, "check_placement", lambda p, **how: asked.append(p.workers))
+    on_ray.check_placement_now(placement(2, 1, wait_for_nodes_seconds=300))
+    on_ray.check_placement_now(placement(4, 1))
+    assert asked == [4]
 
 
 def test_nodes_that_do_not_come_in_time_are_refused():
@@ -119,3 +170,28 @@ def test_by_default_nothing_is_asked_for():
     with pytest.raises(PlacementError):
         cluster.wait(placement(2, 2))
     assert (cluster.requests, cluster.now) == ([], 0.0)
+
+
+def test_a_validation_task_takes_what_a_worker_takes_unless_told_otherwise():
+    assert validation_resources(placement(cpus=2)) == {"CPU": 2}
+    assert validation_resources(placement(use_gpu=True)) == {"CPU": 1, "GPU": 1}
+    other = placement(use_gpu=True, validation_cpus=4, validation_gpus=0.5)
+    assert validation_resources(other) == {"CPU": 4, "GPU": 0.5}
+    assert validation_resources(placement(use_gpu=True, validation_gpus=0)) == {"CPU": 1}
+
+
+def test_a_validation_task_that_no_node_can_ever_hold_is_refused(caplog):
+    with pytest.raises(PlacementError, match="no node has the 5 CPU that a validation task needs"):
+        check_validation_capacity(placement(validation_cpus=5), [SMALL, SMALL])
+    with pytest.raises(PlacementError, match=r"1 CPU and 1 GPU.*validation_gpus"):
+        check_validation_capacity(placement(validation_gpus=1), [SMALL])
+    # One may come where nodes are waited for.
+    check_validation_capacity(placement(validation_cpus=5, wait_for_nodes_seconds=9), [SMALL])
+    caplog.clear()
+    check_validation_capacity(placement(3), [SMALL])
+    assert not caplog.records
+
+
+def test_a_validation_task_without_room_beside_the_workers_is_warned_of(caplog):
+    check_validation_capacity(placement(4), [SMALL])
+    assert "no room for a validation task (1 CPU) beside 4 workers" in caplog.text

@@ -44,10 +44,13 @@ def _convert(file: Path, folder: Path) -> None:
         model = AutoModel.from_pretrained(
             str(file.parent),
             gguf_file=file.name,
+            trust_remote_code=False,
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.float32,
         )
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(file.parent), gguf_file=file.name, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, IndexError, NotImplementedError) as error:
         raise AssetError(f"cannot convert the GGUF file {str(file)!r}: {error}") from error
     set_special_tokens(tokenizer, model.config)

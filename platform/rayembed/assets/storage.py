@@ -5,11 +5,15 @@ Credentials, regions and endpoints come from where pyarrow takes them: the envir
 or the URI's query (`s3://bucket/path?endpoint_override=…`).
 """
 
+import errno
+import io
 import os
 import posixpath
+import shutil
 import tempfile
 import uuid
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow
 import pyarrow.fs
@@ -17,6 +21,10 @@ import pyarrow.fs
 from rayembed.errors import ArtifactError, PlacementError
 
 _REMOTE = ("s3", "gs")
+_COPIED_AT_ONCE = 64 << 20
+"""Bytes."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_remote(path: str) -> bool:
@@ -99,10 +107,24 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     Raises:
         OSError: the storage refuses it.
     """
+    _write(path, io.BytesIO(data))
+
+
+def store_file(source: Path, path: str | Path) -> None:
+    """Copy a local file to `path` as `write_atomic` writes, without holding it in memory.
+
+    Raises:
+        OSError: the storage refuses it.
+    """
+    with source.open("rb") as content:
+        _write(path, content)
+
+
+def _write(path: str | Path, content: BinaryIO) -> None:
     filesystem, inside = open_storage(path)
     if is_remote(str(path)):
         with filesystem.open_output_stream(inside) as stream:
-            stream.write(data)
+            shutil.copyfileobj(content, stream)
         return
     target = Path(inside)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +133,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             # mkstemp makes 0600; results are for everyone whom the umask lets in.
             os.fchmod(file.fileno(), 0o666 & ~_umask())
-            file.write(data)
+            shutil.copyfileobj(content, file)
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)
@@ -165,6 +187,33 @@ def list_files(path: str | Path, *, recursive: bool) -> list[str]:
     return sorted(posixpath.relpath(file, inside) for file in files)
 
 
+def move_file(source: str, target: str) -> None:
+    """Put a file of one storage at another path of it; readers see none or the whole of it there.
+
+    Locally it is renamed. Object storage knows no renaming and copies on its own side only what is
+    small, so it is read and written in pieces, and removed when the copy is complete.
+
+    Raises:
+        ArtifactError: there is no such file, or the storage refuses it.
+    """
+    filesystem, start = open_storage(source)
+    end = open_storage(target)[1]
+    try:
+        if not is_remote(target):
+            Path(end).parent.mkdir(parents=True, exist_ok=True)
+            Path(start).replace(end)
+            return
+        with (
+            filesystem.open_input_stream(start) as read,
+            filesystem.open_output_stream(end) as written,
+        ):
+            while piece := read.read(_COPIED_AT_ONCE):
+                written.write(piece)
+        filesystem.delete_file(start)
+    except OSError as error:
+        raise ArtifactError(f"cannot move {source!r} to {target!r}: {error}") from error
+
+
 def remove_file(path: str | Path) -> None:
     """Return when the file is removed.
 
@@ -191,6 +240,14 @@ def remove_folder(path: str | Path) -> None:
         return
     except OSError as error:
         raise ArtifactError(f"cannot remove {str(path)!r}: {error}") from error
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a file could not be written for want of room: of the disk, or of the user's share."""
+    # Libraries in Rust (safetensors, tokenizers) tell the system's number in their text alone.
+    return getattr(error, "errno", None) in _FULL or any(
+        f"(os error {number})" in str(error) for number in _FULL
+    )
 
 
 def check_writable(path: str | Path) -> None:

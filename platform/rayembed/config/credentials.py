@@ -34,3 +34,12 @@ def refuse_credentials(address: str | None) -> str | None:
         "for gs://, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or "
         "MLFLOW_TRACKING_TOKEN) for an MLflow server, PGPASSWORD for PostgreSQL, HF_TOKEN for hf://"
     )
+
+
+def holds_credentials(value: object) -> bool:
+    """Whether a value is an address with a password, key or token in it."""
+    try:
+        refuse_credentials(value if isinstance(value, str) else None)
+    except ValueError:
+        return True
+    return False

@@ -58,12 +58,11 @@ class DataRun(Settings):
 
 def data_of(run: Run) -> DataRun:
     """The data part of a training run: its stages' data sets, in the same storage."""
-    evaluated = run.evaluation.suite == "wikipedia"
     return DataRun(
         name=run.name,
         seed=run.seed,
         data=run.data,
-        kept_for_evaluation=run.evaluation.source if evaluated else None,
+        kept_for_evaluation=run.evaluation.source if run.evaluation.uses_wikipedia else None,
         placement=DataPlacement(storage_path=run.placement.storage_path),
     )
 

@@ -1,29 +1,30 @@
-"""A run: identity (what it is) and placement (where it runs), its fingerprint and its file."""
+"""A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import (
+    Field,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
+from rayembed.config.placement import Placement
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
+from rayembed.config.validation import ValidationConfig, WikipediaValidation
+from rayembed.config.worker_numbers import check_shares
 from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError
-
-
-def _digit(value: Any) -> Any:
-    """Texts of a file or the command line stand for numbers; a `Literal` takes numbers only."""
-    return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
-
-
-ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
 class EvaluationConfig(Settings):
@@ -45,8 +46,24 @@ class EvaluationConfig(Settings):
     """Task definition put before the queries of a task, by the task's name; as in training."""
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
+    translations: dict[str, str] = Field(default_factory=dict)
+    """mteb's code of a language (`fra-Latn`) → asset reference of the sample in it. Adds
+    the task `WikiCrossLingualRetrieval`: its articles find those of the same title in `source`."""
+    validation: ValidationConfig | None = None
+    """Scores while training goes on, by which weights are chosen; None: there are none."""
 
     _no_credentials = field_validator("source")(refuse_credentials)
+
+    @property
+    def num_validation_titles(self) -> int:
+        """How many held-out titles are kept from the scores after training."""
+        data = None if self.validation is None else self.validation.data
+        return data.num_titles if isinstance(data, WikipediaValidation) else 0
+
+    @property
+    def uses_wikipedia(self) -> bool:
+        """Whether the Wikipedia sample's held-out titles are scored, after training or during."""
+        return self.suite == "wikipedia" or self.num_validation_titles > 0
 
     @field_validator("baselines")
     @classmethod
@@ -55,61 +72,18 @@ class EvaluationConfig(Settings):
             refuse_credentials(reference)
         return baselines
 
-    @field_validator("instructions")
+    @field_validator("translations")
     @classmethod
-    def _by_name(cls, instructions: dict[str, str]) -> dict[str, str]:
+    def _no_credentials_by_language(cls, translations: dict[str, str]) -> dict[str, str]:
+        for reference in translations.values():
+            refuse_credentials(reference)
+        return translations
+
+    @field_validator("instructions", "translations")
+    @classmethod
+    def _by_name(cls, given: dict[str, str]) -> dict[str, str]:
         """Sorted, because the order in which they are written decides nothing."""
-        return dict(sorted(instructions.items()))
-
-
-class Placement(Settings):
-    """Where and how a run is executed. Nothing here may change the trained weights.
-
-    With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
-    draws of the same training; a run resumed with as many workers draws the same ones. A run goes
-    on from its checkpoints with other workers and another ZeRO stage.
-    """
-
-    storage_path: str = Field(default="outputs", min_length=1)
-    """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
-    workers: PositiveInt = 1
-    """Data-parallel training processes."""
-    use_gpu: bool = False
-    """One GPU for each worker."""
-    cpus_per_worker: float = Field(default=1.0, gt=0)
-    """What Ray reserves for each worker."""
-    wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
-    """How long to ask the cluster for nodes when the workers do not fit, on one that adds nodes
-    (KubeRay, `ray up`) and may have scaled to none; 0: workers that do not fit are refused."""
-    threads_per_worker: PositiveInt | None = None
-    """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
-    zero_stage: ZeroStage = 2
-    """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters.
-
-    2 and 3 add the gradients of micro-batches in fp32, 0 and 1 in the weights' type: in bf16 the
-    number of micro-batches then shows in the weights (measured: three times as much).
-    """
-    micro_batch_tokens: PositiveInt = 8192
-    """Padded tokens of one forward pass; texts are sorted by length and cut at this budget.
-
-    The more a GPU takes, the better; CPUs are fastest with 512 to 2048, which their caches hold.
-    """
-    grad_cache: bool = True
-    """Two passes with memory of one micro-batch; False keeps all graphs and runs one pass."""
-    gradient_checkpointing: bool = False
-    """Recompute activations layer by layer in the backward pass."""
-    max_failures: int = Field(default=3, ge=0)
-    """Restarts after a worker died, each from the last checkpoint."""
-    keep_checkpoints: PositiveInt = 2
-    """Checkpoints kept of each stage: those of the lowest loss, and the last one beside them."""
-    tracking_uri: str | None = None
-    """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
-    experiment: str = "rayembed"
-    """MLflow experiment."""
-    registered_model: str | None = None
-    """Name in MLflow's registry; None: the run's name."""
-
-    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
+        return dict(sorted(given.items()))
 
 
 class Run(Settings):
@@ -161,12 +135,32 @@ class Run(Settings):
                     )
                 if stage.batch.policy == "clustered":
                     _check_clusters(stage, dataset)
-            if stage.batch.global_pairs % self.placement.workers:
-                raise ValueError(
-                    f"stage {stage.name!r}: batch.global_pairs {stage.batch.global_pairs} cannot "
-                    f"be shared equally by placement.workers {self.placement.workers}; take a "
-                    "multiple"
-                )
+            setting = f"stage {stage.name!r}: batch.global_pairs"
+            workers = self.placement.fewest_workers, self.placement.workers
+            check_shares(setting, stage.batch.global_pairs, *workers)
+        return self
+
+    @model_validator(mode="after")
+    def _experts_can_be_spread(self) -> "Run":
+        check_expert_parallel(
+            self.model,
+            size=self.placement.expert_parallel,
+            workers=self.placement.workers,
+            zero_stage=self.placement.zero_stage,
+            elastic=self.placement.is_elastic,
+        )
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> "Run":
+        for stage in self.stages:
+            for name in ("query_max_length", "document_max_length"):
+                wanted, most = getattr(stage, name), getattr(self.model, name)
+                if wanted is not None and wanted > most:
+                    raise ValueError(
+                        f"stages.{stage.name}.{name} {wanted} exceeds model.{name} {most}; a stage "
+                        "may read less of a text than the model, not more"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -189,41 +183,85 @@ class Run(Settings):
     @model_validator(mode="after")
     def _evaluation_fits(self) -> "Run":
         evaluation = self.evaluation
-        if evaluation.suite == "none":
+        if not evaluation.uses_wikipedia:
             return self
         sources = [dataset.source for dataset in self.data.datasets]
         learnt = any(isinstance(source, WikipediaSource) for source in sources)
+        scored = evaluation.suite == "wikipedia"
         if evaluation.source is None and not learnt:
+            setting, off = ("suite", "none") if scored else ("validation.data", "null")
             raise ValueError(
-                "evaluation.suite 'wikipedia' needs texts: set evaluation.source to the asset "
-                "reference of the Wikipedia JSON file, or evaluation.suite=none"
+                f"evaluation.{setting} 'wikipedia' needs texts: set evaluation.source to the asset "
+                f"reference of the Wikipedia JSON file, or evaluation.{setting.split('.')[0]}={off}"
             )
-        if evaluation.num_queries > evaluation.num_documents:
+        if scored and evaluation.num_queries > evaluation.num_documents:
             raise ValueError(
                 f"evaluation.num_queries {evaluation.num_queries} exceeds "
                 f"evaluation.num_documents {evaluation.num_documents}: each query has its document"
             )
-        held_out = self.data.held_out.num_titles
-        if held_out < evaluation.num_documents:
+        held_out, for_validation = self.data.held_out.num_titles, evaluation.num_validation_titles
+        if scored and held_out - for_validation < evaluation.num_documents:
+            left = f" less the {for_validation} for validation" if for_validation else ""
             raise ValueError(
                 f"evaluation.num_documents {evaluation.num_documents} exceeds "
-                f"data.held_out.num_titles {held_out}, the titles that no training row touches; "
-                "hold out more, ask for fewer, or set evaluation.suite=none"
+                f"data.held_out.num_titles {held_out}{left}, the titles that no training row "
+                "touches; hold out more, ask for fewer, or set evaluation.suite=none"
+            )
+        if held_out < for_validation:
+            raise ValueError(
+                f"evaluation.validation.data.num_titles {for_validation} exceeds "
+                f"data.held_out.num_titles {held_out}; hold out more or ask for fewer"
             )
         return self
+
+    @model_validator(mode="after")
+    def _validation_has_a_choice(self) -> "Run":
+        validation = self.evaluation.validation
+        if validation is not None and validation.keep == "best":
+            every = [self.validation_interval(stage) for stage in self.stages]
+            if all(e >= stage.steps for e, stage in zip(every, self.stages, strict=True)):
+                raise ValueError(
+                    f"evaluation.validation scores every {max(every)} steps, and no stage has "
+                    "more: only last steps would have a score, so there is no best one to keep; "
+                    "set evaluation.validation.every_steps to less, or evaluation.validation=null"
+                )
+        return self
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    def validation_interval(self, stage: StageConfig) -> int:
+        """Steps between two scores of the stage; there must be validation."""
+        assert self.evaluation.validation is not None
+        return self.evaluation.validation.every_steps or stage.checkpoint_every_steps
 
     def identity(self) -> dict[str, Any]:
         """What is fingerprinted: all that the trained weights depend on.
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
-        which articles the evaluation keeps from the training data stays in.
+        which articles the evaluation keeps from the training data stays in, and all that decides
+        which step's weights are handed on.
         """
         values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
-        values["kept_for_evaluation"] = [self.evaluation.suite, self.evaluation.source]
+        kept = "wikipedia" if self.evaluation.uses_wikipedia else "none"
+        values["kept_for_evaluation"] = [kept, self.evaluation.source]
         del values["data"]["root"]
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
+        if self.evaluation.validation is not None and self.evaluation.validation.keep == "best":
+            values["validation"] = self._what_chooses(self.evaluation.validation)
+        return values
+
+    def _what_chooses(self, validation: ValidationConfig) -> dict[str, Any]:
+        values = validation.model_dump(mode="json", exclude={"every_steps"})
+        values["every_steps"] = [self.validation_interval(stage) for stage in self.stages]
+        if isinstance(validation.data, WikipediaValidation):
+            told = self.evaluation.instructions
+            values["instructions"] = {n: told[n] for n in validation.data.tasks if n in told}
+            values["max_length"] = self.evaluation.max_length
         return values
 
     @property

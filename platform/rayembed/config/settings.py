@@ -8,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from rayembed.config.credentials import holds_credentials
 from rayembed.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -46,6 +47,11 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
         items = [dict(item) for item in error.errors()]
         lines = [_describe(cls, item) for item in items if not _follows(item, items)]
         raise ConfigError("\n".join(lines)) from None
+
+
+def changed(settings: SettingsT, **values: Any) -> SettingsT:
+    """A checked copy; pydantic's own `model_copy(update=…)` checks nothing."""
+    return type(settings).model_validate({**dict(settings), **values})
 
 
 def members(annotation: Any) -> list[type[Settings]]:
@@ -91,7 +97,8 @@ def _describe(cls: type[Settings], item: Mapping[str, Any]) -> str:
             message = str(item["msg"]).removeprefix("Value error, ")
             return f"{path}: {message}" if path else message
     seen = item["input"]
-    shown = f" = {seen!r}" if isinstance(seen, str | int | float | bool | None) else ""
+    plain = isinstance(seen, str | int | float | bool | None) and not holds_credentials(seen)
+    shown = f" = {seen!r}" if plain else ""
     return f"{path or cls.__name__}{shown}: {_expected(item)}"
 
 

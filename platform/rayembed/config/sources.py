@@ -9,7 +9,7 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator
+from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
@@ -163,9 +163,12 @@ class WikipediaSource(Settings):
     kind: Literal["wikipedia"] = "wikipedia"
     path: str
     """Asset reference of the JSON file."""
-    pairs: Literal["description", "sentence", "topic"]
+    pairs: Literal["description", "sentence", "topic", "translation"]
     """`description`: description → text with its title masked. `sentence`: one sentence → the
-    rest of its article. `topic`: text → another text (or the name) of its topic."""
+    rest of its article. `topic`: text → another text (or the name) of its topic. `translation`:
+    text → the text of the article of the same title in another language, both masked."""
+    translations: str | None = None
+    """For `translation`: asset reference of the sample in that language."""
     label_form: LabelForm = "example"
     """For `topic`: positives and negatives are examples of the classes, or the classes' names
     (NV-Embed, section 5.2.4)."""
@@ -174,7 +177,17 @@ class WikipediaSource(Settings):
     num_negatives: PositiveInt = 7
     """For `topic`: drawn of other classes for each row."""
 
-    _no_credentials = field_validator("path")(refuse_credentials)
+    _no_credentials = field_validator("path", "translations")(refuse_credentials)
+
+    @model_validator(mode="after")
+    def _translations_are_named(self) -> "WikipediaSource":
+        if (self.pairs == "translation") != (self.translations is not None):
+            raise ValueError(
+                "pairs 'translation' and the setting translations, the sample in another "
+                f"language, go together; pairs is {self.pairs!r}, translations "
+                f"{self.translations!r}"
+            )
+        return self
 
 
 Source = Annotated[

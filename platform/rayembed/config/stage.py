@@ -34,6 +34,10 @@ class InfoNCEConfig(Settings):
     kind: Literal["infonce"] = "infonce"
     temperature: PositiveFloat = 0.02
     """Cosine similarities are divided by it. NV-Embed does not state its own."""
+    dimensions: tuple[PositiveInt, ...] = ()
+    """Widths below the full one at which the loss is taken too, of vectors that are cut and
+    normalised anew (Matryoshka, arXiv 2205.13147). The losses of all widths are added up with
+    equal weight, as Nomic's code does, so each more of them makes the gradient larger."""
 
 
 class OptimizerConfig(Settings):
@@ -53,6 +57,9 @@ class OptimizerConfig(Settings):
     """Steps of linear warm-up from zero."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """After the warm-up: down to zero at the last step, or not at all."""
+    decay_steps: PositiveInt | None = None
+    """The step at which `linear` and `cosine` reach zero, counted with the warm-up; None: the
+    stage's last one. Causal2Vec decays over twice the steps that it runs (Table 7)."""
     gradient_clipping: float = Field(default=1.0, ge=0.0)
     """Largest global norm of the gradient; 0: no clipping. Always handed to DeepSpeed, which
     would clip at 1.0 on its own."""
@@ -69,8 +76,23 @@ class StageConfig(Settings):
     loss: InfoNCEConfig = InfoNCEConfig()
     optimizer: OptimizerConfig
     steps: PositiveInt
+    query_max_length: PositiveInt | None = None
+    """Tokens of a query in this stage, where it reads less of it than the model may (Nomic Embed
+    v2 pretrains with 32); None: as many."""
+    document_max_length: PositiveInt | None = None
+    """As `query_max_length`, for documents."""
     checkpoint_every_steps: PositiveInt = 1000
     """A checkpoint from which a killed run goes on; one is always made at the end."""
+
+    @property
+    def global_rows(self) -> int:
+        """Rows of a step, over all workers; see `Course`."""
+        return self.batch.global_pairs
+
+    @property
+    def row_name(self) -> str:
+        """What a row is."""
+        return "pairs"
 
     @field_validator("datasets")
     @classmethod
@@ -84,6 +106,12 @@ class StageConfig(Settings):
             raise ValueError(
                 f"stage {self.name!r}: warmup_steps {self.optimizer.warmup_steps} must be below "
                 f"its {self.steps} steps"
+            )
+        decay = self.optimizer.decay_steps
+        if decay is not None and (decay < self.steps or self.optimizer.schedule == "constant"):
+            raise ValueError(
+                f"stage {self.name!r}: optimizer.decay_steps {decay} must be at least its "
+                f"{self.steps} steps, and needs a schedule other than 'constant'"
             )
         if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
             raise ValueError(

@@ -12,13 +12,16 @@ import ray
 import ray.data
 from ray.data import ActorPoolStrategy
 
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
-from rayembed.data.plan.stream import one_step
+from rayembed.data.plan.stream import PairSteps
 from rayembed.data.prepare import prepare
 from rayembed.data.prepared import Workshop
+from rayembed.data.sequences.prepare import prepare_sequences
+from rayembed.data.sequences.texts import FoundTexts
 from rayembed.data.units import Needs, Result, Task
 from rayembed.errors import RayembedError
 from rayembed.models.contract import Tokenizer
@@ -57,6 +60,12 @@ def prepare_data(run: Run) -> dict[str, str]:
     return prepare(run, workshop_on_ray(data_of(run)))
 
 
+def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
+    """The folder of an adaptation's finished plan; see `prepare_sequences`."""
+    storage = run.placement.storage_path
+    return prepare_sequences(run, Workshop(storage, run.seed, execute_with_ray_data), found)
+
+
 def execute_with_ray_data(task: Task, units: Sequence[Any], needs: Needs) -> Iterator[Result]:
     """Results of the units in their order: an `Execute` that runs them all over the cluster."""
     rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
@@ -86,18 +95,30 @@ def stream_steps(
     num_workers: int = 1,
     start_step: int = 0,
 ) -> Iterator[StepBatch]:
-    """One worker's batches from `start_step` to the plan's last step, in order.
-
-    Ray Data's actors read and tokenise a few steps ahead on whatever CPUs there are. They reserve
-    none, so that they run beside training workers that hold all CPUs of a small machine. Each
-    opens the plan and the tokenizer once.
+    """One worker's batches from `start_step` to the plan's last step, in order; see `stream_made`.
 
     Raises:
         DataError, ArtifactError: as `stream.read_steps`.
     """
     plan = BatchPlan.open(plan_folder)
-    for first in range(start_step, plan.num_steps, _STEPS_PER_EXECUTION):
-        last = min(first + _STEPS_PER_EXECUTION, plan.num_steps)
+    make = PairSteps(plan, tokenizer, worker, num_workers)
+    yield from stream_made(make, start_step, plan.num_steps)
+
+
+def stream_made(make: Callable[[int], Any], first_step: int, num_steps: int) -> Iterator[Any]:
+    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
+
+    Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that
+    they run beside training workers that hold all CPUs of a small machine.
+
+    Args:
+        make: picklable; each actor has one copy of it, with what that has opened.
+
+    Raises:
+        RayembedError: what `make` raises.
+    """
+    for first in range(first_step, num_steps, _STEPS_PER_EXECUTION):
+        last = min(first + _STEPS_PER_EXECUTION, num_steps)
         # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
         tasks = -(-(last - first) // _STEPS_PER_TASK)
         dataset = ray.data.from_items(list(range(first, last)), override_num_blocks=tasks)
@@ -108,7 +129,7 @@ def stream_steps(
         )
         made = dataset.map_batches(
             _StepActor,
-            fn_constructor_args=(plan, tokenizer, worker, num_workers),
+            fn_constructor_args=(make,),
             batch_size=1,
             num_cpus=0,
             compute=ActorPoolStrategy(size=min(_ACTORS, tasks)),
@@ -132,19 +153,13 @@ def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list
 
 
 class _StepActor:
-    """Keeps the tokenizer, and the plan with the footer of the file that it reads."""
+    """Keeps what makes steps, with what it has opened: a tokenizer, the footer of a file."""
 
-    def __init__(
-        self, plan: BatchPlan, tokenizer: Tokenizer, worker: int, num_workers: int
-    ) -> None:
-        self.plan, self.tokenizer = plan, tokenizer
-        self.worker, self.num_workers = worker, num_workers
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        return {"result": [_result_or_error(self._make, int(step)) for step in batch["item"]]}
-
-    def _make(self, step: int) -> StepBatch:
-        return one_step(self.plan, self.tokenizer, step, self.worker, self.num_workers)
+        return {"result": [_result_or_error(self.make, int(step)) for step in batch["item"]]}
 
 
 def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:

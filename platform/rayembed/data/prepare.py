@@ -35,6 +35,7 @@ from rayembed.data.sources.convert import (
     make_records,
     with_source_path,
 )
+from rayembed.data.sources.kinds import paths_of
 from rayembed.data.sources.tasks import HeldOut, hold_out
 from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.steps import Step
@@ -53,7 +54,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         ConfigError: settings that contradict each other or the columns of a file.
         DataError: a source is missing, empty or has too many bad rows; a stage cannot be planned.
     """
-    _check(run)
+    check_negatives(run)
     used = {name for stage in run.stages for name in stage.datasets}
     steps = prepare_datasets(data_of(run), workshop, used)
     prepared = {name: done[-1] for name, done in steps.items()}
@@ -144,8 +145,12 @@ def prepare_datasets(
     return done
 
 
-def _check(run: Run) -> None:
-    """Return when no stage asks for more negatives than its data sets mine."""
+def check_negatives(run: Run) -> None:
+    """Return when no stage asks for more negatives than its data sets mine.
+
+    Raises:
+        ConfigError: one does.
+    """
     by_name = {dataset.name: dataset for dataset in run.data.datasets}
     for stage in run.stages:
         for name in stage.datasets:
@@ -164,7 +169,12 @@ def _held_out(run: DataRun) -> HeldOut:
     Also of those that no stage uses: the evaluation takes the first one that is configured.
     """
     datasets = [with_source_path(dataset, run.data.root) for dataset in run.data.datasets]
-    paths = {d.source.path: None for d in datasets if isinstance(d.source, WikipediaSource)}
+    paths = {
+        path: None
+        for dataset in datasets
+        if isinstance(dataset.source, WikipediaSource)
+        for path in paths_of(dataset.source).values()
+    }
     if run.kept_for_evaluation is not None:
         root, path = run.data.root, run.kept_for_evaluation
         relative = root and "://" not in path and not Path(path).is_absolute()

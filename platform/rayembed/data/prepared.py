@@ -87,7 +87,9 @@ class Making:
     """A folder that is being made."""
 
     storage: str
-    kind: Literal["records", "documents", "filtered", "mined", "clustered", "synthetic"]
+    kind: Literal[
+        "records", "documents", "filtered", "mined", "clustered", "synthetic", "sequences"
+    ]
     dataset: str
     inputs: Mapping[str, Any]
     """All that decides its content, plain values; their fingerprint names the folder."""

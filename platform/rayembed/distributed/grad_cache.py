@@ -46,13 +46,20 @@ class ContextPasses:
     micro_batches: Sequence[MicroBatch]
     num_fillers: int
     arrange: Tensor
-    """Where each of this worker's texts stands in the outputs, so that the gathered context has
-    the order of rows however they were cut."""
+    """Where each of this worker's documents stands in the outputs, so that they have the order of
+    rows however they were cut."""
+    num_rows: int
+    """Documents that each worker hands over: as many as the one with the most of them has."""
+    order: Tensor
+    """(n,) places of the context in what all workers hand over, `num_rows` each."""
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
-        """(G, C) context vectors of all workers' rows."""
-        kept = torch.cat(list(outputs[: len(outputs) - self.num_fillers]))
-        return gather_with_gradient(kept[self.arrange])
+        """(n, C) context vectors of all workers' documents, the same on all workers."""
+        # A worker without documents still takes part: its first output has the right width.
+        kept = torch.cat([outputs[0][:0], *outputs[: len(outputs) - self.num_fillers]])
+        own = kept[self.arrange]
+        missing = own.new_zeros(self.num_rows - len(own), own.shape[1])
+        return gather_with_gradient(torch.cat([own, missing]))[self.order]
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -
     outputs = [passes.embed(batch, context) for batch in passes.micro_batches]
     embeddings = [output.embeddings for output in outputs]
     loss = loss_of(passes.kept(embeddings), _sum_of_statistics(outputs, passes.num_fillers))
-    unused += embeddings[len(embeddings) - passes.num_fillers :]
+    unused += _tensors(outputs[len(outputs) - passes.num_fillers :])
     # Fillers stay in the graph with weight zero, so that all workers run the same hooks.
     backward(loss + sum(0.0 * tensor.sum() for tensor in unused), True)
     return loss.detach()
@@ -133,7 +140,7 @@ def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> 
         with replayed(state):
             output = passes.embed(batch, shared)
         if filler:
-            surrogate = 0.0 * output.embeddings.sum()
+            surrogate = torch.stack([0.0 * tensor.sum() for tensor in _tensors([output])]).sum()
         else:
             part = grad_embeddings[start : start + sizes[place]]
             surrogate = (output.embeddings * part).sum()
@@ -163,6 +170,12 @@ def _second_context_pass(
             vectors = context.embed(batch)
         surrogate = (vectors * _filled(grads[place], vectors)).sum()
         backward(surrogate, place == len(states) - 1)
+
+
+def _tensors(outputs: Sequence[Output]) -> list[Tensor]:
+    """Embeddings and statistics: ZeRO-3 waits for the gradient of every output on all workers."""
+    pairs = [(output.embeddings, output.statistics) for output in outputs]
+    return [tensor for pair in pairs for tensor in pair if tensor is not None]
 
 
 def _sum_of_statistics(outputs: Sequence[Output], num_fillers: int) -> Tensor | None:

@@ -3,7 +3,9 @@
 Results lie in `<results folder>/results/<model>/<revision>/<task>.json`. mteb takes a complete
 result from there whatever data it was made of, so the revision names three things: the weights,
 and after a dash the data of the tasks with the instructions. Same revision, same numbers: a second
-call reads them back and embeds nothing.
+call reads them back and embeds nothing. Revisions of cut vectors begin with `first256-`, those of
+another context than the model's own with `context0-`: scores of a model as it is are found by how
+they begin, with the weights.
 """
 
 import logging
@@ -17,23 +19,32 @@ import datasets
 import mteb
 from filelock import FileLock
 from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.languages.check_language_code import check_language_code
 from mteb.models import ModelMeta
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.run import Run, fingerprint
 from rayembed.config.settings import nearest
 from rayembed.config.sources import WikipediaSource
-from rayembed.data.sources.wikipedia import Article, held_out_titles, read_articles
+from rayembed.data.sources.wikipedia import (
+    Article,
+    held_out_titles,
+    read_articles,
+    validation_titles,
+)
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
-from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
-from rayembed.models.build import load_model
+from rayembed.evaluation.loaded_spec import contextual_model
+from rayembed.evaluation.mteb_model import Embed, MtebEncoder, model_meta
+from rayembed.evaluation.rayembed_spec import cut
+from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES, wikipedia_tasks
+from rayembed.models.cde import CDE
 from rayembed.models.contract import EmbeddingModel, Role
 from rayembed.models.encoding import encode
 from rayembed.models.export import SETTINGS_FILE
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json
+from rayembed.models.load import load_model
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +60,8 @@ def evaluate(
     revision: str,
     results_folder: str | Path,
     instructions: Mapping[str, str] | None = None,
+    dimension: int | None = None,
+    num_context: int | None = None,
 ) -> dict[str, float]:
     """Main score of each task of the run's suite, by task name; BM25 has retrieval tasks only.
 
@@ -57,6 +70,8 @@ def evaluate(
         revision: tells the weights from other weights of that name, as a fingerprint does.
         results_folder: local folder; what is already scored there is read and not run again.
         instructions: by task name; None: those of the run.
+        dimension: so many first values of each vector are kept (Matryoshka); None: all.
+        num_context: documents of a contextual model's context; None: as many as it takes.
 
     Raises:
         ConfigError: the settings of the evaluation contradict each other or the data.
@@ -74,13 +89,20 @@ def evaluate(
             instructions = run.evaluation.instructions
         meta = model_meta(
             name,
-            _full_revision(revision, tasks, instructions),
+            _full_revision(revision, tasks, instructions, dimension, num_context),
             n_parameters=sum(parameter.numel() for parameter in model.parameters()),
-            embed_dim=model.dimensions[0],
+            embed_dim=dimension or model.dimensions[0],
             similarity_fn_name="cosine",
             use_instructions=bool(instructions),
         )
-        scored = MtebEncoder(_embed_with(model), meta, instructions=instructions)
+        scored = as_mteb_model(
+            model,
+            meta,
+            instructions,
+            seed=run.seed,
+            dimension=dimension,
+            num_context=num_context,
+        )
     return run_tasks(scored, meta, tasks, results_folder)
 
 
@@ -91,8 +113,12 @@ def evaluate_reference(
     name: str,
     results_folder: str | Path,
     device: str = "cpu",
+    dimension: int | None = None,
+    num_context: int | None = None,
 ) -> dict[str, float]:
     """As `evaluate`, of `bm25`, a saved model's folder or any asset reference of a model.
+
+    Without context documents a contextual model embeds behind the null token.
 
     The model is loaded only if a score is missing. Encoders that others trained get none of the
     run's instructions, only the prefixes that their own folder names.
@@ -107,13 +133,15 @@ def evaluate_reference(
     folder = resolve_model(str(reference))
     revision = weights_fingerprint(folder)
     tasks = suite_tasks(run)
-    instructions = run.evaluation.instructions if _knows_instructions(folder) else {}
-    full = _full_revision(revision, tasks, instructions)
+    instructions = instructions_for(folder, run)
+    full = _full_revision(revision, tasks, instructions, dimension, num_context)
     known = stored_scores(results_folder, model_meta(name, full), tasks)
     if len(known) == len(tasks):
         logger.info("%s: all %d scores are in %s", name, len(tasks), results_folder)
         return known
     model = load_model(folder).to(device)
+    if isinstance(model, CDE) and num_context == 0:
+        model.set_corpus(model.no_context())  # whatever corpus is saved with it
     return evaluate(
         model,
         run,
@@ -121,6 +149,8 @@ def evaluate_reference(
         revision=revision,
         results_folder=results_folder,
         instructions=instructions,
+        dimension=dimension,
+        num_context=num_context,
     )
 
 
@@ -135,9 +165,10 @@ def suite_tasks(run: Run) -> list[Any]:
     if settings.suite == "none":
         return []
     for task in settings.instructions:
-        if task not in TASK_NAMES:
+        if task not in (*TASK_NAMES, CROSS_LINGUAL):
             raise ConfigError(
-                f"evaluation.instructions: no task {task!r}; {nearest(task, TASK_NAMES)}"
+                f"evaluation.instructions: no task {task!r}; "
+                f"{nearest(task, (*TASK_NAMES, CROSS_LINGUAL))}"
             )
     return wikipedia_tasks(
         held_out_articles(run),
@@ -145,17 +176,34 @@ def suite_tasks(run: Run) -> list[Any]:
         num_queries=settings.num_queries,
         max_length=settings.max_length,
         seed=run.seed,
+        translations=_translations(run),
     )
 
 
+def _translations(run: Run) -> dict[str, list[Article]]:
+    """The sample in other languages, by mteb's code of the language."""
+    found = {}
+    for code, reference in run.evaluation.translations.items():
+        try:
+            check_language_code(code)
+        except ValueError as error:
+            raise ConfigError(
+                f"evaluation.translations: {code!r} is no language of mteb's, such as 'fra-Latn': "
+                f"{error}"
+            ) from None
+        found[code] = read_articles(resolve(_under_root(run, reference)))
+    return found
+
+
 def held_out_articles(run: Run) -> list[Article]:
-    """The articles that no training row of the run touches.
+    """The articles that no training row and no validation of the run touches.
 
     Raises:
         ConfigError: no source is named, or it holds fewer held-out titles than documents asked.
     """
-    articles = read_articles(resolve(_source(run)))
-    titles = held_out_titles(articles, run.data.held_out.num_titles, run.seed)
+    articles, held_out = all_articles(run), run.data.held_out.num_titles
+    titles = held_out_titles(articles, held_out, run.seed)
+    titles -= validation_titles(articles, held_out, run.evaluation.num_validation_titles, run.seed)
     kept = [article for article in articles if article.title in titles]
     if len(kept) < run.evaluation.num_documents:
         raise ConfigError(
@@ -164,6 +212,20 @@ def held_out_articles(run: Run) -> list[Article]:
             "hold out more or ask for fewer"
         )
     return kept
+
+
+def all_articles(run: Run) -> list[Article]:
+    """All articles of the run's sample, held-out ones among them.
+
+    Raises:
+        ConfigError: no source is named.
+    """
+    return read_articles(resolve(wikipedia_source(run)))
+
+
+def instructions_for(folder: Path, run: Run) -> dict[str, str]:
+    """The run's instructions by task, for a model that knows such; of others' encoders none."""
+    return dict(run.evaluation.instructions) if _knows_instructions(folder) else {}
 
 
 def run_tasks(
@@ -242,7 +304,12 @@ def _knows_instructions(folder: Path) -> bool:
     return config.is_file() and read_json(config).get("model_type") == "nvembed"
 
 
-def _source(run: Run) -> str:
+def wikipedia_source(run: Run) -> str:
+    """Asset reference of the Wikipedia sample that the run is scored on.
+
+    Raises:
+        ConfigError: none is named.
+    """
     reference = run.evaluation.source
     if reference is None:
         named = [d.source.path for d in run.data.datasets if isinstance(d.source, WikipediaSource)]
@@ -252,24 +319,73 @@ def _source(run: Run) -> str:
                 "evaluation.source to the sample's reference or evaluation.suite to none"
             )
         reference = named[0]
+    return _under_root(run, reference)
+
+
+def _under_root(run: Run, reference: str) -> str:
     if run.data.root and "://" not in reference and not Path(reference).is_absolute():
         return f"{run.data.root.rstrip('/')}/{reference}"
     return reference
 
 
-def _full_revision(revision: str, tasks: Sequence[Any], instructions: Mapping[str, str]) -> str:
+def _full_revision(
+    revision: str,
+    tasks: Sequence[Any],
+    instructions: Mapping[str, str],
+    dimension: int | None = None,
+    num_context: int | None = None,
+) -> str:
     data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
     used = {task: text for task, text in instructions.items() if task in data and text}
-    return f"{revision}-{fingerprint({'data': data, 'instructions': used})[:8]}"
+    whole = f"{revision}-{fingerprint({'data': data, 'instructions': used})[:8]}"
+    if num_context is not None:
+        whole = f"context{num_context}-{whole}"
+    return whole if dimension is None else f"first{dimension}-{whole}"
 
 
 def _retrieval_only(tasks: Sequence[Any]) -> list[Any]:
     return [task for task in tasks if isinstance(task, AbsTaskRetrieval)]
 
 
-def _embed_with(model: EmbeddingModel) -> Any:
+def as_mteb_model(
+    model: EmbeddingModel,
+    meta: ModelMeta,
+    instructions: Mapping[str, str],
+    *,
+    seed: int,
+    dimension: int | None = None,
+    num_context: int | None = None,
+) -> Any:
+    """The model as mteb scores it; a contextual one in the context of each task's corpus.
+
+    Args:
+        instructions: by task name.
+        seed: of the draw of context documents.
+        dimension: so many first values of each vector are kept; None: all.
+        num_context: documents of a contextual model's context; None: as many as it takes.
+    """
+    if model.uses_context:
+        return contextual_model(
+            model,
+            meta,
+            instructions,
+            seed=seed,
+            num_context=num_context,
+            dimension=dimension,
+        )
+    return MtebEncoder(encoder_of(model, dimension), meta, instructions=instructions)
+
+
+def encoder_of(model: EmbeddingModel, dimension: int | None = None) -> Embed:
+    """What embeds texts with the model as the tasks ask; empty texts by their special tokens.
+
+    Args:
+        dimension: so many first values of each vector are kept, at unit length; None: all.
+    """
+
     def embed(texts: Sequence[str], role: Role, instruction: str) -> Any:
-        return encode(model, texts, role=role, instruction=instruction, allow_empty=True)
+        vectors = encode(model, texts, role=role, instruction=instruction, allow_empty=True)
+        return cut(vectors, dimension or model.dimensions[0])
 
     return embed
 

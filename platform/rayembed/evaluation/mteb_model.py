@@ -10,6 +10,7 @@ from mteb.models import ModelMeta
 from mteb.types import PromptType
 from torch import Tensor
 
+from rayembed.evaluation.prompts import role_of
 from rayembed.models.contract import Role
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class MtebEncoder:
         """Vectors (N, D) float32 of all texts that the loader `inputs` gives, in its order."""
         del hf_split, hf_subset
         texts = [text for batch in inputs for text in batch["text"]]
-        role: Role = "document" if prompt_type == PromptType.document else "query"
+        role = role_of(prompt_type)
         instruction = self._instructions.get(task_metadata.name, "") if role == "query" else ""
         keys = [(role, instruction, text) for text in texts]
         new = list(

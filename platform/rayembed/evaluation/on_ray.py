@@ -2,7 +2,10 @@
 
 import logging
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import ray
 
@@ -11,6 +14,8 @@ from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
 from rayembed.errors import WorkerError
 from rayembed.evaluation.evaluate import evaluate_reference
+
+Scores = TypeVar("Scores")
 
 
 def evaluate_on_ray(
@@ -22,6 +27,8 @@ def evaluate_on_ray(
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
     num_threads: int | None = None,
+    dimension: int | None = None,
+    num_context: int | None = None,
 ) -> dict[str, float]:
     """Main score of each task, as `evaluate_reference` gives them, from a task on the cluster.
 
@@ -31,16 +38,77 @@ def evaluate_on_ray(
         reference: `bm25`, or an asset reference that every node resolves.
         results_folder: where every node reads and writes, in object storage or on shared disks.
         num_threads: of torch; None: `num_cpus`, rounded down, at least 1.
+        dimension: so many first values of each vector are kept (Matryoshka); None: all.
+        num_context: documents of a contextual model's context; None: as many as it takes.
 
     Raises:
         RayembedError: what `evaluate_reference` raises, unwrapped from Ray's error.
         WorkerError: the task was lost, also when it was tried again.
     """
-    task = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus, max_retries=2)(_evaluate)
-    threads = num_threads or max(1, int(num_cpus))
+    resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    given = (str(reference), run, name)
+    options = {"dimension": dimension, "num_context": num_context}
+    return _run(
+        _Scoring(evaluate_reference, given, options),
+        results_folder,
+        resources,
+        num_threads,
+    )
+
+
+def measured_on_ray(
+    measure: Callable[..., Scores],
+    reference: str | Path,
+    run: Run,
+    *,
+    name: str,
+    results_folder: str | Path,
+    num_cpus: float = 1.0,
+    num_gpus: float = 0.0,
+    num_threads: int | None = None,
+    **options: Any,
+) -> Scores:
+    """What `measure` finds of a model, from a task on the cluster; arguments as `evaluate_on_ray`.
+
+    Args:
+        measure: takes reference, run, `name`, `results_folder`, `device` and the options.
+
+    Raises:
+        RayembedError: what it raises, unwrapped from Ray's error.
+        WorkerError: the task was lost, also when it was tried again.
+    """
+    resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    scoring = _Scoring(measure, (str(reference), run, name), options)
+    return _run(scoring, results_folder, resources, num_threads)
+
+
+@dataclass(frozen=True)
+class _Scoring(Generic[Scores]):
+    """A function that scores a model, and what it is given: reference, run and name first."""
+
+    function: Callable[..., Scores]
+    given: tuple[str, Run, str]
+    options: dict[str, Any]
+
+    def __call__(self, results_folder: Path, device: str) -> Scores:
+        reference, run, name = self.given
+        return self.function(
+            reference, run, name=name, results_folder=results_folder, device=device, **self.options
+        )
+
+
+def _run(
+    scoring: _Scoring[Scores],
+    results_folder: str | Path,
+    resources: dict[str, float],
+    num_threads: int | None,
+) -> Scores:
+    task = ray.remote(**resources, max_retries=2)(_evaluate)
+    threads = num_threads or max(1, int(resources["num_cpus"]))
+    name = scoring.given[2]
     try:
-        scores: dict[str, float] = ray.get(
-            task.remote(str(reference), run, name, str(results_folder), threads, num_gpus > 0)
+        scores: Scores = ray.get(
+            task.remote(scoring, str(results_folder), threads, resources["num_gpus"] > 0)
         )
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
@@ -55,8 +123,8 @@ def evaluate_on_ray(
 
 
 def _evaluate(
-    reference: str, run: Run, name: str, results_folder: str, threads: int, use_gpu: bool
-) -> dict[str, float]:
+    scoring: _Scoring[Scores], results_folder: str, threads: int, use_gpu: bool
+) -> Scores:
     import torch
 
     # Ray shows a task's output in the job's log: a line when a task of the benchmark is scored.
@@ -68,12 +136,6 @@ def _evaluate(
         results = StoredFolder(results_folder, local, recursive=True)
         results.fetch()
         try:
-            return evaluate_reference(
-                reference,
-                run,
-                name=name,
-                results_folder=results.local,
-                device="cuda" if use_gpu else "cpu",
-            )
+            return scoring(results.local, "cuda" if use_gpu else "cpu")
         finally:
             results.keep()

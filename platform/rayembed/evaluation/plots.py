@@ -1,5 +1,6 @@
 """Pictures of a run: scores by model and the loss over the steps of its stages."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,16 +9,18 @@ import numpy as np
 
 from rayembed.evaluation.tables import ScoreTable, heading
 
-_COLOURS = ("#9aa5b1", "#7fb3d5", "#1f6fb2", "#e0a458", "#7a9e7e", "#b56576", "#6d597a", "#355070")
+COLOURS = ("#9aa5b1", "#7fb3d5", "#1f6fb2", "#e0a458", "#7a9e7e", "#b56576", "#6d597a", "#355070")
 """One for each row, the first a grey for what others are compared with."""
-_INK = "#2b2f36"
-_GRID = "#e3e6ea"
+INK = "#2b2f36"
+"""The colour of letters and numbers."""
+GRID = "#e3e6ea"
+"""The colour of lines that only guide the eye."""
 
 
 def score_bars(table: ScoreTable, path: str | Path) -> None:
     """Write a PNG with one group of bars a task and one bar a model; missing scores have none."""
     tasks, labels = table.tasks, list(table.rows)
-    figure, axes = _figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
+    figure, axes = new_figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
     width = 0.86 / max(1, len(labels))
     lowest = 0.0
     for number, label in enumerate(labels):
@@ -29,9 +32,9 @@ def score_bars(table: ScoreTable, path: str | Path) -> None:
                 places.append(i + (shown.index(label) - (len(shown) - 1) / 2) * width)
                 heights.append(score)
         lowest = min([lowest, *heights])
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         bars = axes.bar(places, heights, width * 0.92, label=label, color=colour, zorder=2)
-        axes.bar_label(bars, [_short(h) for h in heights], fontsize=7, color=_INK, padding=1.5)
+        axes.bar_label(bars, [_short(h) for h in heights], fontsize=7, color=INK, padding=1.5)
     axes.margins(x=0.015)
     axes.set_xticks(range(len(tasks)), ["\n".join(filter(None, heading(t))) for t in tasks])
     axes.tick_params(axis="x", length=0, labelsize=8.5)
@@ -49,45 +52,70 @@ def score_bars(table: ScoreTable, path: str | Path) -> None:
         columnspacing=1.4,
         borderaxespad=0.3,
     )
-    _write(figure, path)
+    write_png(figure, path)
 
 
-def loss_curve(records: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+def loss_curve(
+    records: Sequence[Mapping[str, Any]],
+    path: str | Path,
+    *,
+    validation: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Write a PNG of the loss over the steps, smoothed, with the learning rate below.
 
     Args:
         records: `step`, `loss`, `learning_rate` and `stage` of each step. Steps that start again
             in a later stage are drawn after those of the stage before.
+        validation: `step`, `score` and `stage` of each step that was scored; they get a curve of
+            their own below the loss, with the best one of each stage filled.
     """
     from matplotlib.ticker import MaxNLocator
 
-    figure, (upper, lower) = _figure(width=8.0, height=5.0, rows=(3.0, 1.0))
+    rows = (3.0, 1.6, 1.0) if validation else (3.0, 1.0)
+    figure, axes = new_figure(width=8.0, height=2.0 + sum(rows) * 0.75, rows=rows)
+    upper, lower = axes[0], axes[-1]
     end = 0.0
-    for number, (stage, rows) in enumerate(_by_stage(records).items()):
-        steps = np.array([float(row["step"]) for row in rows])
-        losses = np.array([float(row["loss"]) for row in rows])
-        rates = np.array([float(row["learning_rate"]) for row in rows])
+    for number, (stage, rows_of_stage) in enumerate(_by_stage(records).items()):
+        steps = np.array([float(row["step"]) for row in rows_of_stage])
+        losses = np.array([float(row["loss"]) for row in rows_of_stage])
+        rates = np.array([float(row["learning_rate"]) for row in rows_of_stage])
         shift = end if len(steps) and steps[0] <= end else 0.0
         steps = steps + shift
-        colour = _COLOURS[2 if number == 0 else (3 + number - 1) % len(_COLOURS)]
+        colour = COLOURS[2 if number == 0 else (3 + number - 1) % len(COLOURS)]
         if number:
-            for axes in (upper, lower):
-                axes.axvline((steps[0] + end) / 2, color="#b8bec6", linewidth=0.8, linestyle=":")
+            for one in axes:
+                one.axvline((steps[0] + end) / 2, color="#b8bec6", linewidth=0.8, linestyle=":")
         upper.plot(steps, losses, color=colour, alpha=0.28, linewidth=0.8)
         upper.plot(steps, smoothed(losses), color=colour, linewidth=1.9, label=stage)
         lower.plot(steps, rates, color=colour, linewidth=1.5)
+        scored = [row for row in validation if row["stage"] == stage]
+        if scored:
+            _validation_curve(axes[1], scored, shift, colour)
         end = float(steps[-1])
     upper.set_ylabel("loss")
     upper.set_title("Training loss", loc="left", fontsize=11, fontweight="bold")
     if end:
         upper.legend(frameon=False, fontsize=8.5)
-    upper.tick_params(axis="x", labelbottom=False)
+    for one in axes[:-1]:
+        one.tick_params(axis="x", labelbottom=False)
+    if validation:
+        axes[1].set_ylabel("validation")
     lower.set_ylabel("learning rate")
     lower.set_ylim(bottom=0.0)
     lower.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     lower.set_xlabel("step")
     lower.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _write(figure, path)
+    write_png(figure, path)
+
+
+def _validation_curve(
+    axes: Any, scored: Sequence[Mapping[str, Any]], shift: float, colour: str
+) -> None:
+    steps = np.array([float(row["step"]) for row in scored]) + shift
+    scores = np.array([float(row["score"]) for row in scored])
+    axes.plot(steps, scores, color=colour, linewidth=1.2, marker="o", markersize=3.5, mfc="white")
+    best = int(scores.argmax())
+    axes.plot(steps[best], scores[best], color=colour, marker="o", markersize=5.5)
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
@@ -115,7 +143,7 @@ def _short(score: float) -> str:
     return f"{score:.2f}".replace("0.", ".", 1)
 
 
-def _figure(
+def new_figure(
     *, width: float, height: float = 4.2, rows: tuple[float, ...] = (1.0,)
 ) -> tuple[Any, Any]:
     """A figure that needs no display, and its axes from top to bottom (one axes if one row)."""
@@ -126,16 +154,24 @@ def _figure(
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), 1, sharex=True, gridspec_kw={"height_ratios": rows})
     for one in np.atleast_1d(axes):
-        one.grid(axis="y", color=_GRID, linewidth=0.8, zorder=0)
+        one.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
         one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
         one.spines[["left", "bottom"]].set_color("#c3c9d1")
-        one.tick_params(colors=_INK, labelsize=8.5)
-        one.yaxis.label.set_color(_INK)
-        one.xaxis.label.set_color(_INK)
+        one.tick_params(colors=INK, labelsize=8.5)
+        one.yaxis.label.set_color(INK)
+        one.xaxis.label.set_color(INK)
     return figure, axes
 
 
-def _write(figure: Any, path: str | Path) -> None:
+def png_of(figure: Any) -> bytes:
+    """The figure as a PNG."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=160, facecolor="white")
+    return data.getvalue()
+
+
+def write_png(figure: Any, path: str | Path) -> None:
+    """Write the figure; missing folders are made."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(Path(path), dpi=160, facecolor="white")
+    Path(path).write_bytes(png_of(figure))

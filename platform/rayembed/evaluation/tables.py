@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.box import HORIZONTALS
@@ -20,6 +20,7 @@ _HEADINGS: Mapping[str, tuple[str, str]] = {
     "WikiTopicClustering": ("Topic clustering", "V-measure"),
     "WikiTitleDescriptionPairClassification": ("Title–description pairs", "AP"),
     "WikiRelatednessSTS": ("Relatedness", "Spearman"),
+    "WikiCrossLingualRetrieval": ("Cross-lingual retrieval", "nDCG@10"),
 }
 
 _NARROW: Mapping[str, tuple[str, str]] = {
@@ -29,8 +30,51 @@ _NARROW: Mapping[str, tuple[str, str]] = {
     "WikiTopicClustering": ("Topic\nclusters", "V-meas."),
     "WikiTitleDescriptionPairClassification": ("Title\npairs", "AP"),
     "WikiRelatednessSTS": ("Related-\nness", "Spearman"),
+    "WikiCrossLingualRetrieval": ("Cross-\nlingual", "nDCG@10"),
 }
 """Headings for the terminal, where six of them share a line."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One score of a table as a reader sees it."""
+
+    score: float | None
+    """None: there is none."""
+    difference: float | None = None
+    """Score less that of the base; None: not shown."""
+    best: bool = False
+    """Whether none of the table's scores beside it prints higher."""
+    gap: str = MISSING
+    """What stands for a missing score."""
+    digits: int = 3
+    """Decimals that are printed."""
+
+    def text(self, between: str = "\n") -> Text:
+        """For a terminal: the best in bold, a gain in green, a loss in red."""
+        if self.score is None:
+            return Text(self.gap, style="dim")
+        shown = Text.assemble((f"{self.score:.{self.digits}f}", "bold" if self.best else ""))
+        if self.difference is not None:
+            colour = "green" if self.difference > 0 else "red"
+            shown.append(f"{between}{self.difference:+.{self.digits}f}", style=colour)
+        return shown
+
+    def markdown(self) -> str:
+        """For Markdown: the best in bold, the difference in brackets."""
+        if self.score is None:
+            return self.gap
+        score = f"{self.score:.{self.digits}f}"
+        bold = f"**{score}**" if self.best else score
+        if self.difference is None:
+            return bold
+        return f"{bold} ({self.difference:+.{self.digits}f})"
+
+
+def best_of(scores: Iterable[float | None], digits: int) -> float | None:
+    """The highest score as it is printed, so that scores that print alike are all the best."""
+    known = (score for score in scores if score is not None)
+    return max((round(score, digits) for score in known), default=None)
 
 
 @dataclass(frozen=True)
@@ -54,8 +98,13 @@ class ScoreTable:
 
     def best(self, task: str) -> float | None:
         """The highest score of a task as it is printed, with three decimals; None without one."""
-        scores = [self.score(label, task) for label in self.rows]
-        return max((round(score, 3) for score in scores if score is not None), default=None)
+        return best_of((self.score(label, task) for label in self.rows), 3)
+
+    def cell(self, label: str, task: str) -> Cell:
+        """What the table shows of a model and a task."""
+        score = self.score(label, task)
+        best = score is not None and round(score, 3) == self.best(task)
+        return Cell(score, self.difference(label, task), best)
 
     def mean(self, label: str) -> float | None:
         """Mean over all tasks of a row; None where a task is missing."""
@@ -96,45 +145,31 @@ def rich_table(table: ScoreTable, *, title: str = "Held-out scores") -> Table:
         shown.add_column(f"{words}\n{metric}".strip(), justify="right")
     shown.add_column("Mean", justify="right")
     means = {label: table.mean(label) for label in table.rows}
-    best_mean = max((round(mean, 3) for mean in means.values() if mean is not None), default=None)
-    base_mean = means.get(table.base) if table.base is not None else None
-    for label in table.rows:
-        cells = [
-            _cell(table.score(label, task), table.best(task), table.difference(label, task))
-            for task in table.tasks
-        ]
-        mean = means[label]
-        gain = None
-        if mean is not None and base_mean is not None and label != table.base:
-            gain = mean - base_mean
-        cells.append(_cell(mean, best_mean, gain))
+    best = best_of(means.values(), 3)
+    for label in means:
+        cells = [table.cell(label, task).text() for task in table.tasks]
+        cells.append(_mean(table, means, label, best).text())
         shown.add_row(label, *cells)
     return shown
 
 
-def _cell(score: float | None, best: float | None, difference: float | None) -> Text:
-    if score is None:
-        return Text(MISSING, style="dim")
-    cell = Text.assemble((f"{score:.3f}", "bold" if round(score, 3) == best else ""))
-    if difference is not None:
-        cell.append(f"\n{difference:+.3f}", style="green" if difference > 0 else "red")
-    return cell
+def _mean(
+    table: ScoreTable, means: Mapping[str, float | None], label: str, best: float | None
+) -> Cell:
+    mean = means[label]
+    base = means.get(table.base) if table.base is not None else None
+    if mean is None or base is None or label == table.base:
+        return Cell(mean, None, mean is not None and round(mean, 3) == best)
+    return Cell(mean, mean - base, round(mean, 3) == best)
 
 
 def markdown_table(table: ScoreTable) -> str:
     """The table in Markdown, the best score of a task in bold, differences in brackets."""
     heads = [" ".join(part for part in heading(task) if part) for task in table.tasks]
-    lines = [_line(["Model", *heads]), _line(["---", *["---:"] * len(heads)])]
+    lines = [markdown_line(["Model", *heads]), markdown_line(["---", *["---:"] * len(heads)])]
     for label in table.rows:
-        cells = [label]
-        for task in table.tasks:
-            score, difference = table.score(label, task), table.difference(label, task)
-            if score is None:
-                cells.append(MISSING)
-                continue
-            text = f"**{score:.3f}**" if round(score, 3) == table.best(task) else f"{score:.3f}"
-            cells.append(text if difference is None else f"{text} ({difference:+.3f})")
-        lines.append(_line(cells))
+        cells = [table.cell(label, task).markdown() for task in table.tasks]
+        lines.append(markdown_line([label, *cells]))
     return "\n".join(lines) + "\n"
 
 
@@ -148,5 +183,6 @@ def csv_table(table: ScoreTable) -> str:
     return text.getvalue()
 
 
-def _line(cells: Sequence[str]) -> str:
+def markdown_line(cells: Sequence[str]) -> str:
+    """One line of a table in Markdown."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -6,7 +6,7 @@ title is what a reader would search for and what makes most of these tasks trivi
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayembed.data.sources.wikipedia import NO_TOPIC, Article, mask_title, split_sentences
@@ -34,6 +34,14 @@ class RetrievalSample:
     documents: dict[str, str]
     queries: dict[str, str]
     relevant: dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True)
+class CrossLingualSample:
+    """A retrieval sample for each language of its queries."""
+
+    languages: dict[str, RetrievalSample]
+    """By mteb's code of the language, as `fra-Latn`."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,60 @@ def sentence_retrieval(
     return RetrievalSample(
         documents=texts,
         queries={f"q{i}": cut(splits[i][0], max_words) for i in chosen},
+        relevant={f"q{i}": {_id(i): 1} for i in chosen},
+    )
+
+
+def cross_lingual_retrieval(
+    articles: Sequence[Article],
+    translations: Mapping[str, Sequence[Article]],
+    *,
+    num_documents: int,
+    num_queries: int,
+    max_words: int,
+    seed: int,
+) -> CrossLingualSample:
+    """Articles of another language as queries, those of the same title as the documents they find.
+
+    Both are title-masked. Articles that have a counterpart in a language come first into its
+    corpus, others fill it up to `num_documents`: few titles are the same in two languages.
+
+    Args:
+        translations: by mteb's code of a language its articles, of which those count that have a
+            title of `articles`.
+
+    Raises:
+        DataError: a language has no article that is long enough with a held-out title.
+    """
+    return CrossLingualSample(
+        {
+            code: _from_language(
+                code, articles, others, num_documents, num_queries, max_words, seed
+            )
+            for code, others in sorted(translations.items())
+        }
+    )
+
+
+def _from_language(
+    code: str,
+    articles: Sequence[Article],
+    others: Sequence[Article],
+    num_documents: int,
+    num_queries: int,
+    max_words: int,
+    seed: int,
+) -> RetrievalSample:
+    asked = {other.title: cut(masked_text(other), max_words) for other in others}
+    asked = {title: text for title, text in asked.items() if len(text.split()) >= MIN_WORDS}
+    ordered = corpus(articles, len(articles), seed)
+    # Stable, so that both parts stay in their order.
+    documents = sorted(ordered, key=lambda article: article.title not in asked)[:num_documents]
+    usable = [i for i, article in enumerate(documents) if article.title in asked]
+    chosen = _draw(usable, num_queries, seed, f"queries in {code}")
+    return RetrievalSample(
+        documents={_id(i): cut(masked_text(a), max_words) for i, a in enumerate(documents)},
+        queries={f"q{i}": asked[documents[i].title] for i in chosen},
         relevant={f"q{i}": {_id(i): 1} for i in chosen},
     )
 

@@ -8,6 +8,7 @@ import torch
 from rayembed.config.model import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.attention import use_products
+from rayembed.models.nomic_moe_checkpoint import check_not_nomic_layout
 
 Mask = Literal["bidirectional", "causal", "own"]
 """`own`: as the family has it, which for encoders is bidirectional."""
@@ -51,6 +52,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
             model, report = transformers.AutoModel.from_pretrained(
                 str(folder),
                 config=settings,
+                trust_remote_code=False,
                 dtype=DTYPES[config.dtype],
                 attn_implementation="sdpa",
                 output_loading_info=True,
@@ -76,18 +78,22 @@ def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
     settings = _settings(folder, config, mask)
     with torch.device("meta"):
-        return transformers.AutoModel.from_config(settings, attn_implementation="sdpa")
+        return transformers.AutoModel.from_config(
+            settings, attn_implementation="sdpa", trust_remote_code=False
+        )
+
+
+_LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
+"""Names of BERT's, GPT-2's and OPT's."""
 
 
 def num_positions(model: Any) -> int | None:
     """Tokens for which a model has learnt positions; None: positions are computed, or unlimited."""
     for name, module in model.named_modules():
-        if name.rpartition(".")[2] in ("position_embeddings", "wpe") and isinstance(
-            module, torch.nn.Embedding
-        ):
-            # RoBERTa, XLM-R and MPNet count positions from the padding's id on.
+        if name.rpartition(".")[2] in _LEARNT_POSITIONS and isinstance(module, torch.nn.Embedding):
+            # RoBERTa, XLM-R and MPNet count positions from the padding's id on, OPT from an offset.
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - unused
+            return module.num_embeddings - max(unused, int(getattr(module, "offset", 0)))
     return None
 
 
@@ -108,8 +114,10 @@ def check_backbone(folder: Path) -> Any:
     """
     import transformers
 
+    check_not_nomic_layout(folder)
     try:
-        settings = transformers.AutoConfig.from_pretrained(str(folder))
+        # Unsaid, a terminal would be asked whether to run the folder's own code.
+        settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(f"no transformers model in {str(folder)!r}: {error}") from error
     if getattr(settings, "is_encoder_decoder", False):

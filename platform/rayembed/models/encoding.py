@@ -1,12 +1,15 @@
 """Vectors of many texts: each distinct text once, sorted by length, cut at a token budget."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
-from rayembed.models.micro_batches import cut_by_length
+from rayembed.models.corpus import random_documents
+from rayembed.models.micro_batches import collate, cut_by_length
 
 _TEXTS_PER_TOKENIZER_CALL = 4096
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
@@ -22,6 +25,7 @@ def encode(
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     allow_empty: bool = False,
+    context: Tensor | None = None,
 ) -> np.ndarray:
     """(N, D) float32 vectors of unit length, in the order of the texts.
 
@@ -33,6 +37,8 @@ def encode(
             cores: all-MiniLM-L6-v2 147 against 128 texts a second, SmolLM2-135M 20 against 13).
         progress: called with the number of distinct texts encoded so far, and of all.
         allow_empty: embed texts without tokens of their own by their special tokens.
+        context: what `encode_context` gives for documents of the corpus; None: the corpus that the
+            model has, if it uses one at all.
 
     Raises:
         DataError: a text without tokens of its own, unless `allow_empty`.
@@ -41,16 +47,19 @@ def encode(
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
     vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
-    tokens = _tokenize(model, distinct, role, instruction, allow_empty)
+    tokens: Sequence[Tokens] = _tokenize(model, distinct, role, instruction, allow_empty)
     device = next(model.parameters()).device
-    budget = tokens_per_batch or (_CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS)
+    budget = tokens_per_batch or _budget(device)
     was_training = model.training
     model.eval()
     try:
         done = 0
-        for chosen in cut_by_length([cost(one) for one in tokens], budget):
-            batch = model.tokenizer.collate([tokens[i] for i in chosen])
-            embeddings = model(to_device(batch, device)).embeddings
+        tokens = model.first_pass(tokens, budget)
+        costs = [cost(one) + model.added_tokens for one in tokens]
+        for chosen in cut_by_length(costs, budget):
+            batch = to_device(collate(model, tokens, chosen), device)
+            output = model(batch) if context is None else model(batch, context)
+            embeddings = output.embeddings
             vectors[chosen] = embeddings.float().cpu().numpy()
             done += len(chosen)
             if progress is not None:
@@ -58,6 +67,57 @@ def encode(
     finally:
         model.train(was_training)
     return vectors[order]
+
+
+@torch.inference_mode()
+def encode_context(
+    model: EmbeddingModel,
+    documents: Sequence[str],
+    *,
+    tokens_per_batch: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """(n, C) float32 context vectors of documents of a corpus, in their order, on the CPU.
+
+    Runs on the model's device, in evaluation mode; the model's mode is put back afterwards. A
+    document without tokens of its own counts with its special tokens.
+
+    Args:
+        progress: called with the number of documents embedded so far, and of all.
+    """
+    device = next(model.parameters()).device
+    tokens = _tokenize(model, list(documents), "document", "", True)
+    vectors: list[Tensor] = [torch.empty(0)] * len(tokens)
+    done = 0
+    was_training = model.training
+    model.eval()
+    try:
+        for chosen in cut_by_length([cost(t) for t in tokens], tokens_per_batch or _budget(device)):
+            made = model.embed_context(to_device(collate(model, tokens, chosen), device))
+            for place, vector in zip(chosen, made.float().cpu(), strict=True):
+                vectors[place] = vector
+            done += len(chosen)
+            if progress is not None:
+                progress(done, len(tokens))
+    finally:
+        model.train(was_training)
+    return torch.stack(vectors)
+
+
+def corpus_context(
+    model: EmbeddingModel, documents: Iterable[str], *, seed: int = 0
+) -> Tensor | None:
+    """(n, C) context vectors of documents drawn from a corpus; None where it has no document.
+
+    As many as the model takes (`max_context`), by `random_documents`.
+    """
+    number = model.max_context if model.max_context is not None else sys.maxsize
+    chosen = random_documents(documents, number, seed=seed)
+    return encode_context(model, chosen) if chosen else None
+
+
+def _budget(device: torch.device) -> int:
+    return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 
 def _tokenize(

@@ -1,9 +1,10 @@
 """A model's own folder: written whole or not at all, read back to the same vectors.
 
-transformers format for the (merged) backbone and the tokenizer, `pooling.safetensors` for what
-pools, `rayembed.json` for the settings, `modules.json` for sentence-transformers. A bi-encoder
-with one maximum length is plain sentence-transformers format, so that it loads where rayembed is
-not installed; other models name `SentenceModule`.
+transformers format for the (merged) backbone and the tokenizer, the same in `encoder/` for an
+encoder beside it, `pooling.safetensors` for what is trained from random weights, `rayembed.json`
+for the settings, `corpus.safetensors` for a corpus's context vectors, `modules.json` for
+sentence-transformers. A bi-encoder with one maximum length is plain sentence-transformers format,
+so that it loads where rayembed is not installed; other models name `SentenceModule`.
 """
 
 import copy
@@ -16,30 +17,36 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.model import (
     BiEncoderConfig,
+    Causal2VecConfig,
+    CDEConfig,
     Dtype,
     ModelConfig,
-    NVEmbedConfig,
+    NomicMoeConfig,
     ProjectionConfig,
+    has_plain_format,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES, load_backbone
-from rayembed.models.contract import settings_of
+from rayembed.models.backbones import DTYPES
+from rayembed.models.causal2vec_tokens import Causal2VecTokenizer
+from rayembed.models.cde import CDE
+from rayembed.models.contract import Role, settings_of
+from rayembed.models.corpus import CORPUS_FILE, load_corpus, save_corpus
 from rayembed.models.json_file import read_json, write_json
 from rayembed.models.lora import merged_state
-from rayembed.models.pooled_transformer import PooledTransformer
-from rayembed.models.pooling import build_head
 from rayembed.models.sentence_folder import ACTIVATIONS, POOLING_KEYS, mode_of
+from rayembed.models.transformer_model import TransformerModel
 
 SETTINGS_FILE = "rayembed.json"
 POOLING_FILE = "pooling.safetensors"
+ENCODER_FOLDER = "encoder"
 FORMAT_VERSION = 1
-_MODULE_CLASS = "rayembed.models.sentence_module.SentenceModule"
 
 
 def save_model(
-    model: PooledTransformer, folder: Path, *, instructions: Mapping[str, str] | None = None
+    model: TransformerModel, folder: Path, *, instructions: Mapping[str, str] | None = None
 ) -> None:
     """Write the model to a folder, through a temporary one beside it that is then renamed.
 
@@ -48,13 +55,7 @@ def save_model(
     Raises:
         ArtifactError: the folder holds something else than a model of rayembed.
     """
-    folder = Path(folder).absolute()
-    if folder.exists() and not folder.is_dir():
-        raise ArtifactError(f"cannot save to {str(folder)!r}: it is a file")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
-        raise ArtifactError(
-            f"cannot save to {str(folder)!r}: it holds files of something else; name a new folder"
-        )
+    folder = check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -68,18 +69,44 @@ def save_model(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def check_target(folder: Path) -> Path:
+    """The absolute folder, when a model may be saved to it.
+
+    Raises:
+        ArtifactError: it holds something else than a model of rayembed.
+    """
+    folder = Path(folder).absolute()
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"cannot save to {str(folder)!r}: it is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / SETTINGS_FILE).is_file():
+        raise ArtifactError(
+            f"cannot save to {str(folder)!r}: it holds files of something else; name a new folder"
+        )
+    return folder
+
+
 def write_files(
-    model: PooledTransformer, folder: Path, *, instructions: Mapping[str, str] | None = None
+    model: TransformerModel, folder: Path, *, instructions: Mapping[str, str] | None = None
 ) -> None:
     """Write the files of a model into an existing folder."""
     import safetensors.torch
 
-    model.backbone.save_pretrained(str(folder), state_dict=merged_state(model.backbone))
-    pooling = {name: value.contiguous() for name, value in model.pooling.state_dict().items()}
-    if pooling:
-        safetensors.torch.save_file(pooling, folder / POOLING_FILE)
+    for name, part in model.parts.items():
+        place = folder if name == "backbone" else folder / name
+        part.save_pretrained(str(place), state_dict=merged_state(part))
+    head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
+    if head:
+        safetensors.torch.save_file(head, folder / POOLING_FILE)
     _padding_tokenizer(model).save_pretrained(str(folder))
-    settings = settings_of(model.config.model_copy(update={"lora": None}))
+    if isinstance(model.tokenizer, Causal2VecTokenizer) and model.tokenizer.encoder is not None:
+        model.tokenizer.encoder.pretrained.save_pretrained(str(folder / ENCODER_FOLDER))
+    if isinstance(model, CDE):
+        model.tokenizer.pretrained.save_pretrained(str(folder / ENCODER_FOLDER))
+        if model.corpus is not None and len(model.corpus):
+            save_corpus(model.corpus, folder)
+        else:
+            (folder / CORPUS_FILE).unlink(missing_ok=True)
+    settings = settings_of(_without_adapters(model.config))
     write_json(
         folder / SETTINGS_FILE,
         {
@@ -94,7 +121,23 @@ def write_files(
             os.chmod(path, 0o644)  # noqa: PTH101
 
 
-def _padding_tokenizer(model: PooledTransformer) -> Any:
+def _without_adapters(config: ModelConfig) -> ModelConfig:
+    """The settings of a model whose adapters have been merged into its weights."""
+    if isinstance(config, Causal2VecConfig) and config.encoder is not None:
+        merged = config.encoder.model_copy(update={"lora": None})
+        return config.model_copy(update={"lora": None, "encoder": merged})
+    if isinstance(config, NomicMoeConfig):
+        return config
+    return config.model_copy(update={"lora": None})
+
+
+def encoder_folder(config: ModelConfig, folder: Path) -> Path | None:
+    """Where a saved model's encoder lies; None: it has none."""
+    beside = isinstance(config, Causal2VecConfig | CDEConfig) and config.encoder is not None
+    return folder / ENCODER_FOLDER if beside else None
+
+
+def _padding_tokenizer(model: TransformerModel) -> Any:
     """The tokenizer of transformers; a bi-encoder's pads with EOS where it has no token for it.
 
     sentence-transformers would not make a batch otherwise; what is padding stands in the mask.
@@ -107,12 +150,10 @@ def _padding_tokenizer(model: PooledTransformer) -> Any:
 
 
 def _write_sentence_files(
-    model: PooledTransformer, folder: Path, instructions: Mapping[str, str]
+    model: TransformerModel, folder: Path, instructions: Mapping[str, str]
 ) -> None:
     config = model.config
-    if isinstance(config, BiEncoderConfig) and (
-        config.query_max_length == config.document_max_length
-    ):
+    if isinstance(config, BiEncoderConfig) and has_plain_format(config):
         modules = ["Transformer", "Pooling", *["Dense"] * len(config.projections), "Normalize"]
         places = ["", *(f"{i}_{name}" for i, name in enumerate(modules) if i > 0)]
         types = [f"sentence_transformers.models.{name}" for name in modules]
@@ -125,13 +166,13 @@ def _write_sentence_files(
             },
         )
         if config.projections:
-            _write_projections(model.pooling, config.projections, folder)
+            _write_projections(model.head, config.projections, folder)
         write_json(
             folder / "sentence_bert_config.json",
             {"max_seq_length": config.query_max_length, "do_lower_case": False},
         )
     else:
-        places, types = [""], [_MODULE_CLASS]
+        places, types = [""], [OWN_MODULE]
     write_json(
         folder / "modules.json",
         [
@@ -168,19 +209,28 @@ def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: P
         safetensors.torch.save_file(state, folder / f"{i}_Dense" / "model.safetensors")
 
 
-def _prompts(model: PooledTransformer, instructions: Mapping[str, str]) -> dict[str, str]:
+def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[str, str]:
     """What sentence-transformers puts before texts: of each role and each named instruction."""
-    from rayembed.models.tokens import NVEmbedTokenizer
-
     tokenizer = model.tokenizer
-    if isinstance(tokenizer, NVEmbedTokenizer):
-        named = {name: tokenizer.head(text) for name, text in instructions.items()}
-        return {"query": "", "document": ""} | named
-    named = {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    roles: tuple[Role, ...] = ("query", "document")
+    prompts: dict[str, str] = {role: tokenizer.head("", role) for role in roles}
+    return prompts | {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+
+
+def saved_instructions(folder: Path, template: str) -> dict[str, str]:
+    """Task definitions by name, which a folder keeps as prompts for sentence-transformers.
+
+    Args:
+        template: the model's `instruction_template`, which made the prompts of them.
+    """
+    path = folder / "config_sentence_transformers.json"
+    stated = read_json(path) if path.is_file() else {}
+    before, _, behind = template.partition("{instruction}")
     return {
-        "query": tokenizer.head("", "query"),
-        "document": tokenizer.head("", "document"),
-    } | named
+        name: prompt.removeprefix(before).removesuffix(behind)
+        for name, prompt in (stated.get("prompts") or {}).items()
+        if name not in ("query", "document") and prompt
+    }
 
 
 def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
@@ -192,7 +242,7 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
     values = _read_settings_file(folder / SETTINGS_FILE)
     adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
     try:
-        config: NVEmbedConfig | BiEncoderConfig = adapter.validate_python(values.get("model"))
+        config: ModelConfig = adapter.validate_python(values.get("model"))
     except ValidationError as error:
         raise ArtifactError(f"settings in {str(folder)!r} do not hold: {error}") from error
     if dtype is None:
@@ -229,25 +279,30 @@ def _read_settings_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def load_saved(folder: Path, *, dtype: Dtype | None = None) -> PooledTransformer:
+def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     """The model that `save_model` wrote to the folder, in evaluation mode.
 
     Raises:
         ArtifactError: files are missing, damaged or do not fit each other.
     """
-    from rayembed.models.build import assemble, make_tokenizer
+    from rayembed.models.build import assemble, build_head, load_encoder, load_main, make_tokenizer
 
     config = read_settings(folder, dtype=dtype)
-    mask = config.mask if isinstance(config, NVEmbedConfig) else "own"
-    backbone = load_backbone(folder, config.backbone, mask=mask)
-    pooling = build_head(config, backbone.config.hidden_size)
-    load_pooling(pooling, folder / POOLING_FILE)
-    pooling.to(DTYPES[config.backbone.dtype])
-    return assemble(config, backbone, pooling, make_tokenizer(config, folder)).eval()
+    backbone = load_main(folder, config)
+    beside = encoder_folder(config, folder)
+    encoder = None if beside is None else load_encoder(config, beside)
+    head = build_head(config, backbone.config, encoder and encoder.config)
+    load_pooling(head, folder / POOLING_FILE)
+    head.to(DTYPES[config.backbone.dtype])
+    tokenizer = make_tokenizer(config, folder, beside)
+    model = assemble(config, backbone, encoder, head, tokenizer).eval()
+    if isinstance(model, CDE):
+        model.set_corpus(load_corpus(folder))
+    return model
 
 
 def load_pooling(pooling: Any, path: Path) -> None:
-    """Put saved weights into a pooling layer; one without weights has no file.
+    """Put saved weights into a model's head; one without weights has no file.
 
     Raises:
         ArtifactError: the file is missing, damaged or of another layer.
@@ -261,4 +316,4 @@ def load_pooling(pooling: Any, path: Path) -> None:
         state = safetensors.torch.load_file(path)
         pooling.load_state_dict(state)
     except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-        raise ArtifactError(f"cannot load the pooling layer {str(path)!r}: {error}") from error
+        raise ArtifactError(f"cannot load the head {str(path)!r}: {error}") from error

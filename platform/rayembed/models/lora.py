@@ -11,11 +11,15 @@ from rayembed.errors import ConfigError
 _ADAPTER = "default"
 
 
-def add_lora(backbone: nn.Module, config: LoraConfig) -> None:
+def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
     """Put adapters on the named linear layers and freeze all else of the backbone, in place.
 
     A starts from random numbers of the global CPU generator and B from zero, so that the
-    backbone's output is unchanged at first. Adapters have the dtype of the layer they sit on.
+    backbone's output is unchanged at first. Adapters have the dtype of the layer they sit on. An
+    encoder's own pooler, which no embedding uses, gets none.
+
+    Args:
+        setting: where the config stands, for messages.
 
     Raises:
         ConfigError: a name in `target_modules` that no linear layer has.
@@ -25,13 +29,17 @@ def add_lora(backbone: nn.Module, config: LoraConfig) -> None:
     linear = {
         name.rpartition(".")[2]
         for name, module in backbone.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and not name.startswith("pooler.")
     }
+    pooled = any(
+        name.startswith("pooler.") and name.rpartition(".")[2] in config.target_modules
+        for name, _ in backbone.named_modules()
+    )
     for target in config.target_modules:
         if target not in linear:
             raise ConfigError(
-                f"model.lora.target_modules names {target!r}, but the backbone has no linear layer "
-                f"of that name; {nearest(target, linear)} (all: {', '.join(sorted(linear))})"
+                f"{setting}.target_modules names {target!r}, but the model has no linear layer of "
+                f"that name; {nearest(target, linear)} (all: {', '.join(sorted(linear))})"
             )
     peft.inject_adapter_in_model(
         peft.LoraConfig(
@@ -39,6 +47,7 @@ def add_lora(backbone: nn.Module, config: LoraConfig) -> None:
             lora_alpha=config.alpha,
             lora_dropout=config.dropout,
             target_modules=list(config.target_modules),
+            exclude_modules=r"pooler\..*" if pooled else None,
         ),
         backbone,
         adapter_name=_ADAPTER,

@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from rayembed.models.contract import EmbeddingModel, Tokens
+
 
 def cut_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Places of the texts in each micro-batch, longest micro-batch first.
@@ -29,3 +34,18 @@ def cut_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def padded_tokens(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> int:
     """Tokens that the micro-batches cost, padding included."""
     return sum(len(cut) * max(lengths[place] for place in cut) for cut in cuts)
+
+
+def collate(
+    model: EmbeddingModel, tokens: Sequence[Tokens], places: Sequence[int]
+) -> dict[str, Tensor]:
+    """The micro-batch of the texts at these places."""
+    return model.tokenizer.collate([tokens[place] for place in places])
+
+
+def places_in_row_order(cuts: Sequence[Sequence[int]]) -> Tensor:
+    """Where each text stands in the outputs of the micro-batches, (N,) int64."""
+    order = torch.tensor([place for cut in cuts for place in cut], dtype=torch.int64)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order))
+    return places

@@ -19,6 +19,7 @@ from rayembed.models.json_file import read_json
 from rayembed.models.latent_attention import LatentAttention
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.tokens import NVEmbedTokenizer
+from rayembed.models.weight_files import load_weights, weight_paths
 
 MAX_LENGTH = 32768
 """Tokens of a text that the published models' page gives."""
@@ -60,11 +61,24 @@ def load_nvidia_checkpoint(
         ArtifactError: files are missing, or weights have other names or shapes.
     """
     settings = read_json(folder / "config.json")
-    backbone, pooling, values = empty_nvembed(
+    backbone, pooling, _ = empty_nvembed(
         settings.get("text_config") or {}, settings.get("latent_attention_config") or {}
     )
     _fill(backbone, pooling, folder, DTYPES[dtype])
-    config = NVEmbedConfig(
+    config = published_config(folder, dtype=dtype, max_length=max_length)
+    tokenizer = make_tokenizer(config, folder)
+    assert isinstance(tokenizer, NVEmbedTokenizer)
+    finish_backbone(backbone, mask="bidirectional")
+    return NVEmbed(config, backbone, pooling, tokenizer).eval()
+
+
+def published_config(
+    folder: Path, *, dtype: Dtype = "bfloat16", max_length: int = MAX_LENGTH
+) -> NVEmbedConfig:
+    """The settings of the published model in a local copy of its repository."""
+    stated = read_json(folder / "config.json").get("latent_attention_config") or {}
+    values = _LATENT_ATTENTION | {k: v for k, v in stated.items() if k in _LATENT_ATTENTION}
+    return NVEmbedConfig(
         backbone=BackboneConfig(path=str(folder), dtype=dtype),
         pooling=LatentAttentionPooling(
             num_latents=values["num_latents_value"],
@@ -76,10 +90,12 @@ def load_nvidia_checkpoint(
         query_max_length=max_length,
         document_max_length=max_length,
     )
-    tokenizer = make_tokenizer(config, folder)
-    assert isinstance(tokenizer, NVEmbedTokenizer)
-    finish_backbone(backbone, mask="bidirectional")
-    return NVEmbed(config, backbone, pooling, tokenizer).eval()
+
+
+def published_width(folder: Path) -> int:
+    """Width of the vectors of the published model in a local copy of its repository."""
+    stated = read_json(folder / "config.json").get("text_config") or {}
+    return int(stated.get("hidden_size", _DECODER["hidden_size"]))
 
 
 def empty_nvembed(
@@ -128,17 +144,15 @@ def empty_nvembed(
 
 def _fill(backbone: Any, pooling: LatentAttention, folder: Path, dtype: torch.dtype) -> None:
     """Put the weights of all files into the empty modules, one file at a time."""
-    import safetensors
-    import safetensors.torch
-
     expected = {_TRUNK + name for name in backbone.state_dict()}
     expected |= {_LATENT + name for name in pooling.state_dict()}
     found: set[str] = set()
-    for path in _weight_files(folder):
-        try:
-            loaded = safetensors.torch.load_file(path)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
+    if not (paths := weight_paths(folder)):
+        raise ArtifactError(
+            f"no weights in {str(folder)!r}: neither model.safetensors nor its index"
+        )
+    for path in paths:
+        loaded = load_weights(path)
         found |= loaded.keys()
         for module, prefix in ((backbone, _TRUNK), (pooling, _LATENT)):
             part: dict[str, Tensor] = {
@@ -156,15 +170,3 @@ def _fill(backbone: Any, pooling: LatentAttention, folder: Path, dtype: torch.dt
             f"the weights in {str(folder)!r} are not those of NV-Embed: "
             f"missing {len(missing)} {missing[:20]}, unexpected {len(unexpected)} {unexpected[:20]}"
         )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
-        return [folder / name for name in names]
-    if not (folder / "model.safetensors").is_file():
-        raise ArtifactError(
-            f"no weights in {str(folder)!r}: neither model.safetensors nor {index.name}"
-        )
-    return [folder / "model.safetensors"]

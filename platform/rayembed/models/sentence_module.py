@@ -16,24 +16,30 @@ from sentence_transformers.util import load_dir_path
 from torch import Tensor
 
 from rayembed.errors import DataError
-from rayembed.models.build import load_model
+from rayembed.models.cde import CDE
 from rayembed.models.contract import Role
+from rayembed.models.encoding import corpus_context
 from rayembed.models.export import SETTINGS_FILE, write_files
 from rayembed.models.json_file import read_json
-from rayembed.models.pooled_transformer import PooledTransformer
+from rayembed.models.load import load_model
+from rayembed.models.transformer_model import TransformerModel
 
 
 class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not typed
     r"""The only module of a `SentenceTransformer`: tokens and embeddings of a rayembed model.
 
-    A prompt stands literally before the text. For NV-Embed it is kept out of the pool, so that
-    the prompt `Instruct: …\nQuery: ` gives what an instruction gives. Texts encoded without
-    `encode_query` or `encode_document` count as queries when they have a prompt, else as
-    documents, which decides their maximum length alone. Empty texts are embedded by their special
-    tokens, as sentence-transformers does.
+    A prompt stands literally before the text, so that `Instruct: …\nQuery: ` gives what an
+    instruction gives: NV-Embed keeps it out of the pool, Causal2Vec puts the Contextual token
+    behind it and keeps it from the encoder. Texts encoded without `encode_query` or
+    `encode_document` count as queries when they have a prompt, else as documents, which decides
+    their maximum length alone. Empty texts are embedded by their special tokens, as
+    sentence-transformers does.
+
+    CDE embeds a corpus's texts in the context of some of its documents: `model[0].set_corpus(…)`
+    names them, for queries and documents alike, and is saved with the model.
     """
 
-    def __init__(self, model: PooledTransformer) -> None:
+    def __init__(self, model: TransformerModel) -> None:
         super().__init__()
         self.model = model
 
@@ -71,6 +77,25 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         heads = [prompt or ""] * len(inputs)
         return tokenizer.collate(tokenizer.with_heads(inputs, heads, role, allow_empty=True))
 
+    def set_corpus(self, documents: Sequence[str], *, seed: int = 0) -> None:
+        """Embed all texts from now on in the context of a corpus (CDE).
+
+        Args:
+            documents: of the corpus, of which as many are drawn as the model takes; `[]`: without
+                a corpus.
+            seed: of the draw.
+
+        Raises:
+            DataError: a model that takes no context, or a single text.
+        """
+        if isinstance(documents, str):
+            raise DataError(
+                f"set_corpus takes a sequence of texts, the corpus's documents, not {documents!r}"
+            )
+        if not isinstance(self.model, CDE):
+            raise DataError(f"a model of kind {self.model.config.kind!r} takes no corpus; CDE does")
+        self.model.set_corpus(corpus_context(self.model, documents, seed=seed))
+
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
         """The features with `sentence_embedding`, (B, D) float32 of unit length."""
         features["sentence_embedding"] = self.model(features).embeddings
@@ -103,10 +128,16 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         return cls(load_model(Path(folder)))
 
 
-def as_sentence_transformer(folder: str | Path) -> SentenceTransformer:
+def as_sentence_transformer(
+    folder: str | Path, *, device: str | None = None, truncate_dim: int | None = None
+) -> SentenceTransformer:
     """A `SentenceTransformer` of a folder that a model was saved to, prompts included.
 
     What `SentenceTransformer(folder, trust_remote_code=True)` gives, without the flag.
+
+    Args:
+        device: None: a GPU where there is one.
+        truncate_dim: width at which vectors are cut; None: whole ones.
 
     Raises:
         ArtifactError: no saved model there.
@@ -115,5 +146,9 @@ def as_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     read_json(folder / SETTINGS_FILE)
     prompts = read_json(folder / "config_sentence_transformers.json").get("prompts")
     return SentenceTransformer(
-        modules=[SentenceModule(load_model(folder))], prompts=prompts, similarity_fn_name="cosine"
+        modules=[SentenceModule(load_model(folder))],
+        prompts=prompts,
+        similarity_fn_name="cosine",
+        device=device,
+        truncate_dim=truncate_dim,
     )

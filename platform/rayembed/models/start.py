@@ -1,44 +1,74 @@
-"""Where a model to train starts: at a transformer alone, or at a model with trained pooling."""
+"""Where a model to train starts: at a transformer alone, or at a model with a trained head."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import nn
 
-from rayembed.config.model import BiEncoderConfig, ModelConfig
-from rayembed.errors import ConfigError
-from rayembed.models.export import POOLING_FILE, SETTINGS_FILE, load_pooling, read_settings
+from rayembed.config.model import BiEncoderConfig, Causal2VecConfig, CDEConfig, ModelConfig
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.export import (
+    POOLING_FILE,
+    SETTINGS_FILE,
+    encoder_folder,
+    load_pooling,
+    read_settings,
+)
 from rayembed.models.sentence_folder import load_projections, read_modules
 
 logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """What a folder gives a model to train."""
+    """What folders give a model to train."""
 
     transformer: Path
-    """Folder of the transformer and its tokenizer."""
+    """Folder of the backbone and its tokenizer."""
     load_head: Callable[[nn.Module], None] | None
     """Puts trained weights into the model's head; None: it starts fresh."""
+    encoder: Path | None = None
+    """Folder of the encoder beside the backbone and its tokenizer; None: the model has none."""
 
 
-def find_start(folder: Path, config: ModelConfig) -> Start:
-    """What the folder gives the model of the config; no weights are read.
+def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start:
+    """What the folders give the model of the config; no weights are read.
 
-    It may be a transformer's own, one of rayembed's models, or in sentence-transformers format.
+    The backbone's may be a transformer's own, one of rayembed's models, or in sentence-transformers
+    format; so may the encoder's, of which a Causal2Vec gives its encoder.
 
     Raises:
-        ArtifactError: modules or settings that are not supported.
+        ArtifactError: modules or settings that are not supported, or no folder for the encoder.
         ConfigError: projections behind the pooling that are not the config's.
     """
+    folder = folders["backbone"] if isinstance(folders, Mapping) else folders
     if (folder / SETTINGS_FILE).is_file():
-        return _of_rayembed(folder, config)
-    if (folder / "modules.json").is_file():
-        return _of_sentence_transformers(folder, config)
-    return Start(folder, None)
+        start = _of_rayembed(folder, config)
+    elif (folder / "modules.json").is_file():
+        start = _of_sentence_transformers(folder, config)
+    else:
+        start = Start(folder, None)
+    if not isinstance(config, Causal2VecConfig | CDEConfig) or config.encoder is None:
+        return start
+    if not isinstance(folders, Mapping) or "encoder" not in folders:
+        raise ArtifactError(f"no folder of the encoder {config.encoder.path!r} was given")
+    if start.load_head is not None and folders["encoder"] != folder:
+        logger.warning(
+            "the start model %s has a head that was trained beside its own encoder, and this run "
+            "takes another one: its head starts fresh (name the model in model.encoder.path too, "
+            "to go on with both)",
+            folder,
+        )
+        start = start._replace(load_head=None)
+    return start._replace(encoder=_encoder(folders["encoder"]))
+
+
+def _encoder(folder: Path) -> Path:
+    if (folder / SETTINGS_FILE).is_file():
+        return encoder_folder(read_settings(folder), folder) or folder
+    return read_modules(folder).transformer if (folder / "modules.json").is_file() else folder
 
 
 def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
@@ -46,7 +76,7 @@ def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
     if _head(saved) == _head(config):
         return Start(folder, partial(load_pooling, path=folder / POOLING_FILE))
     logger.warning(
-        "the start model %s has the head %s, this run %s: its pooling starts fresh",
+        "the start model %s has the head %s, this run %s: its head starts fresh",
         *(folder, _head(saved), _head(config)),
     )
     return Start(folder, None)
@@ -54,7 +84,12 @@ def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
 
 def _head(config: ModelConfig) -> dict[str, object]:
     """The settings that decide which weights a head has."""
-    return config.model_dump(include={"kind", "pooling", "projections"})
+    found = config.model_dump(include={"kind", "pooling", "projections"})
+    if isinstance(config, Causal2VecConfig):
+        found["contextual_tokens"] = config.contextual_tokens
+    if isinstance(config, CDEConfig):
+        found |= config.model_dump(include={"num_soft_prompts", "output"})
+    return found
 
 
 def _of_sentence_transformers(folder: Path, config: ModelConfig) -> Start:

@@ -4,24 +4,33 @@ One call of the fast tokenizer for a batch of texts, without its own special tok
 padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tokenizers import processors
 from torch import Tensor
 
-from rayembed.config.model import BiEncoderConfig, NVEmbedConfig, plain_head
+from rayembed.config.model import (
+    BiEncoderConfig,
+    CDEConfig,
+    NomicMoeConfig,
+    NVEmbedConfig,
+    plain_head,
+)
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Role, Tokens
 from rayembed.models.json_file import read_json
 
+PaddingSide = Literal["right", "left"]
+
 _SHOWN_CHARACTERS = 80
 
 
-class _TextTokenizer:
+class TextTokenizer(ABC):
     """`prefix ids + tokens of (head + text), cut at the end + suffix ids`; picklable."""
 
     def __init__(
@@ -34,7 +43,7 @@ class _TextTokenizer:
         max_lengths: dict[Role, int],
         pool_head: bool,
     ) -> None:
-        self.pretrained = _without_settings(pretrained)
+        self.pretrained = without_settings(pretrained)
         self.pad_id = pad_id
         self.max_lengths = max_lengths
         self._prefix = np.array(prefix, dtype=np.int32)
@@ -46,6 +55,22 @@ class _TextTokenizer:
                     f"{role}_max_length is {length}, but special tokens alone take "
                     f"{len(prefix) + len(suffix)}; set it higher"
                 )
+
+    @abstractmethod
+    def head(self, instruction: str, role: Role) -> str:
+        """The literal text before a text of this role with this instruction."""
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        instructions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> list[Tokens]:
+        """Tokens of each text in its role; see `Tokenizer`."""
+        heads = [self.head(i, role) for i in instructions or [""] * len(texts)]
+        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
 
     def with_heads(
         self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
@@ -71,17 +96,10 @@ class _TextTokenizer:
         ids = encoding.ids
         num_head = _num_head_tokens(encoding.offsets, len(head)) if head else 0
         if not allow_empty and (len(ids) == num_head or not text.strip()):
-            raise DataError(
-                f"the {role} {_shown(text)} has no tokens of its own, only special ones; leave "
-                "the row out"
-            )
+            raise without_tokens(text, role)
         room = self.room(role)
         if head and num_head >= room and len(ids) > num_head:
-            raise DataError(
-                f"the instruction or prefix {_shown(head)} takes {num_head} tokens, which leaves "
-                f"none of {role}_max_length {self.max_lengths[role]} for the text {_shown(text)}; "
-                f"shorten it or raise {role}_max_length"
-            )
+            raise without_room(text, head, num_head, role, self.max_lengths[role])
         own = np.array(ids[:room], dtype=np.int32)
         pool = np.ones(len(self._prefix) + len(own) + len(self._suffix), dtype=bool)
         if head and not self._pool_head:
@@ -106,23 +124,12 @@ class _TextTokenizer:
 
         Padding goes to the right.
         """
-        shape = (len(tokens), max(len(one["input_ids"]) for one in tokens))
-        ids = np.full(shape, self.pad_id, dtype=np.int64)
-        attention = np.zeros(shape, dtype=np.int64)
-        pool = np.zeros(shape, dtype=bool)
-        for row, one in enumerate(tokens):
-            length = len(one["input_ids"])
-            ids[row, :length] = one["input_ids"]
-            attention[row, :length] = 1
-            pool[row, :length] = one["pool_mask"]
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(attention),
-            "pool_mask": torch.from_numpy(pool),
-        }
+        ids, attention = padded([one["input_ids"] for one in tokens], self.pad_id)
+        pool, _ = padded([one["pool_mask"] for one in tokens], False)
+        return {"input_ids": ids, "attention_mask": attention, "pool_mask": pool.bool()}
 
 
-class NVEmbedTokenizer(_TextTokenizer):
+class NVEmbedTokenizer(TextTokenizer):
     """`BOS + instruction template + text + EOS`; the instruction is kept out of the pool.
 
     A token is out when it ends inside the instruction: the token that joins the template's
@@ -149,28 +156,18 @@ class NVEmbedTokenizer(_TextTokenizer):
         """The literal text before a text with this instruction, in either role; empty for none."""
         return self._template.replace("{instruction}", instruction) if instruction else ""
 
-    def __call__(
+
+class PrefixTokenizer(TextTokenizer):
+    """`head + text` amid the tokenizer's own special tokens; each role has a literal prefix."""
+
+    def __init__(
         self,
-        texts: Sequence[str],
-        role: Role,
-        instructions: Sequence[str] | None = None,
+        pretrained: Any,
+        config: BiEncoderConfig | CDEConfig | NomicMoeConfig,
         *,
-        allow_empty: bool = False,
-    ) -> list[Tokens]:
-        """Tokens of each text in its role; see `Tokenizer`."""
-        heads = [self.head(i) for i in instructions] if instructions else [""] * len(texts)
-        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
-
-
-class BiEncoderTokenizer(_TextTokenizer):
-    """`prefix of the role + instruction + text` amid the tokenizer's own special tokens.
-
-    Everything is pooled. An instruction stands after the prefix as plain text, with a space
-    behind it unless it ends in white space itself.
-    """
-
-    def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
-        prefix, suffix = _special_layout(_without_settings(pretrained).backend_tokenizer)
+        pool_head: bool,
+    ) -> None:
+        prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
         super().__init__(
             pretrained,
             prefix=prefix,
@@ -180,28 +177,27 @@ class BiEncoderTokenizer(_TextTokenizer):
                 "query": config.query_max_length,
                 "document": config.document_max_length,
             },
-            pool_head=True,
+            pool_head=pool_head,
         )
         self.prefixes: dict[Role, str] = {
             "query": config.query_prefix,
             "document": config.document_prefix,
         }
 
+
+class BiEncoderTokenizer(PrefixTokenizer):
+    """`prefix of the role + instruction + text` amid the tokenizer's own special tokens.
+
+    Everything is pooled. An instruction stands after the prefix as plain text, with a space
+    behind it unless it ends in white space itself.
+    """
+
+    def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
+        super().__init__(pretrained, config, pool_head=True)
+
     def head(self, instruction: str, role: Role) -> str:
         """The literal text before a text of this role with this instruction."""
         return plain_head(self.prefixes[role], instruction)
-
-    def __call__(
-        self,
-        texts: Sequence[str],
-        role: Role,
-        instructions: Sequence[str] | None = None,
-        *,
-        allow_empty: bool = False,
-    ) -> list[Tokens]:
-        """Tokens of each text in its role; see `Tokenizer`."""
-        heads = [self.head(i, role) for i in instructions or [""] * len(texts)]
-        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
 
 
 class SpecialIds:
@@ -242,7 +238,37 @@ def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> in
     return len(offsets)
 
 
-def _without_settings(pretrained: Any) -> Any:
+def padded(
+    rows: Sequence[np.ndarray], value: float, side: PaddingSide = "right"
+) -> tuple[Tensor, Tensor]:
+    """The rows padded to the longest and what is no padding, both (B, longest) int64."""
+    shape = (len(rows), max(len(row) for row in rows))
+    values = np.full(shape, value, dtype=np.int64)
+    mask = np.zeros(shape, dtype=np.int64)
+    for place, row in enumerate(rows):
+        own = slice(len(row)) if side == "right" else slice(shape[1] - len(row), None)
+        values[place, own] = row
+        mask[place, own] = 1
+    return torch.from_numpy(values), torch.from_numpy(mask)
+
+
+def without_tokens(text: str, role: Role) -> DataError:
+    """The error of a text that is empty for the tokenizer."""
+    return DataError(
+        f"the {role} {shown(text)} has no tokens of its own, only special ones; leave the row out"
+    )
+
+
+def without_room(text: str, head: str, num_head: int, role: Role, max_length: int) -> DataError:
+    """The error of a head whose `num_head` tokens leave none of the length for the text."""
+    return DataError(
+        f"the instruction or prefix {shown(head)} takes {num_head} tokens, which leaves none of "
+        f"{role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
+        f"{role}_max_length"
+    )
+
+
+def without_settings(pretrained: Any) -> Any:
     """The same tokenizer, which neither truncates nor pads any more.
 
     A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
@@ -252,7 +278,7 @@ def _without_settings(pretrained: Any) -> Any:
     return pretrained
 
 
-def _special_layout(backend: Any) -> tuple[list[int], list[int]]:
+def special_layout(backend: Any) -> tuple[list[int], list[int]]:
     """Ids that the tokenizer itself puts before and after one text."""
     encoding = backend.encode("a", add_special_tokens=True)
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
@@ -279,8 +305,8 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
     eos = pretrained.eos_token
     if eos is None:
         raise ArtifactError(f"{str(path)!r} has add_eos_token=true but names no eos_token")
-    backend = _without_settings(pretrained).backend_tokenizer
-    prefix, suffix = _special_layout(backend)
+    backend = without_settings(pretrained).backend_tokenizer
+    prefix, suffix = special_layout(backend)
     if pretrained.eos_token_id in suffix:
         return
     before = pretrained.convert_ids_to_tokens(prefix)
@@ -293,6 +319,7 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
     )
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
+    """A text as messages quote it: its beginning."""
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
     return repr(cut)

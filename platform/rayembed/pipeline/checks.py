@@ -3,30 +3,44 @@
 A mistake that only a worker could find would be told after hours of preparation.
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import Teacher
-from rayembed.config.model import BiEncoderConfig
+from rayembed.config.model import (
+    BiEncoderConfig,
+    Causal2VecConfig,
+    CDEConfig,
+    ExamplesConfig,
+    NomicMoeConfig,
+    pretrained_parts,
+)
 from rayembed.config.run import Run
 from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.sources.convert import with_source_path
+from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.evaluate import BM25, suite_tasks
-from rayembed.models.build import check_buildable, check_loadable
-from rayembed.models.contract import Role
-from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer
+from rayembed.evaluation.validation import check_validation
+from rayembed.models.build import check_buildable
+from rayembed.models.contract import PromptTokenizer, Role
+from rayembed.models.load import check_loadable
+from rayembed.models.nomic_moe_start import loses_its_positions
+from rayembed.models.start import find_start
+from rayembed.training.stage_lengths import as_read_by
 
-Tokenizers = NVEmbedTokenizer | BiEncoderTokenizer
-"""Tokenizers that put an instruction before a text."""
+logger = logging.getLogger(__name__)
 
 _SHOWN_CHARACTERS = 80
 
 
-def check_inputs(run: Run) -> Tokenizers:
+def check_inputs(run: Run) -> PromptTokenizer:
     """The run's tokenizer, after every asset was fetched and found to be of use to the run.
 
     Models are opened without their weights.
@@ -36,19 +50,29 @@ def check_inputs(run: Run) -> Tokenizers:
         ConfigError: settings that do not fit an asset.
         DataError: the evaluation's texts are too few.
     """
-    tokenizer = check_buildable(run.model, resolve_model(run.model.backbone.path))
+    folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
+    tokenizer = check_buildable(run.model, folders)
     check_instructions(run, tokenizer)
+    start = find_start(folders, run.model).transformer
+    if isinstance(run.model, NomicMoeConfig) and loses_its_positions(start):
+        logger.warning(
+            "model.backbone.path %r has absolute positions; rotary ones, which it has not learnt, "
+            "stand in their place. jobs/adapt_encoder.py adapts an encoder to them",
+            run.model.backbone.path,
+        )
     for dataset in run.data.datasets:
         if isinstance(dataset.source, WikipediaSource):
             source = with_source_path(dataset, run.data.root).source
-            assert isinstance(source, WikipediaSource)
-            resolve(source.path)
+            for path in paths_of(source).values():
+                resolve(path)
     check_teachers(run.data.datasets)
     if run.evaluation.suite != "none":
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
         suite_tasks(run)
+    if run.evaluation.validation is not None:
+        check_validation(run)
     return tokenizer
 
 
@@ -76,17 +100,51 @@ def check_teachers(datasets: Iterable[DatasetConfig]) -> None:
                     raise type(error)(f"{setting} cannot be used: {error}") from None
 
 
-def check_instructions(run: Run, tokenizer: Tokenizers) -> None:
+def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
     """Return when every instruction of the run's settings leaves room for a text.
 
     Raises:
-        ConfigError: one does not; the message names it, its tokens, the room and what to set.
+        ConfigError: one does not; the message names it, its tokens, the room and what to set. Or
+            there are to be in-context examples, which no instruction introduces.
     """
     for setting, instruction, role in _instructions(run):
-        _check_room(run, tokenizer, setting, instruction, role)
+        _check_room("model", tokenizer, setting, instruction, role)
+    for stage in run.stages:
+        if stage.query_max_length is None and stage.document_max_length is None:
+            continue
+        shorter = cast(PromptTokenizer, as_read_by(stage, tokenizer))
+        for dataset in run.data.datasets:
+            if dataset.name in stage.datasets:
+                for setting, instruction, role in _instructions_of(dataset):
+                    _check_room(f"stages.{stage.name}", shorter, setting, instruction, role)
+    if isinstance(run.model, Causal2VecConfig) and run.model.examples is not None:
+        _check_examples(run, run.model.examples, tokenizer)
 
 
-def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Tokenizers) -> None:
+def _check_examples(run: Run, examples: ExamplesConfig, tokenizer: PromptTokenizer) -> None:
+    for stage in run.stages:
+        room = cast(PromptTokenizer, as_read_by(stage, tokenizer)).room("query")
+        if examples.max_tokens >= room:
+            raise ConfigError(
+                f"model.examples.max_tokens is {examples.max_tokens}, but stages.{stage.name}."
+                f"query_max_length {stage.query_max_length} has room for {room} tokens, the query "
+                "among them; lower the one or raise the other"
+            )
+    used = {name for stage in run.stages for name in stage.datasets}
+    if not any(
+        dataset.query_instruction
+        or (isinstance(dataset.source, PairsSource) and dataset.source.instruction)
+        for dataset in run.data.datasets
+        if dataset.name in used
+    ):
+        raise ConfigError(
+            "model.examples asks for in-context examples, which stand in a query's instruction, "
+            "and no data set of a stage has one; set data.datasets.<name>.query_instruction, or "
+            "model.examples=null"
+        )
+
+
+def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: PromptTokenizer) -> None:
     """Return when every instruction that rows bring along leaves room for their query.
 
     Args:
@@ -106,26 +164,36 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Tokeni
         for name, instruction in sorted(BatchPlan.open(plans[stage.name]).query_instructions()):
             if name in columns:
                 setting = f"column {columns[name]!r} of the data set {name!r}"
-                _check_room(run, tokenizer, setting, instruction, "query")
+                _check_room("model", tokenizer, setting, instruction, "query")
 
 
 def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
     """Where each instruction is set, the instruction, and the role of its texts."""
-    if isinstance(run.model, BiEncoderConfig):
+    if isinstance(run.model, BiEncoderConfig | CDEConfig | NomicMoeConfig):
         yield "model.query_prefix", "", "query"
         yield "model.document_prefix", "", "document"
     for dataset in run.data.datasets:
-        setting = f"data.datasets.{dataset.name}"
-        if dataset.query_instruction:
-            yield f"{setting}.query_instruction", dataset.query_instruction, "query"
-        if dataset.document_instruction:
-            yield f"{setting}.document_instruction", dataset.document_instruction, "document"
+        yield from _instructions_of(dataset)
     for task, instruction in run.evaluation.instructions.items():
         yield f"evaluation.instructions.{task}", instruction, "query"
+    data = None if run.evaluation.validation is None else run.evaluation.validation.data
+    if isinstance(data, BeirValidation) and data.instruction:
+        yield "evaluation.validation.data.instruction", data.instruction, "query"
+    if isinstance(data, MtebValidation):
+        for task, instruction in data.instructions.items():
+            yield f"evaluation.validation.data.instructions.{task}", instruction, "query"
+
+
+def _instructions_of(dataset: DatasetConfig) -> Iterator[tuple[str, str, Role]]:
+    setting = f"data.datasets.{dataset.name}"
+    if dataset.query_instruction:
+        yield f"{setting}.query_instruction", dataset.query_instruction, "query"
+    if dataset.document_instruction:
+        yield f"{setting}.document_instruction", dataset.document_instruction, "document"
 
 
 def _check_room(
-    run: Run, tokenizer: Tokenizers, setting: str, instruction: str, role: Role
+    owner: str, tokenizer: PromptTokenizer, setting: str, instruction: str, role: Role
 ) -> None:
     head = tokenizer.head(instruction, role)
     tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
@@ -134,9 +202,9 @@ def _check_room(
     cut = head if len(head) <= _SHOWN_CHARACTERS else f"{head[:_SHOWN_CHARACTERS]}…"
     length = tokenizer.max_lengths[role]
     raise ConfigError(
-        f"{setting}: as the model sees it, {cut!r} takes {tokens} tokens, and model."
+        f"{setting}: as the model sees it, {cut!r} takes {tokens} tokens, and {owner}."
         f"{role}_max_length {length} has room for {room} beside special tokens, so nothing is left "
-        f"for the {role} itself; shorten it, or set model.{role}_max_length to more than "
+        f"for the {role} itself; shorten it, or set {owner}.{role}_max_length to more than "
         f"{length - room + tokens}"
     )
 

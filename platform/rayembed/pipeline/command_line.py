@@ -3,12 +3,13 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
 from rayembed.config.override import override
 from rayembed.config.run import Run, read_run
+from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.dry_run import print_dry_run, print_recipes
 from rayembed.recipes.catalogue import get_recipe, recipe_names
@@ -31,7 +32,8 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
         argv: arguments without the script's name.
         about: what `--help` begins with.
     """
-    try:
+
+    def work() -> None:
         run, action = resolve(argv, default_recipe, about=about)
         match action:
             case Action.LIST:
@@ -43,18 +45,31 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
                 from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
 
                 train(run)
+
+    return exit_code(work)
+
+
+def exit_code(
+    work: Callable[[], int | None],
+    *,
+    stopped: str = "stopped; the same command goes on from what is finished",
+) -> int:
+    """What a job ends with: what `work` returns (None: 0), 1 when it failed, 2 when it was asked
+    wrongly, 130 when it was interrupted.
+
+    Errors that a user can act on are printed as their message, without a traceback.
+
+    Args:
+        stopped: the line that an interrupted job ends with.
+    """
+    try:
+        return work() or 0
     except RayembedError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
-        return told_as_stopped()
-    return 0
-
-
-def told_as_stopped() -> int:
-    """The exit code of a job that was interrupted, after one line about it."""
-    sys.stderr.write("stopped; the same command goes on from what is finished\n")
-    return 130
+        sys.stderr.write(f"{stopped}\n")
+        return 130
 
 
 def log_to_stderr() -> None:
@@ -80,14 +95,32 @@ def resolve(
     assignments = [*args.assignments]
     if args.name is not None:
         assignments.append(f"name={args.name}")
-    run = override(_base(args.recipe), assignments)
+    run = of_stages(override(base_run(args.recipe), assignments), args.stages)
     if args.list:
         return run, Action.LIST
     return run, Action.DRY_RUN if args.dry_run else Action.TRAIN
 
 
-def _base(recipe: str) -> Run:
-    """The run of a recipe's name or of a YAML file."""
+def of_stages(run: Run, names: Sequence[str]) -> Run:
+    """The run with the named stages alone, in its own order; with all where none is named.
+
+    Raises:
+        ConfigError: a name that no stage has.
+    """
+    known = [stage.name for stage in run.stages]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"the run {run.name!r} has no stage {name!r}; {nearest(name, known)}")
+    kept = tuple(stage for stage in run.stages if stage.name in names or not names)
+    return run.model_copy(update={"stages": kept})
+
+
+def base_run(recipe: str) -> Run:
+    """The run of a recipe's name or of a YAML file.
+
+    Raises:
+        ConfigError: no such recipe, or a file that is no run.
+    """
     if recipe in recipe_names():
         return get_recipe(recipe)
     if recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file():
@@ -95,7 +128,14 @@ def _base(recipe: str) -> Run:
     return get_recipe(recipe)
 
 
-def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
+def recipe_parser(
+    default_recipe: str, about: str | None, *, example: str
+) -> argparse.ArgumentParser:
+    """Options of every job that trains a recipe.
+
+    Args:
+        example: a setting in a list, as `--set` takes it.
+    """
     parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     parser.add_argument(
         "--recipe",
@@ -109,8 +149,7 @@ def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="path.to.setting=value",
-        help="change a setting; may be given often. Elements of lists go by their name: "
-        "stages.blend.steps=10",
+        help=f"change a setting; may be given often. Elements of lists go by their name: {example}",
     )
     parser.add_argument(
         "--name", help="name of the run; one submitted again under its name goes on"
@@ -121,4 +160,18 @@ def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
         help="print the resolved run (stdout) and what it needs (stderr); start nothing",
     )
     parser.add_argument("--list", action="store_true", help="print the recipes; start nothing")
+    return parser
+
+
+def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
+    parser = recipe_parser(default_recipe, about, example="stages.blend.steps=10")
+    parser.add_argument(
+        "--stage",
+        dest="stages",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run only this stage; may be given often. It starts from model.backbone.path, which "
+        "may be the model of an earlier run",
+    )
     return parser

@@ -11,8 +11,8 @@ from rayembed.config.data_run import DataRun, data_of, read_data_run
 from rayembed.config.override import override
 from rayembed.config.settings import nearest
 from rayembed.data.steps import Step
-from rayembed.errors import ConfigError, RayembedError
-from rayembed.pipeline.command_line import log_to_stderr, told_as_stopped
+from rayembed.errors import ConfigError
+from rayembed.pipeline.command_line import exit_code, log_to_stderr
 from rayembed.pipeline.data_tables import print_catalogue, print_data_run
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
@@ -50,7 +50,8 @@ def run_data_job(argv: Sequence[str], *, until: Step, about: str | None) -> int:
         until: the last step that the job does.
         about: what `--help` begins with.
     """
-    try:
+
+    def work() -> None:
         asked = resolve(argv, until, about=about)
         if asked.list:
             print_catalogue(sys.stdout)
@@ -62,12 +63,8 @@ def run_data_job(argv: Sequence[str], *, until: Step, about: str | None) -> int:
             from rayembed.pipeline.data_steps import do_steps
 
             do_steps(asked.run, asked.names, until)
-    except RayembedError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return told_as_stopped()
-    return 0
+
+    return exit_code(work)
 
 
 def resolve(argv: Sequence[str], until: Step, *, about: str | None = None) -> Asked:

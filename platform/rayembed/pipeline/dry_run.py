@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
@@ -14,6 +15,7 @@ from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
     export_bytes,
+    machines,
     model_size,
     step_load,
     worker_memory,
@@ -48,7 +50,8 @@ def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
         table.add_column(column)
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
-        table.add_row(run.name, run.model.kind, _short(run.model.backbone.path), stages)
+        parts = " + ".join(map(_short, pretrained_parts(run.model).values()))
+        table.add_row(run.name, run.model.kind, parts, stages)
     _console(out).print(table)
 
 
@@ -65,14 +68,17 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         title=f"{run.name}, fingerprint {run.fingerprint}: what it needs",
         title_justify="left",
     )
-    table.add_row("backbone", _short(run.model.backbone.path))
+    for name, reference in pretrained_parts(run.model).items():
+        table.add_row(name, _short(reference))
     if size is None:
-        table.add_row("parameters", "not known without fetching the backbone")
+        table.add_row("parameters", "not known without fetching the model")
     else:
         memory = worker_memory(size, run.model.backbone.dtype, placement)
         share = size.trainable / size.total
         table.add_row(
-            "parameters", f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
+            "parameters",
+            f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
+            + (f" and {size.active:,} at work on a token" if size.active else ""),
         )
         table.add_row(
             "memory a worker",
@@ -88,9 +94,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
         table.add_row("teacher for mining", ", ".join(sorted(map(_short, teachers))))
-    gpus = f", {placement.workers} GPUs" if placement.use_gpu else ", no GPU"
-    cpus = placement.workers * placement.cpus_per_worker
-    table.add_row("machines", f"{placement.workers} workers with {cpus:g} CPUs{gpus}")
+    table.add_row("machines", machines(placement))
     table.add_row("data root", run.data.root or "the working directory")
     table.add_row("storage", placement.storage_path)
     return table
@@ -146,7 +150,13 @@ def _datasets(run: Run) -> Table:
 
 def _share(stage: StageConfig, name: str) -> str:
     weight = stage.datasets.get(name)
-    return "" if weight is None else f"{weight / sum(stage.datasets.values()):.2%}"
+    if weight is None:
+        return ""
+    if stage.batch.temperature is not None:
+        # How many rows there are is known when they are read.
+        power = "" if stage.batch.temperature == 1 else f"^(1/{stage.batch.temperature:g})"
+        return f"{weight:g} × rows{power}"
+    return f"{weight / sum(stage.datasets.values()):.2%}"
 
 
 def _source(dataset: DatasetConfig) -> str:

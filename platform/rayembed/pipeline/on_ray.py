@@ -58,6 +58,10 @@ def connect() -> None:
 
     Without it Ray would look for any cluster of this machine, and wait for one that has gone.
     """
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        # Ray would make the token of such a cluster in a file that everybody here can read.
+        local_head.ensure_token()
     import ray
     import ray.data
 
@@ -65,7 +69,6 @@ def connect() -> None:
     unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
     os.environ.update(unset)
     if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS") or "local"
         started = _own_cluster(unset) if address == "local" else {}
         ray.init(
             address=address,

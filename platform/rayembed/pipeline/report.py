@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from rayembed.assets.storage import is_remote
+from rayembed.config.model import has_plain_format
 from rayembed.config.run import Run
 from rayembed.evaluation.tables import ScoreTable, rich_table
 from rayembed.registry.register import RegisteredVersion
@@ -46,9 +47,11 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
 
 
 def _how_to_load(outcome: Outcome) -> str:
-    """One line of Python; sentence-transformers asks leave for modules that are not its own."""
-    leave = ", trust_remote_code=True" if outcome.run.model.kind == "nvembed" else ""
+    """One line of Python."""
+    loader = "SentenceTransformer"
+    if not has_plain_format(outcome.run.model):
+        loader = "rayembed.models.sentence_module.as_sentence_transformer"
     if is_remote(outcome.model_folder):
         # From rayembed.assets.resolver: sentence-transformers reads no object storage.
-        return f"SentenceTransformer(str(resolve_model({outcome.model_folder!r})){leave})"
-    return f"SentenceTransformer({outcome.model_folder!r}{leave})"
+        return f"{loader}(str(resolve_model({outcome.model_folder!r})))"
+    return f"{loader}({outcome.model_folder!r})"

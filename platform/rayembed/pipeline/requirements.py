@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.samples import MINILM, SMOLLM2
-from rayembed.config.model import BiEncoderConfig, LoraConfig, NVEmbedConfig
-from rayembed.config.run import Placement, Run
+from rayembed.config.model import (
+    Causal2VecConfig,
+    CDEConfig,
+    LoraConfig,
+    ModelConfig,
+    NomicMoeConfig,
+    pretrained_parts,
+)
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
-from rayembed.errors import ConfigError
+from rayembed.errors import ArtifactError, ConfigError
 
 _MISTRAL_7B = {
     "model_type": "mistral",
@@ -22,6 +30,41 @@ _MISTRAL_7B = {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
+}
+_LLAMA2_7B = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+}
+_SHEARED_LLAMA_1_3B = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5504,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+}
+_QWEN2_5_1_5B = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+}
+_NOMIC_BERT = {
+    "model_type": "nomic_bert",
+    "vocab_size": 30528,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
 }
 _SMOLLM2_135M = {
     "model_type": "llama",
@@ -40,16 +83,41 @@ _MINILM_L6 = {
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
 }
+_BERT_BASE = {
+    "model_type": "bert",
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+_XLM_R_BASE = {
+    "model_type": "xlm-roberta",
+    "vocab_size": 250002,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     SMOLLM2: _SMOLLM2_135M,
     MINILM: _MINILM_L6,
     "hf://mistralai/Mistral-7B-v0.1": _MISTRAL_7B,
+    "hf://mistralai/Mistral-7B-Instruct-v0.2": _MISTRAL_7B,
+    "hf://meta-llama/Llama-2-7b-chat-hf": _LLAMA2_7B,
+    "hf://princeton-nlp/Sheared-LLaMA-1.3B": _SHEARED_LLAMA_1_3B,
+    "hf://Qwen/Qwen2.5-1.5B-Instruct": _QWEN2_5_1_5B,
+    "hf://intfloat/e5-base-v2": _BERT_BASE,
+    "hf://nomic-ai/nomic-bert-2048": _NOMIC_BERT,
+    "hf://FacebookAI/xlm-roberta-base": _XLM_R_BASE,
     "hf://HuggingFaceTB/SmolLM2-135M": _SMOLLM2_135M,
     "hf://HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM2_135M,
     "hf://sentence-transformers/all-MiniLM-L6-v2": _MINILM_L6,
 }
-"""Shapes of backbones that recipes name, so that their sizes are known without the hub."""
+"""Shapes of models that recipes name, so that their sizes are known without the hub."""
 
 _BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -62,11 +130,15 @@ class ModelSize:
     """Numbers of parameters."""
 
     total: int
-    """Backbone, adapters and pooling, without a language-model head."""
+    """Pretrained parts, adapters and head, without a language-model head."""
     trainable: int
     """Those that the optimiser changes."""
     adapters: int = 0
     """Those of LoRA, which are merged into the others when a model is exported."""
+    active: int | None = None
+    """Those that work on one token, where experts are chosen; None: all."""
+    experts: int = 0
+    """Those of experts, which may be shared out among workers."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +165,11 @@ class StepLoad:
     """If each text had its full length."""
 
 
-def backbone_settings(reference: str) -> dict[str, Any] | None:
-    """The backbone's configuration as far as this machine knows it; None where only the hub does.
+def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
+    """A model's configuration as far as this machine knows it; None where only the hub does.
+
+    Args:
+        setting: that names the model, for messages.
 
     Raises:
         ConfigError: a local path without a model.
@@ -110,67 +185,142 @@ def backbone_settings(reference: str) -> dict[str, Any] | None:
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.backbone.path {reference!r}: no model there: {error}") from None
+        raise ConfigError(f"{setting} {reference!r}: no model there: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"model.backbone.path {reference!r}: config.json is no JSON object")
+        raise ConfigError(f"{setting} {reference!r}: config.json is no JSON object")
     return settings
 
 
-def model_size(model: NVEmbedConfig | BiEncoderConfig) -> ModelSize | None:
-    """Numbers of parameters of a model; None where its backbone's shape is not known here.
+def model_size(model: ModelConfig) -> ModelSize | None:
+    """Numbers of parameters of a model; None where a part's shape is not known here.
 
     Raises:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
-            adapters on layers that the backbone does not have.
+            adapters on layers that a part does not have.
     """
-    settings = backbone_settings(model.backbone.path)
+    if isinstance(model, NomicMoeConfig):
+        return _mixture_size(model)
+    parts: dict[str, Any] = {}
+    for name, reference in pretrained_parts(model).items():
+        part = _empty_model(f"model.{name}.path", reference)
+        if part is None:
+            return None
+        parts[name] = part
+    import torch
+
+    from rayembed.models.build import build_head
+
+    backbone, encoder = parts["backbone"], parts.get("encoder")
+    with torch.device("meta"):
+        head = build_head(model, backbone.config, encoder and encoder.config)
+    size = _part_size(backbone, model.lora, "model.lora")
+    if encoder is not None:
+        frozen = False
+        if isinstance(model, Causal2VecConfig) and model.encoder is not None:
+            read = _part_size(encoder, model.encoder.lora, "model.encoder.lora")
+            frozen = model.encoder.frozen
+        else:
+            read = _part_size(encoder, model.lora, "model.lora")
+        learnt = 0 if frozen else read.trainable
+        size = ModelSize(
+            size.total + read.total, size.trainable + learnt, size.adapters + read.adapters
+        )
+    added = sum(p.numel() for p in head.parameters())
+    return ModelSize(size.total + added, size.trainable + added, size.adapters)
+
+
+def _mixture_size(model: NomicMoeConfig) -> ModelSize | None:
+    """As `model_size`, of an encoder with experts."""
+    reference = model.backbone.path
+    settings = known_settings(reference, "model.backbone.path")
+    if settings is None:
+        return None
+    from rayembed.models.nomic_moe_start import empty_encoder
+
+    try:
+        encoder = empty_encoder(settings, model, reference)
+    except ArtifactError as error:
+        raise ConfigError(f"model.backbone.path: {error}") from None
+    total = sum(p.numel() for p in encoder.parameters())
+    if model.experts is None:
+        return ModelSize(total, total)
+    experts = sum(p.numel() for n, p in encoder.named_parameters() if ".experts.mlp." in n)
+    idle = experts * (model.experts.num_experts - model.experts.top_k) // model.experts.num_experts
+    return ModelSize(total, total, active=total - idle, experts=experts)
+
+
+def _empty_model(setting: str, reference: str) -> Any | None:
+    """The model without weights, on the meta device; None where its shape is not known here."""
+    settings = known_settings(reference, setting)
     if settings is None:
         return None
     import torch
     import transformers
-
-    from rayembed.models.pooling import build_head
 
     family = dict(settings)
     kind = str(family.pop("model_type", ""))
     try:
         config = transformers.AutoConfig.for_model(kind, **family)
         with torch.device("meta"):
-            backbone = transformers.AutoModel.from_config(config)
+            return transformers.AutoModel.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"model.backbone.path {model.backbone.path!r}: transformers {transformers.__version__} "
-            f"builds no model of the family {kind!r}: {error}"
+            f"{setting} {reference!r}: transformers {transformers.__version__} builds no model of "
+            f"the family {kind!r}: {error}"
         ) from None
-    with torch.device("meta"):
-        pooling = build_head(model, int(config.hidden_size))
-    pooled = sum(p.numel() for p in pooling.parameters())
-    frozen = sum(p.numel() for name, p in backbone.named_parameters() if name.startswith("pooler."))
-    total = sum(p.numel() for p in backbone.parameters())
-    if model.lora is None:
-        return ModelSize(total + pooled, total - frozen + pooled)
-    adapters = _adapter_parameters(backbone, model.lora)
-    return ModelSize(total + adapters + pooled, adapters + pooled, adapters)
+
+
+def _part_size(part: Any, lora: LoraConfig | None, setting: str) -> ModelSize:
+    """What a pretrained part has, trained whole or by its adapters."""
+    total = sum(p.numel() for p in part.parameters())
+    if lora is not None:
+        adapters = _adapter_parameters(part, lora, setting)
+        return ModelSize(total + adapters, adapters, adapters)
+    frozen = sum(p.numel() for name, p in part.named_parameters() if name.startswith("pooler."))
+    return ModelSize(total, total - frozen)
 
 
 def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMemory:
-    """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1)."""
-    zero, workers, width = placement.zero_stage, placement.workers, _BYTES[dtype]
+    """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1).
+
+    Of an elastic run at its fewest workers, when each holds most. Of what ZeRO does not partition a
+    worker has all but the experts of the others of its group; what it partitions is cut into as
+    many parts as there are workers either way.
+    """
+    zero, workers, width = placement.zero_stage, placement.fewest_workers, _BYTES[dtype]
+    elsewhere = size.experts - size.experts // placement.expert_parallel
+
+    def share(parameters: int, each: int, partitioned_from: int) -> int:
+        if zero >= partitioned_from:
+            return -(-parameters * each // workers)
+        return (parameters - elsewhere) * each
+
     return WorkerMemory(
-        weights=_share(size.total * width, workers, zero >= 3),
-        gradients=_share(size.trainable * width, workers, zero >= 2),
-        optimizer=_share(size.trainable * _OPTIMIZER_BYTES, workers, zero >= 1),
+        weights=share(size.total, width, 3),
+        gradients=share(size.trainable, width, 2),
+        optimizer=share(size.trainable, _OPTIMIZER_BYTES, 1),
     )
+
+
+def machines(placement: Placement) -> str:
+    """How many workers there are, with their CPUs and GPUs in all, as a table shows them."""
+
+    def of_all(each: float) -> str:
+        numbers = (placement.fewest_workers, placement.workers)
+        return " to ".join(f"{number * each:g}" for number in sorted({*numbers}))
+
+    gpus = f", {of_all(1)} GPUs" if placement.use_gpu else ", no GPU"
+    return f"{of_all(1)} workers with {of_all(placement.cpus_per_worker)} CPUs{gpus}"
 
 
 def checkpoint_bytes(run: Run, size: ModelSize) -> int:
     """Bytes of the checkpoints and the trained weights that lie in storage when the run is done.
 
-    A checkpoint holds what the optimiser has; of each stage the best `keep_checkpoints` stay and
-    the latest, which may not be among them. The weights, in the model's dtype, stay as well.
+    A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay. The
+    weights, in the model's dtype, stay as well.
     """
     kept = sum(
-        min(run.placement.keep_checkpoints + 1, -(-stage.steps // stage.checkpoint_every_steps))
+        min(run.placement.keep_checkpoints, -(-stage.steps // stage.checkpoint_every_steps))
         for stage in run.stages
     )
     weights = len(run.stages) * _BYTES[run.model.backbone.dtype]
@@ -188,29 +338,29 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Texts and tokens of one step, at most."""
-    documents = 1 + stage.batch.num_negatives
-    tokens = run.model.query_max_length + documents * run.model.document_max_length
-    return StepLoad(
-        texts=stage.batch.global_pairs * (1 + documents), tokens=stage.batch.global_pairs * tokens
-    )
+    """Texts and tokens of one step, at most; with CDE the context before each text counts."""
+    documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
+    query = stage.query_max_length or run.model.query_max_length
+    document = stage.document_max_length or run.model.document_max_length
+    texts = pairs * (1 + documents)
+    tokens = pairs * (query + documents * document)
+    if isinstance(run.model, CDEConfig):
+        tokens += texts * (run.model.num_context + run.model.num_soft_prompts)
+        tokens += min(run.model.num_context, pairs) * document
+    return StepLoad(texts=texts, tokens=tokens)
 
 
-def _share(amount: int, workers: int, divided: bool) -> int:
-    return -(-amount // workers) if divided else amount
-
-
-def _adapter_parameters(backbone: Any, lora: LoraConfig) -> int:
+def _adapter_parameters(part: Any, lora: LoraConfig, setting: str) -> int:
     """Parameters of A (rank, in) and B (out, rank) over all layers that the adapters name."""
     shapes: dict[str, list[int]] = {}
-    for name, module in backbone.named_modules():
+    for name, module in part.named_modules():
         weight = getattr(module, "weight", None)
-        if weight is not None and weight.ndim == 2:
+        if weight is not None and weight.ndim == 2 and not name.startswith("pooler."):
             shapes.setdefault(name.rpartition(".")[2], []).append(sum(weight.shape))
     missing = [target for target in lora.target_modules if target not in shapes]
     if len(missing) == len(lora.target_modules):
         raise ConfigError(
-            f"model.lora.target_modules {list(lora.target_modules)}: the backbone has no such "
-            f"layers; it has {', '.join(sorted(shapes))}. Name some of them, or set model.lora=null"
+            f"{setting}.target_modules {list(lora.target_modules)}: the model has no such layers; "
+            f"it has {', '.join(sorted(shapes))}. Name some of them, or set {setting}=null"
         )
     return lora.rank * sum(sum(shapes.get(target, [])) for target in lora.target_modules)

@@ -15,8 +15,7 @@ from rayembed.config.synthesis import OpenAICompatible, SynthesisRun, read_synth
 from rayembed.data.audit import AUDIT
 from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.synthesize import REJECTED
-from rayembed.errors import ConfigError, RayembedError
-from rayembed.pipeline.command_line import log_to_stderr, told_as_stopped
+from rayembed.pipeline.command_line import exit_code, log_to_stderr
 from rayembed.pipeline.storage import absolute_storage
 
 
@@ -29,7 +28,8 @@ def run_synthesis_job(argv: Sequence[str], *, about: str | None) -> int:
         argv: arguments without the script's name.
         about: what `--help` begins with.
     """
-    try:
+
+    def work() -> None:
         args = _parser(about).parse_args(list(argv))
         base = SynthesisRun() if args.recipe is None else read_synthesis_run(args.recipe)
         run = override(base, args.assignments)
@@ -38,12 +38,8 @@ def run_synthesis_job(argv: Sequence[str], *, about: str | None) -> int:
         else:
             log_to_stderr()
             _synthesize(run)
-    except RayembedError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        return told_as_stopped()
-    return 0
+
+    return exit_code(work)
 
 
 def _synthesize(run: SynthesisRun) -> Prepared:

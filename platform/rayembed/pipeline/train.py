@@ -1,46 +1,55 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
-import hashlib
 import logging
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from filelock import FileLock, Timeout
-
-from rayembed.assets.cache import cache_folder
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.assets.storage import (
-    check_writable,
-    exists,
-    is_remote,
-    join,
-    read_bytes,
-    write_atomic,
-)
-from rayembed.assets.stored_folder import StoredFolder
+from rayembed.assets.storage import join
+from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance
-from rayembed.errors import ArtifactError
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.task_facts import task_facts
+from rayembed.pipeline.validation import (
+    VALIDATION_FILE,
+    kept_step,
+    read_validation_log,
+    validation_log,
+    validation_of,
+    write_validation_log,
+)
+from rayembed.pipeline.version_of_run import (
+    keep_version_scores,
+    register_version,
+    results_of,
+    write_if_other,
+)
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.registry.model_card import CARD_FILE, instruction_template, model_card
+from rayembed.registry.model_card import CARD_FILE, model_card
 from rayembed.registry.provenance import collect_provenance
-from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
+from rayembed.registry.scores import read_results
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
 from rayembed.training.on_ray import (
     check_placement,
+    check_placement_now,
     export_on_ray,
     train_stage_on_ray,
     worker_hardware,
@@ -49,86 +58,119 @@ from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 BASE = "untrained"
 """Label of the model before training."""
 
-
-@dataclass
-class _Folders:
-    """Where a run's parts lie: `storage` for every node, `local` on the driver's machine.
-
-    They are one folder when storage is on disk. With object storage `local` has the small files
-    that are appended to, and `files` carries them there and back.
-    """
-
-    files: StoredFolder
-
-    @property
-    def storage(self) -> str:
-        return self.files.place
-
-    @property
-    def local(self) -> Path:
-        return self.files.local
-
-    @property
-    def results(self) -> str:
-        return join(self.storage, "evaluation")
-
-    @property
-    def metrics(self) -> str | None:
-        remote = is_remote(self.storage)
-        return join(self.storage, METRICS_FILE) if remote else None
-
-    def stage(self, name: str) -> str:
-        return join(self.storage, name)
-
-    def weights(self, name: str) -> str:
-        return join(self.storage, name, "weights.safetensors")
-
-    def model(self, name: str) -> str:
-        return join(self.storage, "models", name)
+NO_CONTEXT = "the same, without context"
+"""Label of a contextual model behind the null token."""
 
 
-def train(run: Run) -> Outcome:
+@dataclass(frozen=True)
+class TrialOf:
+    """What a sweep adds to a run that is one of its trials."""
+
+    tags: Mapping[str, str]
+    """Of its MLflow run: which sweep's it is, and what it tries."""
+    on_scores: Callable[[str, dict[str, float], int], None]
+    """Takes the name of a curve (`validation`, `eval`), scores and the step of the run, as soon as
+    they are known; again those that an earlier process of the trial had."""
+    start_checkpoint: str | None = None
+    """Folder in storage of a checkpoint, of another run of the same data and model, from which the
+    first stage goes on; None: it begins."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trial leaves."""
+
+    scores: dict[str, float]
+    """Of its last stage on the tasks after training; empty without them."""
+    model_folder: str
+    """In storage."""
+    last_weights: str
+    """Of its last stage, in storage."""
+    run_id: str
+    """Of MLflow."""
+
+
+def train(run: Run, trial: TrialOf | None = None) -> Outcome:
     """What came of the run, after its table was printed; a run that stopped goes on.
 
     Everything that a user can get wrong is checked before a worker starts.
 
+    Args:
+        trial: of a sweep, whose best one the run is.
+
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
+    with _claimed(run, wait=False) as (claimed, folders):
+        outcome, complete = _train(claimed, folders, _register, trial)
+        print_outcome(outcome, mlflow_complete=complete)
+        return outcome
+
+
+def train_trial(run: Run, trial: TrialOf) -> Trained:
+    """What the run leaves as a trial of a sweep: as `train`, but it is not registered.
+
+    Where another process trains it, its end is waited for.
+
+    Raises:
+        RayembedError: as `train`.
+    """
+    last = run.stages[-1].name
+
+    def end(
+        run: Run,
+        folders: RunFolders,
+        tracker: Tracker,
+        scores: dict[str, dict[str, float]],
+        found: Mapping[str, object],
+    ) -> Trained:
+        label = f"stage {len(run.stages)}: {last}"
+        return Trained(
+            scores.get(label, {}), folders.model(last), folders.weights(last), tracker.run_id
+        )
+
+    with _claimed(run, wait=True) as (claimed, folders):
+        return _train(claimed, folders, end, trial)[0]
+
+
+@contextmanager
+def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
+    """The run with absolute storage and its folders, which no other process uses meanwhile."""
     storage = absolute_storage(run.placement.storage_path)
     placement = run.placement.model_copy(update={"storage_path": storage})
     run = run.model_copy(update={"placement": placement})
-    folders = _folders(run)
-    folders.local.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{folders.local}.lock")
-    try:
-        with lock.acquire(timeout=0):
-            folders.files.fetch()
-            return _train(run, folders)
-    except Timeout:
-        raise ArtifactError(
-            f"another job trains the run {run.name!r} in {str(folders.local)!r} right now; wait "
-            "for it, stop it (`ray job stop`), or give this run another --name"
-        ) from None
+    with locked_folders(run, wait=wait) as folders:
+        yield run, folders
 
 
-def _train(run: Run, folders: _Folders) -> Outcome:
+def _train(
+    run: Run,
+    folders: RunFolders,
+    end: Callable[[Run, RunFolders, Tracker, dict[str, dict[str, float]], Mapping[str, object]], T],
+    trial: TrialOf | None = None,
+) -> tuple[T, bool]:
+    """What `end` makes of the run's scores, and whether MLflow has everything."""
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_reachable(tracking_uri)
     connect()
-    check_placement(run.placement)
+    validates = run.evaluation.validation is not None
+    check_placement_now(run.placement, validates=validates)
     tokenizer = check_inputs(run)
     plans = prepare_data(run)
     check_row_instructions(run, plans, tokenizer)
+    check_placement(run.placement, validates=validates)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.files.keep()
-    tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
+    tags = {} if trial is None else trial.tags
+    tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
     status: Status = "FAILED"
     try:
@@ -137,67 +179,81 @@ def _train(run: Run, folders: _Folders) -> Outcome:
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, folders, tracker)
-        outcome = _register(run, folders, tracker, scores, found)
+        scores = _train_and_score(run, plans, folders, tracker, trial)
+        outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     finally:
         complete = tracker.close(status)
-        _keep_at_the_end(folders, status)
-    print_outcome(outcome, mlflow_complete=complete)
-    return outcome
-
-
-def _keep_at_the_end(folders: _Folders, status: Status) -> None:
-    """Copy the small files to storage; what made the run fail stays the error that is told."""
-    try:
-        folders.files.keep()
-    except ArtifactError as error:
-        if status == "FINISHED":
-            raise
-        logger.warning("%s", error)
-
-
-def _folders(run: Run) -> _Folders:
-    """The run's folders, after the storage was found writable."""
-    storage = run.placement.storage_path
-    check_writable(storage)
-    place = join(storage, "runs", run.name)
-    if not is_remote(storage):
-        return _Folders(StoredFolder(place, Path(place)))
-    key = hashlib.sha256(place.encode()).hexdigest()[:12]
-    return _Folders(StoredFolder(place, cache_folder() / "runs" / f"{run.name}-{key}"))
+        folders.keep_at_the_end(status)
+    return outcome, complete
 
 
 def _train_and_score(
-    run: Run, plans: Mapping[str, str], folders: _Folders, tracker: Tracker
+    run: Run,
+    plans: Mapping[str, str],
+    folders: RunFolders,
+    tracker: Tracker,
+    trial: TrialOf | None = None,
 ) -> dict[str, dict[str, float]]:
     """Scores by label: the untrained model, each stage, the baselines."""
+
+    def tell(name: str, values: dict[str, float], step: int) -> None:
+        tracker.log_scores(name, values, step)
+        if trial is not None:
+            trial.on_scores(name, values, step)
+
     scores: dict[str, dict[str, float]] = {}
     scored = run.evaluation.suite != "none"
     if scored and run.evaluation.before_training:
         scores[BASE] = _score(run, BASE, None, folders)
-        tracker.log_scores("eval", scores[BASE], 0)
+        tell("eval", scores[BASE], 0)
         folders.files.keep()
     start_weights, offset = None, 0
     for index, stage in enumerate(run.stages):
         weights = folders.weights(stage.name)
-        job = StageJob(run, index, plans[stage.name], start_weights, weights)
+        validation = validation_of(run, offset, tell)
+        place = folders.stage(stage.name)
+        job = StageJob(
+            run,
+            index,
+            plans[stage.name],
+            start_weights,
+            weights,
+            validated_in=None if validation is None else place,
+            start_checkpoint=trial.start_checkpoint if trial and not index else None,
+        )
         train_stage_on_ray(
             job,
-            folders.stage(stage.name),
+            place,
             folders.local / METRICS_FILE,
             offset,
             metrics_place=folders.metrics,
+            validation=validation,
         )
+        if validation is not None:
+            lines = validation_log(run, folders.stage)
+            write_validation_log(lines, folders.local / VALIDATION_FILE)
+            kept = kept_step(weights) or str(stage.steps)
+            tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
         if scored:
             scores[f"stage {index + 1}: {stage.name}"] = _score(run, stage.name, weights, folders)
-            tracker.log_scores("eval", scores[f"stage {index + 1}: {stage.name}"], offset)
+            tell("eval", scores[f"stage {index + 1}: {stage.name}"], offset)
         else:
             export_on_ray(run, weights, folders.model(stage.name))
         folders.files.keep()
         start_weights = weights
     if scored:
+        last = folders.model(run.stages[-1].name)
+        for dimension in saved_dimensions(resolve(join(last, SETTINGS_FILE)))[1:]:
+            name = f"{run.name}-{run.stages[-1].name}"
+            label = f"the same, {dimension} dimensions"
+            scores[label] = _evaluate(run, last, name, folders, dimension=dimension)
+            tell(f"eval_{dimension}", scores[label], offset)
+        if isinstance(run.model, CDEConfig):
+            name = f"{run.name}-{run.stages[-1].name}"
+            scores[NO_CONTEXT] = _evaluate(run, last, name, folders, num_context=0)
+            tell("eval_no_context", scores[NO_CONTEXT], offset)
         for reference in run.evaluation.baselines:
             label = _baseline_name(reference)
             logger.info("scoring %s for comparison", label)
@@ -205,14 +261,22 @@ def _train_and_score(
     return scores
 
 
-def _score(run: Run, name: str, weights: str | None, folders: _Folders) -> dict[str, float]:
+def _score(run: Run, name: str, weights: str | None, folders: RunFolders) -> dict[str, float]:
     logger.info("scoring %s", name)
     model = folders.model(name)
     export_on_ray(run, weights, model)
     return _evaluate(run, model, f"{run.name}-{name}", folders)
 
 
-def _evaluate(run: Run, reference: str, name: str, folders: _Folders) -> dict[str, float]:
+def _evaluate(
+    run: Run,
+    reference: str,
+    name: str,
+    folders: RunFolders,
+    *,
+    dimension: int | None = None,
+    num_context: int | None = None,
+) -> dict[str, float]:
     placement = run.placement
     return evaluate_on_ray(
         reference,
@@ -222,12 +286,14 @@ def _evaluate(run: Run, reference: str, name: str, folders: _Folders) -> dict[st
         num_cpus=placement.cpus_per_worker,
         num_gpus=1.0 if placement.use_gpu else 0.0,
         num_threads=placement.threads_per_worker,
+        dimension=dimension,
+        num_context=num_context,
     )
 
 
 def _register(
     run: Run,
-    folders: _Folders,
+    folders: RunFolders,
     tracker: Tracker,
     scores: dict[str, dict[str, float]],
     found: Mapping[str, object],
@@ -242,18 +308,33 @@ def _register(
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)
-    loss_curve(MetricsLog(folders.local / METRICS_FILE).records(), folders.local / "loss.png")
-    tracker.log_artifact(folders.local / "loss.png")
-    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
-    card = model_card(
-        run,
-        dimensions=dimensions[0],
-        scores=markdown_table(table) if scores else "",
-        provenance=found,
-        registered_model=run.placement.registered_model or run.name,
+    loss_curve(
+        MetricsLog(folders.local / METRICS_FILE).records(),
+        folders.local / "loss.png",
+        validation=read_validation_log(folders.local / VALIDATION_FILE),
     )
-    _write_if_other(join(model, CARD_FILE), card.encode())
-    version = _register_version(run, resolve_model(model), tracker, scores, dimensions)
+    tracker.log_artifact(folders.local / "loss.png")
+    if (folders.local / VALIDATION_FILE).exists():
+        tracker.log_artifact(folders.local / VALIDATION_FILE)
+    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
+    weights = weights_fingerprint(resolve_model(model))
+    with tempfile.TemporaryDirectory(prefix="results-") as scratch:
+        results = results_of(folders.results, weights, Path(scratch)) if scores else None
+        measured = read_results(results, task_facts) if results is not None else ()
+        card = model_card(
+            run,
+            dimensions=dimensions[0],
+            scores=markdown_table(table) if scores else "",
+            provenance=found,
+            registered_model=run.placement.registered_model or run.name,
+            results=measured,
+            base_licence=base_licence(run.model.backbone.path),
+            data_licences=data_licences(run),
+        )
+        write_if_other(join(model, CARD_FILE), card.encode())
+        version = register_version(run, resolve_model(model), tracker, scores, dimensions, card)
+        if measured:
+            keep_version_scores(tracker, version, measured, results)
     return Outcome(
         run=run,
         table=table if scores else None,
@@ -261,39 +342,6 @@ def _register(
         run_folder=folders.storage,
         version=version,
         tracking_uri=tracker.tracking_uri,
-    )
-
-
-def _write_if_other(path: str, data: bytes) -> None:
-    """Write the file unless it holds the data: a model with a new file is fetched again."""
-    if exists(path) and read_bytes(path) == data:
-        return
-    try:
-        write_atomic(path, data)
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {path!r}: {error}; correct the storage, then submit the run again"
-        ) from error
-
-
-def _register_version(
-    run: Run,
-    folder: Path,
-    tracker: Tracker,
-    scores: dict[str, dict[str, float]],
-    dimensions: tuple[int, ...],
-) -> RegisteredVersion:
-    last = f"stage {len(run.stages)}: {run.stages[-1].name}"
-    return register(
-        folder,
-        run.placement.registered_model or run.name,
-        tracker=tracker,
-        scores=scores.get(last, {}),
-        weights_fingerprint=weights_fingerprint(folder),
-        dimensions=dimensions,
-        instruction_template=instruction_template(run.model),
-        global_step=sum(stage.steps for stage in run.stages),
-        tags={},
     )
 
 

@@ -5,9 +5,10 @@ from typing import Literal
 from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.model import BackboneConfig, BiEncoderConfig, MeanPooling
-from rayembed.config.run import EvaluationConfig, Placement, Run
+from rayembed.config.run import EvaluationConfig, Run
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.recipes.building_blocks import on_a_laptop
 
 
 def own_pairs() -> Run:
@@ -25,7 +26,7 @@ def own_pairs() -> Run:
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
         evaluation=EvaluationConfig(suite="none"),
-        placement=_laptop(),
+        placement=on_a_laptop(micro_batch_tokens=1024, grad_cache=True),
     )
 
 
@@ -60,7 +61,7 @@ def quickstart() -> Run:
             max_length=128,
             baselines=("bm25",),
         ),
-        placement=_laptop(),
+        placement=on_a_laptop(micro_batch_tokens=1024, grad_cache=True),
     )
 
 
@@ -92,7 +93,3 @@ def _stage(
         steps=steps,
         checkpoint_every_steps=200,
     )
-
-
-def _laptop() -> Placement:
-    return Placement(workers=1, cpus_per_worker=1.0, threads_per_worker=2, micro_batch_tokens=1024)

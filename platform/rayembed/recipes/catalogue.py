@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.recipes import biencoder, nvembed
+from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 
 
 def recipe_names() -> tuple[str, ...]:
@@ -33,6 +33,24 @@ def _recipes() -> dict[str, Callable[[], Run]]:
         "nvembed-v2": nvembed.nvembed_v2,
         **_stages_of_table_4("nvembed-v2", nvembed.nvembed_v2),
         **_data_of_table_4(),
+        "causal2vec-quickstart": causal2vec.quickstart,
+        "causal2vec-quickstart-last-token": causal2vec.quickstart_last_token,
+        "causal2vec-quickstart-icl": causal2vec.quickstart_icl,
+        "causal2vec-mistral-7b": causal2vec.mistral_7b,
+        "causal2vec-mistral-7b-icl": causal2vec.mistral_7b_icl,
+        "causal2vec-llama2-7b": causal2vec.llama2_7b,
+        "causal2vec-qwen2.5-1.5b": causal2vec.qwen2_5_1_5b,
+        "causal2vec-sllama-1.3b": causal2vec.sheared_llama_1_3b,
+        "cde": cde.own_pairs,
+        "cde-quickstart": cde.quickstart,
+        "cde-quickstart-filtered": cde.quickstart_filtered,
+        "cde-quickstart-clustered": cde.quickstart_clustered,
+        "cde-quickstart-random": cde.quickstart_random,
+        "cde-small": cde.small,
+        "cde-small-unsupervised": cde.small_unsupervised,
+        "nomic-quickstart": nomic.quickstart,
+        "nomic-quickstart-dense": nomic.quickstart_dense,
+        "nomic-v2-moe": nomic.v2_moe,
         "biencoder": biencoder.own_pairs,
         "biencoder-quickstart": biencoder.quickstart,
     }

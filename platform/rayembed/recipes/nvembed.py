@@ -4,9 +4,15 @@ Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any of
 Table 4 are `single_stage` and `reversed_stages`.
 """
 
-from typing import Any
-
-from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
+from rayembed.assets.samples import (
+    CLASSIFICATION_TASK,
+    CLUSTERING_TASK,
+    DESCRIPTION_TASK,
+    MINILM,
+    SENTENCE_TASK,
+    SMOLLM2,
+    WIKIPEDIA_EN,
+)
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.mining import MiningConfig, PercPos
 from rayembed.config.model import (
@@ -15,29 +21,22 @@ from rayembed.config.model import (
     LoraConfig,
     NVEmbedConfig,
 )
-from rayembed.config.run import EvaluationConfig, Placement, Run
-from rayembed.config.settings import SettingsT
+from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.settings import changed
 from rayembed.config.sources import LabelForm, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.recipes.building_blocks import (
+    EVALUATION_INSTRUCTIONS,
+    on_a_laptop,
+    on_gpus,
+    sample_scores,
+)
 from rayembed.recipes.datasets.nvembed import (
     other_datasets,
     retrieval_datasets,
     uniform_over_samples,
 )
-
-DESCRIPTION_TASK = "Given a short description, retrieve the article that it describes"
-SENTENCE_TASK = "Given a sentence, retrieve the rest of the article that it is taken from"
-CLASSIFICATION_TASK = "Classify the given encyclopedia article into its topic"
-CLUSTERING_TASK = "Identify the topic of the given encyclopedia article"
-
-EVALUATION_INSTRUCTIONS = {
-    "WikiSentenceRetrieval": SENTENCE_TASK,
-    "WikiDescriptionRetrieval": DESCRIPTION_TASK,
-    "WikiTopicClassification": CLASSIFICATION_TASK,
-    "WikiTopicClustering": CLUSTERING_TASK,
-}
-"""The tasks that are trained are evaluated with the instruction of their training."""
 
 MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1@main"
 
@@ -97,22 +96,8 @@ def quickstart() -> Run:
                 checkpoint_every_steps=10,
             ),
         ),
-        evaluation=EvaluationConfig(
-            suite="wikipedia",
-            num_documents=500,
-            num_queries=200,
-            max_length=max_length,
-            baselines=("bm25", MINILM),
-            instructions=EVALUATION_INSTRUCTIONS,
-        ),
-        placement=Placement(
-            workers=1,
-            cpus_per_worker=1.0,
-            threads_per_worker=2,
-            zero_stage=2,
-            grad_cache=False,
-            micro_batch_tokens=512,
-        ),
+        evaluation=sample_scores(instructions=EVALUATION_INSTRUCTIONS),
+        placement=on_a_laptop(micro_batch_tokens=512),
     )
 
 
@@ -157,15 +142,7 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
             ),
         ),
         evaluation=EvaluationConfig(suite="none"),
-        placement=Placement(
-            workers=8,
-            use_gpu=True,
-            cpus_per_worker=8.0,
-            zero_stage=2,
-            micro_batch_tokens=16_384,
-            grad_cache=True,
-            gradient_checkpointing=True,
-        ),
+        placement=on_gpus(micro_batch_tokens=16_384),
     )
 
 
@@ -177,14 +154,14 @@ def single_stage(run: Run, name: str, *, in_batch: bool) -> Run:
     that of the first stage, from which it decays once.
     """
     first, last = run.stages[0], run.stages[-1]
-    stage = _changed(
+    stage = changed(
         last,
         name="single",
         steps=sum(stage.steps for stage in run.stages),
-        batch=_changed(last.batch, in_batch_negatives=in_batch),
+        batch=changed(last.batch, in_batch_negatives=in_batch),
         optimizer=first.optimizer,
     )
-    return _changed(run, name=name, stages=(stage,))
+    return changed(run, name=name, stages=(stage,))
 
 
 def reversed_stages(run: Run, name: str) -> Run:
@@ -200,15 +177,10 @@ def reversed_stages(run: Run, name: str) -> Run:
         raise ConfigError(f"only two stages can be reversed; {run.name!r} has {len(run.stages)}")
     first, last = run.stages
     stages = (
-        _changed(last, optimizer=first.optimizer),
-        _changed(first, optimizer=last.optimizer),
+        changed(last, optimizer=first.optimizer),
+        changed(first, optimizer=last.optimizer),
     )
-    return _changed(run, name=name, stages=stages)
-
-
-def _changed(settings: SettingsT, **values: Any) -> SettingsT:
-    """A checked copy; pydantic's own `model_copy(update=…)` checks nothing."""
-    return type(settings).model_validate({**dict(settings), **values})
+    return changed(run, name=name, stages=stages)
 
 
 def _published_stage(

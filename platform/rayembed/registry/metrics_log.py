@@ -3,6 +3,7 @@
 MLflow gets a copy (`tracking.py`); a server that is away loses nothing. Knows no MLflow.
 """
 
+import errno
 import json
 import logging
 import os
@@ -72,9 +73,7 @@ class MetricsLog:
         }
         line = json.dumps(record, ensure_ascii=False) + "\n"
         try:
-            # One write of a whole line: what another process sees is this line or a part of it.
-            with self.path.open("ab", buffering=0) as file:
-                file.write(line.encode())
+            append_line(self.path, line)
         except OSError as error:
             raise ArtifactError(
                 f"the metrics of step {global_step} cannot be written to {str(self.path)!r}: "
@@ -177,6 +176,22 @@ class LogReader:
 
     def __del__(self) -> None:
         self._close()
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file in one write: what another process sees is the line or a part of it.
+
+    Raises:
+        OSError: the file cannot be written; it is left without a part of the line.
+    """
+    data = line.encode()
+    with path.open("ab", buffering=0) as file:
+        start = file.seek(0, os.SEEK_END)
+        written = file.write(data)
+        if written < len(data):
+            # The disk took what room there was, without an error. The next line would go on there.
+            file.truncate(start)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def write_atomic(path: Path, text: str) -> None:

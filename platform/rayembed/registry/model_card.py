@@ -1,14 +1,26 @@
 """The README.md of an exported model, made of what is known about it; no number is made up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rayembed.config.model import BiEncoderConfig, ModelConfig, NVEmbedConfig, plain_head
+from rayembed.config.data import DatasetConfig
+from rayembed.config.model import (
+    BiEncoderConfig,
+    Causal2VecConfig,
+    CDEConfig,
+    ModelConfig,
+    NomicMoeConfig,
+    NVEmbedConfig,
+    Representation,
+    has_plain_format,
+    plain_head,
+    pretrained_parts,
+)
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.registry.card_parts import front_matter, score_section, serving_section
+from rayembed.registry.scores import TaskScore
 
 CARD_FILE = "README.md"
 """Its name in the model's folder."""
@@ -21,6 +33,10 @@ def model_card(
     scores: str,
     provenance: Mapping[str, Any],
     registered_model: str | None,
+    results: Sequence[TaskScore] = (),
+    base_licence: str = "",
+    data_licences: Mapping[str, str] | None = None,
+    alias: str = "candidate",
 ) -> str:
     """The card as Markdown with YAML in front, as model hubs read it.
 
@@ -29,95 +45,177 @@ def model_card(
         scores: a Markdown table; empty when nothing was scored.
         provenance: what `collect_provenance` gives.
         registered_model: name in MLflow's registry; None: not registered.
+        results: of this model, with what they were measured on; hubs show them.
+        base_licence: as the base model's home states it; empty: not known.
+        data_licences: by the data set's name, as its home states it; others are not known.
+        alias: by which the card loads the registered model.
     """
+    licences = data_licences or {}
     sections = [
-        _front_matter(run),
+        front_matter(
+            run.name,
+            base_model=hub_name(run.model.backbone.path),
+            licence=base_licence,
+            datasets=[name for data in run.data.datasets if (name := _hub_dataset(data))],
+            results=results,
+        ),
         f"# {run.name}\n\n{_what_it_is(run, dimensions)}",
-        "## Use\n\n" + _use(run, registered_model),
-        "## Scores\n\n" + (scores.strip() or "Not scored."),
-        "## Training\n\n" + _training(run),
+        "## Use\n\n" + _use(run, registered_model, alias),
+        "## Scores\n\n" + score_section(scores, results),
+        "## Training\n\n" + _training(run, _row_counts(provenance), licences),
         "## Provenance\n\n" + _provenance(run, provenance),
-        "## Limits\n\n" + _limits(run),
+        "## Limits\n\n" + _limits(run, base_licence, licences),
     ]
     return "\n\n".join(sections) + "\n"
 
 
 def instruction_template(model: ModelConfig) -> str | None:
     """How an instruction stands before a text; None: as plain text behind the role's prefix."""
-    return model.instruction_template if isinstance(model, NVEmbedConfig) else None
+    match model:
+        case BiEncoderConfig():
+            return None
+        case NomicMoeConfig():
+            return "{instruction}"
+        case _:
+            return model.instruction_template
 
 
-def _front_matter(run: Run) -> str:
-    values: dict[str, Any] = {
-        "library_name": "sentence-transformers",
-        "pipeline_tag": "feature-extraction",
-        "tags": ["sentence-transformers", "feature-extraction", "sentence-similarity", "rayembed"],
-    }
-    reference = run.model.backbone.path
-    if reference.startswith("hf://"):
-        # A model hub knows only its own names.
-        values["base_model"] = reference.removeprefix("hf://").partition("@")[0]
-    return "---\n" + yaml.safe_dump(values, sort_keys=False).strip() + "\n---"
+def hub_name(reference: str) -> str | None:
+    """`org/name` of a model that lives on the hub; None: of another place, whose names it lacks."""
+    if not reference.startswith("hf://"):
+        return None
+    path = reference.removeprefix("hf://").partition("@")[0]
+    return "/".join(path.split("/")[:2])
+
+
+def _hub_dataset(data: DatasetConfig) -> str | None:
+    path = str(getattr(data.source, "path", ""))
+    if not path.startswith("hf://datasets/"):
+        return None
+    return "/".join(path.removeprefix("hf://datasets/").partition("@")[0].split("/")[:2])
 
 
 def _what_it_is(run: Run, dimensions: int) -> str:
     model = run.model
-    pooling = model.pooling.kind.replace("_", "-")
-    if isinstance(model, NVEmbedConfig):
-        mask = "without its causal mask" if model.mask == "bidirectional" else "with causal mask"
-        kind = f"A decoder LLM {mask} and {pooling} pooling (NV-Embed, arXiv 2405.17428)"
-    else:
-        kind = f"A bi-encoder with {pooling} pooling"
     lora = f"LoRA of rank {model.lora.rank}, merged into the weights" if model.lora else "in full"
+    if isinstance(model, Causal2VecConfig) and model.encoder is not None and model.encoder.frozen:
+        lora += ", the encoder left as it was"
     lengths = f"{model.query_max_length} tokens of a query"
     lengths += f" and {model.document_max_length} of a document"
     return (
-        f"{kind} that maps a text to a vector of {dimensions} numbers of unit length; the "
+        f"{_kind(model)} that maps a text to a vector of {dimensions} numbers of unit length; the "
         f"similarity of two texts is the cosine. Trained from {_base(model)}, {lora}. It reads "
         f"the first {lengths}."
     )
 
 
+def _kind(model: ModelConfig) -> str:
+    """The architecture in words."""
+    match model:
+        case NVEmbedConfig():
+            mask = (
+                "without its causal mask" if model.mask == "bidirectional" else "with causal mask"
+            )
+            return (
+                f"A decoder LLM {mask} and {_named(model.pooling.kind)} pooling (NV-Embed, arXiv "
+                "2405.17428)"
+            )
+        case BiEncoderConfig():
+            return f"A bi-encoder with {_named(model.pooling.kind)} pooling"
+        case NomicMoeConfig():
+            return _nomic(model)
+        case Causal2VecConfig():
+            return _causal2vec(model)
+        case CDEConfig():
+            return (
+                f"An encoder that reads a text behind vectors of {model.num_context} documents of "
+                "its corpus (contextual document embeddings, arXiv 2410.02525)"
+            )
+
+
+def _causal2vec(model: Causal2VecConfig) -> str:
+    if model.encoder is None:
+        return f"A {model.mask} LLM whose last token is the embedding"
+    return (
+        f"A {model.mask} LLM beside a bidirectional encoder (Causal2Vec, arXiv 2507.23386; "
+        f"{_CONTEXTUAL[model.representation]})"
+    )
+
+
+def _nomic(model: NomicMoeConfig) -> str:
+    if model.experts is None:
+        return "A dense encoder with rotary positions and mean pooling"
+    return (
+        f"An encoder with rotary positions and {model.experts.num_experts} experts, of which a "
+        f"token takes {model.experts.top_k}, and mean pooling (Nomic Embed v2, arXiv 2502.07972)"
+    )
+
+
+_CONTEXTUAL: dict[Representation, str] = {
+    "concat": "the embedding is the last states of Contextual token and EOS",
+    "average": "the embedding is the mean of the last states of Contextual token and EOS",
+    "eos": "the embedding is the last state of EOS",
+    "concat_encoder": "the embedding is the Contextual token and the last state of EOS",
+    "separate": "the embedding is the encoder's mean and the last state of EOS",
+}
+
+
+_CORPUS = 'corpus = ["Foxes eat mice.", "Owls hunt at night."]  # the documents to be searched'
+
+
+def _named(kind: str) -> str:
+    return kind.replace("_", "-")
+
+
 def _base(model: ModelConfig) -> str:
-    """The backbone's reference; of a path on somebody's disk the last part only."""
-    reference = model.backbone.path
-    shown = reference if "://" in reference else Path(reference).name
-    return f"`{shown}`"
+    """References of the pretrained parts; of a path on somebody's disk the last part only."""
+    return " and ".join(f"`{_shown(reference)}`" for reference in pretrained_parts(model).values())
 
 
-def _use(run: Run, registered_model: str | None) -> str:
+def _shown(reference: object) -> str:
+    """A reference without the path of somebody's disk."""
+    text = str(reference)
+    return text if "://" in text else Path(text).name
+
+
+def _use(run: Run, registered_model: str | None, alias: str) -> str:
     """How to load it in three ways, with the run's own instruction where it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
     if instruction:
         told = f", instruction={instruction!r}"
-        if isinstance(run.model, NVEmbedConfig):
-            head = run.model.instruction_template.replace("{instruction}", instruction)
-        else:
+        if isinstance(run.model, BiEncoderConfig):
             head = plain_head(run.model.query_prefix, instruction)
+        else:
+            template = instruction_template(run.model) or ""
+            head = template.replace("{instruction}", instruction)
         prompt = f", prompt={head!r}"
         field = f', "instruction": {instruction!r}'
+    imported, with_corpus, behind = "encode", "", ""
+    if isinstance(run.model, CDEConfig):
+        imported = "corpus_context, encode"
+        with_corpus = f"{_CORPUS}\nmodel.set_corpus(corpus_context(model, corpus))\n"
+        behind = (
+            "\n\nQueries and documents of one corpus are embedded in the same context: "
+            f"{run.model.num_context} of its documents, drawn by a fixed seed. "
+            "`model.save(...)` keeps the context with the model. Vectors of one context cannot be "
+            "compared with those of another. Without a corpus the null token stands in its place."
+        )
     parts = [
         "With rayembed:\n\n"
         "```python\n"
         "from pathlib import Path\n\n"
-        "from rayembed.models.build import load_model\n"
-        "from rayembed.models.encoding import encode\n\n"
+        "from rayembed.models.load import load_model\n"
+        f"from rayembed.models.encoding import {imported}\n\n"
         'model = load_model(Path("path/to/this/folder"))\n'
+        f"{with_corpus}"
         f'queries = encode(model, ["what do foxes eat"], role="query"{told})\n'
         'documents = encode(model, ["Foxes eat mice."], role="document")\n'
-        "```",
+        f"```{behind}",
         _with_sentence_transformers(run, prompt),
     ]
     if registered_model is not None:
-        parts.append(
-            "From MLflow's registry, in OpenAI's embeddings schema:\n\n"
-            "```python\n"
-            "import mlflow\n\n"
-            f'model = mlflow.pyfunc.load_model("models:/{registered_model}@candidate")\n'
-            'model.predict({"input": ["what do foxes eat"], "role": "query"' + field + "})\n"
-            "```"
-        )
+        parts.append(serving_section(registered_model, field, alias))
     return "\n\n".join(parts)
 
 
@@ -126,10 +224,9 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
     model, folder = run.model, '"path/to/this/folder"'
     module, loader = "sentence_transformers", "SentenceTransformer"
     installed, behind = "", ""
-    own_format = isinstance(model, BiEncoderConfig) and (
-        model.query_max_length == model.document_max_length
-    )
-    if not own_format:
+    cde = isinstance(model, CDEConfig)
+    with_corpus = f"{_CORPUS}\nmodel[0].set_corpus(corpus)\n" if cde else ""
+    if not has_plain_format(model):
         module, loader = "rayembed.models.sentence_module", "as_sentence_transformer"
         installed = ", where rayembed is installed"
         behind = (
@@ -142,24 +239,51 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
         "```python\n"
         f"from {module} import {loader}\n\n"
         f"model = {loader}({folder})\n"
+        f"{with_corpus}"
         f'queries = model.encode_query(["what do foxes eat"]{prompt})\n'
         'documents = model.encode_document(["Foxes eat mice."])\n'
         f"```{behind}"
     )
 
 
-def _training(run: Run) -> str:
-    lines = ["| stage | steps | pairs a step | negatives | in-batch negatives | data (weight) |"]
-    lines.append("|---|---|---|---|---|---|")
-    lines += [_stage_row(stage) for stage in run.stages]
-    rows = [
-        f"- `{data.name}`: {data.task}"
-        + (f", at most {data.num_samples} records" if data.num_samples else "")
-        + (f", {data.sample_share:.0%} of the records" if data.sample_share else "")
-        + (f", hard negatives mined with `{data.mining.teacher}`" if data.mining else "")
-        for data in run.data.datasets
+def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) -> str:
+    """The stages, and what they learn from: kinds, counts of records, licences."""
+    stages = ["| stage | steps | pairs a step | negatives | in-batch negatives | data (weight) |"]
+    stages.append("|---|---|---|---|---|---|")
+    stages += [_stage_row(stage) for stage in run.stages]
+    data = ["| data set | task | records | licence | preparation |", "|---|---|---:|---|---|"]
+    for dataset in run.data.datasets:
+        number = f"{rows[dataset.name]:,}" if dataset.name in rows else "unknown"
+        licence = licences.get(dataset.name) or "unknown"
+        cells = [f"`{dataset.name}`", dataset.task, number, licence, _treatment(dataset)]
+        data.append("| " + " | ".join(cells) + " |")
+    return (
+        "\n".join(stages)
+        + "\n\nRecords are counted as they went into training.\n\n"
+        + "\n".join(data)
+    )
+
+
+def _treatment(data: DatasetConfig) -> str:
+    """What was done with a data set's records, in a few words."""
+    parts = [
+        f"at most {data.num_samples:,} records" if data.num_samples else "",
+        f"{data.sample_share:.0%} of the records" if data.sample_share else "",
+        "filtered for consistency" if data.consistency else "",
+        f"hard negatives mined with `{_shown(data.mining.teacher)}`" if data.mining else "",
+        "in clusters" if data.clusters else "",
     ]
-    return "\n".join(lines) + "\n\nData sets:\n\n" + "\n".join(rows)
+    return ", ".join(part for part in parts if part) or "–"
+
+
+def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
+    """Records of each data set at the end of its preparation, where that is known."""
+    return {
+        name: int(folders[-1]["rows_out"])
+        for datasets in (provenance.get("data") or {}).values()
+        for name, folders in datasets.items()
+        if folders
+    }
 
 
 def _stage_row(stage: StageConfig) -> str:
@@ -198,12 +322,17 @@ def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _limits(run: Run) -> str:
+def _limits(run: Run, base_licence: str, licences: Mapping[str, str]) -> str:
+    unknown = [f"`{d.name}`" for d in run.data.datasets if not licences.get(d.name)]
+    base = f"is {base_licence}" if base_licence else "is not known"
+    data = "those of the training data stand in the table above"
+    if unknown:
+        data += f", where that of {', '.join(unknown)} is not known"
     return (
         "Scores say what they were measured on and no more; on other data the model may do worse "
         "than its base. It has the biases of its base model and its training data. Longer texts "
         "lose their end. Vectors of other models, and of other versions of this one, cannot be "
         "compared with its own.\n\n"
-        f"The licences of the base model ({_base(run.model)}) and of the training data hold for "
-        "this model too; this card does not know them."
+        f"The licence of the base model ({_base(run.model)}) {base}; {data}. They hold for this "
+        "model too."
     )

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rayembed.registry.metrics_log import LogReader, write_atomic
+from rayembed.errors import ArtifactError
+from rayembed.registry.metrics_log import LogReader, append_line, write_atomic
 
 Entry = dict[str, Any]
 """One thing to tell: `kind` and what belongs to it. Telling it twice does no harm."""
@@ -26,9 +27,18 @@ class Outbox:
         path.touch()
 
     def put(self, entry: Entry) -> None:
-        """Add one entry at the end."""
-        with self._path.open("ab", buffering=0) as file:
-            file.write((json.dumps(entry) + "\n").encode())
+        """Add one entry at the end.
+
+        Raises:
+            ArtifactError: the file cannot be written.
+        """
+        try:
+            append_line(self._path, json.dumps(entry) + "\n")
+        except OSError as error:
+            raise ArtifactError(
+                f"what MLflow is to be told cannot be kept in {str(self._path)!r}: {error}; make "
+                "room or correct the permissions, then submit the run again"
+            ) from error
 
     def entries(self) -> list[Entry]:
         """All entries, taken or not, the oldest first."""

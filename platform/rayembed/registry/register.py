@@ -23,6 +23,11 @@ WEIGHTS_TAG = "rayembed.weights_fingerprint"
 MODEL_ID_TAG = "rayembed.model_id"
 """The logged model of a version, where its metrics are; MLflow's own SQL store does not keep it."""
 
+DESCRIPTION_CHARACTERS = 5000
+"""Of a version, in MLflow's database (mlflow/store/model_registry/dbmodels/models.py)."""
+
+_CUT = "\n\n… The rest stands in the README.md of the model's folder.\n"
+
 _CODE = Path(__file__).with_name("pyfunc_model.py")
 
 _REQUIREMENTS = (
@@ -52,7 +57,7 @@ class RegisteredVersion:
     uri: str
     """`models:/<name>/<version>`: this version, whatever the alias will point to."""
     alias_uri: str
-    """`models:/<name>@<alias>`."""
+    """`models:/<name>@<alias>`; `uri` where no alias was set."""
 
 
 def register(
@@ -66,7 +71,8 @@ def register(
     instruction_template: str | None,
     global_step: int,
     tags: Mapping[str, str],
-    alias: str = "candidate",
+    alias: str | None = "candidate",
+    description: str = "",
 ) -> RegisteredVersion:
     """The model's version in the registry, with the alias on it.
 
@@ -81,6 +87,8 @@ def register(
             the prompt of the text's role.
         global_step: the step of the run after which the weights were exported.
         tags: further tags of the version.
+        alias: None: no alias is moved.
+        description: of the version, in Markdown, such as its card; empty: it stays as it is.
 
     Raises:
         ArtifactError: the folder is no exported model.
@@ -105,7 +113,7 @@ def register(
             FINGERPRINT_TAG: run_tags.get(FINGERPRINT_TAG, ""),
             WEIGHTS_TAG: weights_fingerprint,
         }
-        number = _find_version(client, name, weights_fingerprint)
+        number = find_version(client, name, weights_fingerprint)
         if number is None:
             config = {
                 "name": name,
@@ -122,8 +130,22 @@ def register(
             _logger.info("version %d of %s has these weights already", number, name)
         for key, value in version_tags.items():
             client.set_model_version_tag(name, str(number), key, value)
-        client.set_registered_model_alias(name, alias, str(number))
-    return RegisteredVersion(name, number, f"models:/{name}/{number}", f"models:/{name}@{alias}")
+        if description:
+            describe(client, name, number, description)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, str(number))
+    uri = f"models:/{name}/{number}"
+    return RegisteredVersion(name, number, uri, f"models:/{name}@{alias}" if alias else uri)
+
+
+def describe(client: Any, name: str, number: int, card: str) -> None:
+    """Make a card the description of a version, cut to what MLflow's database takes."""
+    text = card
+    if card.startswith("---\n"):
+        text = card.partition("\n---\n")[2].strip()  # what is there for hubs
+    if len(text) > DESCRIPTION_CHARACTERS:
+        text = text[: DESCRIPTION_CHARACTERS - len(_CUT)].rpartition("\n")[0] + _CUT
+    client.update_model_version(name, str(number), text)
 
 
 def pip_requirements() -> list[str]:
@@ -138,8 +160,8 @@ def pip_requirements() -> list[str]:
     return found
 
 
-def _find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
-    """The version of that name with these weights."""
+def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
+    """The number of the version of that name with these weights; None: there is none."""
     found = client.search_model_versions(f"name='{name}'")
     numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
     return max(numbers, default=None)

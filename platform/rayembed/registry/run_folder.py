@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from rayembed.config.run import Run, read_run
+from rayembed.config.adaptation import AnyRun
+from rayembed.config.run import read_mapping
+from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.metrics_log import write_atomic
 
@@ -31,7 +33,7 @@ def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str)
     )
 
 
-def check_run_folder(folder: str | Path, run: Run, *, place: str | None = None) -> bool:
+def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = None) -> bool:
     """Whether the run would go on in the folder (True) or begin there (False); writes nothing.
 
     Args:
@@ -44,7 +46,7 @@ def check_run_folder(folder: str | Path, run: Run, *, place: str | None = None) 
     if not path.exists():
         return False
     try:
-        found = read_run(path)
+        found = parse(type(run), read_mapping(path))
     except ConfigError as error:
         raise ArtifactError(
             f"the folder {where!r} of the run {run.name!r} holds a {RUN_FILE} that "
@@ -55,7 +57,7 @@ def check_run_folder(folder: str | Path, run: Run, *, place: str | None = None) 
     return True
 
 
-def claim_run_folder(folder: str | Path, run: Run) -> bool:
+def claim_run_folder(folder: str | Path, run: AnyRun) -> bool:
     """Whether the run goes on in the folder (True) or begins there (False).
 
     The resolved run is written as `run.yaml`; where the run goes on it takes the place of the

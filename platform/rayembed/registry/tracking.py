@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from rayembed.config.run import Run
+from rayembed.config.adaptation import AnyRun
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
     KEYS,
@@ -138,7 +138,7 @@ class Tracker:
 
     @classmethod
     def open_for_run(
-        cls, run: Run, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
+        cls, run: AnyRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
     ) -> "Tracker":
         """`open` for a run: its identity as params, its placement as tags. Raises as `open`."""
         placement = run.placement.model_dump(mode="json")
@@ -150,7 +150,7 @@ class Tracker:
             flatten(run.identity()),
             {**{f"placement.{name}": str(value) for name, value in placement.items()}, **tags},
             folder=folder,
-            total_steps=sum(stage.steps for stage in run.stages),
+            total_steps=run.total_steps,
         )
 
     @classmethod
@@ -243,13 +243,23 @@ class Tracker:
         self._tell({"kind": "tags", "tags": dict(tags)})
 
     def close(self, status: Status) -> bool:
-        """Whether MLflow has everything; if not, where it lies and how to send it is warned of."""
+        """Whether MLflow has everything; if not, where it lies and how to send it is warned of.
+
+        Raises:
+            ArtifactError: the run's files cannot be written or read. Of a failed run this is only
+                warned of: what made it fail stays the error that is told.
+        """
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=BUSY_SECONDS)
-        self._outbox.put({"kind": "status", "status": status, "time": time.time()})
         try:
+            self._outbox.put({"kind": "status", "status": status, "time": time.time()})
             self.send_all(self._log)
+        except ArtifactError as error:
+            if status == "FINISHED":
+                raise
+            _logger.warning("%s", error)
+            return False
         except TrackingError as error:
             _logger.warning(
                 "MLflow has not got everything of this run: %s\nNothing is lost. The metrics lie "

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from rayembed.config.run import Placement
+from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,65 @@ def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
     return sum(min(_times(node, kind, wanted[kind]) for kind in wanted) for node in nodes)
 
 
+def most_workers(numbers: Sequence[int], room: int) -> int:
+    """The largest of the allowed numbers of workers for which there is room; 0: for none."""
+    return max((number for number in numbers if number <= room), default=0)
+
+
+def validation_resources(placement: Placement) -> dict[str, float]:
+    """What each task that scores weights while training goes on reserves, by Ray's names."""
+    cpus = placement.validation_cpus or placement.cpus_per_worker
+    gpus = placement.validation_gpus
+    if gpus is None:
+        gpus = 1.0 if placement.use_gpu else 0.0
+    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+
+
+def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
+    """Return when a node can hold a validation task, at least after the workers are done.
+
+    Where nodes are waited for, one may come for the task.
+
+    Raises:
+        PlacementError: no node can, so that the run would wait for its scores for ever.
+    """
+    wanted = validation_resources(placement)
+    fits = any(all(_times(node, kind, wanted[kind]) for kind in wanted) for node in nodes)
+    if not fits and not placement.wait_for_nodes_seconds:
+        raise PlacementError(
+            f"no node has the {_shown(wanted)} that a validation task needs: the cluster has "
+            f"{_shown_nodes(nodes, wanted)}. Lower placement.validation_cpus or placement."
+            "validation_gpus, add larger nodes, or set evaluation.validation=null"
+        )
+    workers = {kind: placement.workers * n for kind, n in worker_resources(placement).items()}
+    total = {kind: sum(node.get(kind, 0.0) for node in nodes) for kind in wanted}
+    if any(total[kind] < workers.get(kind, 0.0) + wanted[kind] for kind in wanted):
+        logger.warning(
+            "the cluster has no room for a validation task (%s) beside %d workers: weights are "
+            "scored when a stage's training is over, so no stage can end early",
+            *(_shown(wanted), placement.workers),
+        )
+
+
 def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
-    """Return when the nodes can hold the run's workers.
+    """Return when the nodes can hold the run's workers, or the fewest that it begins with.
 
     Raises:
         PlacementError: too few or too small nodes; says what was asked, what is there, what to do.
     """
-    fit = workers_that_fit(placement, nodes)
-    if fit >= placement.workers:
+    needed, fit = placement.fewest_workers, workers_that_fit(placement, nodes)
+    if fit >= needed:
+        if fit < placement.workers:
+            logger.info(
+                "the cluster has room for %d of %d workers now: training begins with as many of "
+                "them as share its batches equally, and takes more when nodes come",
+                *(fit, placement.workers),
+            )
         return
+    setting = "placement.min_workers" if placement.is_elastic else "placement.workers"
     wanted = worker_resources(placement)
     total = {kind: sum(node.get(kind, 0) for node in nodes) for kind in wanted}
-    enough = all(total[kind] >= placement.workers * wanted[kind] for kind in wanted)
+    enough = all(total[kind] >= needed * wanted[kind] for kind in wanted)
     if placement.use_gpu and not total["GPU"]:
         problem = "no node has a GPU"
         advice = "set placement.use_gpu=false, or add nodes with GPUs"
@@ -52,12 +99,12 @@ def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
         advice = "lower placement.cpus_per_worker, or add larger nodes"
     elif enough:
         problem = f"the cluster has enough in total, but only {fit} fit, each whole on one node"
-        advice = "lower placement.workers or placement.cpus_per_worker, or add nodes"
+        advice = f"lower {setting} or placement.cpus_per_worker, or add nodes"
     else:
         problem = f"only {fit} fit"
-        advice = f"lower placement.workers to {fit} or placement.cpus_per_worker, or add nodes"
+        advice = f"lower {setting} to {fit} or placement.cpus_per_worker, or add nodes"
     raise PlacementError(
-        f"placement.workers={placement.workers} need {_shown(wanted)} each: {problem}. The cluster "
+        f"{setting}={needed} need {_shown(wanted)} each: {problem}. The cluster "
         f"has {_shown_nodes(nodes, wanted)}. Please {advice}; on a cluster that adds nodes when "
         "they are asked for, set placement.wait_for_nodes_seconds."
     )
@@ -68,27 +115,31 @@ def await_capacity(
     nodes: Callable[[], Sequence[Node]],
     request: Callable[[list[dict[str, float]]], object],
     *,
+    runs: int = 1,
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Return when the nodes can hold the run's workers, after `wait_for_nodes_seconds` at most.
 
+    An elastic run waits for the fewest alone: when it trains, Ray Train asks for the other nodes.
+
     Args:
         nodes: resources of the nodes that are alive now.
         request: asks the cluster for nodes that hold these bundles at a time; an empty list takes
             the last request back. Called only where there is something to wait for.
+        runs: how many such runs the nodes should hold at a time; one is enough in the end.
 
     Raises:
         PlacementError: as `check_capacity`.
     """
-    seconds = placement.wait_for_nodes_seconds
-    if not seconds or workers_that_fit(placement, nodes()) >= placement.workers:
+    seconds, needed = placement.wait_for_nodes_seconds, placement.fewest_workers * runs
+    if not seconds or workers_that_fit(placement, nodes()) >= needed:
         return check_capacity(placement, nodes())
-    logger.info("waiting up to %g s for nodes that hold %d workers", seconds, placement.workers)
+    logger.info("waiting up to %g s for nodes that hold %d workers", seconds, needed)
     deadline = clock() + seconds
-    request([worker_resources(placement)] * placement.workers)
+    request([worker_resources(placement)] * needed)
     try:
-        while clock() < deadline and workers_that_fit(placement, nodes()) < placement.workers:
+        while clock() < deadline and workers_that_fit(placement, nodes()) < needed:
             sleep(min(_POLL_SECONDS, seconds))
         check_capacity(placement, nodes())
     finally:

@@ -18,9 +18,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rayembed.assets.storage import is_full, join, read_bytes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError
+from rayembed.training.safetensors_header import read_header
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +59,11 @@ class Engine(Protocol):
 
 
 def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
-    """Write this worker's part of a checkpoint; all workers must call it."""
+    """Write this worker's part of a checkpoint; all workers must call it.
+
+    Raises:
+        ArtifactError: the disk is full.
+    """
     mine: dict[str, Tensor] = {}
     sizes = [0] * world_size()
     for name, state in engine.optimizer_state():
@@ -67,10 +73,38 @@ def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
             # Copies: they may be views of one buffer, which safetensors refuses.
             for key, value in state.items():
                 mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)
-    save_file(mine, folder / f"state-{rank():05d}.safetensors")
-    save_file(capture(), folder / f"random-{rank():05d}.safetensors")
-    if rank() == 0:
-        (folder / POSITION).write_text(json.dumps(asdict(position), indent=2), encoding="utf-8")
+    stamp = _stamp(position)
+    try:
+        save_file(mine, folder / _state_file(rank()), metadata=stamp)
+        save_file(capture(), folder / _random_file(rank()), metadata=stamp)
+        if rank() == 0:
+            text = json.dumps(asdict(position), indent=2)
+            (folder / POSITION).write_text(text, encoding="utf-8")
+    except (OSError, SafetensorError) as error:
+        if not is_full(error):
+            raise
+        raise ArtifactError(
+            f"the checkpoint of step {position.step} does not fit into {str(folder)!r} on this "
+            f"node: {error}. Make room there or name another folder by TMPDIR, then submit the run "
+            "again under the same name: it goes on from the checkpoint before."
+        ) from error
+
+
+def find_damage(folder: str) -> str | None:
+    """What a checkpoint in storage lacks; None: it is whole.
+
+    It has all files of all its workers, each as long as it must be and of the same step.
+    """
+    try:
+        position = _read_position(folder)
+        stamp = _stamp(position)
+        for worker in range(position.workers):
+            for name in (_state_file(worker), _random_file(worker)):
+                if read_header(join(folder, name)) != stamp:
+                    return f"{name} belongs to another checkpoint"
+    except ArtifactError as error:
+        return str(error)
+    return None
 
 
 class Checkpoint:
@@ -79,16 +113,22 @@ class Checkpoint:
     Args:
         folder: as `save_checkpoint` of all workers filled it.
         expected: position of the run that goes on; its step and workers do not matter.
+        of_other_run: whether another run may have made it.
 
     Raises:
         ArtifactError: the folder holds no whole checkpoint, or one of another run, plan or stage;
             the message says which and what to do.
     """
 
-    def __init__(self, folder: Path, expected: Position) -> None:
-        self.position = _read_position(folder)
+    def __init__(self, folder: Path, expected: Position, *, of_other_run: bool = False) -> None:
+        damage = find_damage(str(folder))
+        if damage is not None:
+            raise ArtifactError(f"the checkpoint {str(folder)!r} is incomplete: {damage}")
+        self.position = _read_position(str(folder))
         self._folder = folder
         for name in ("stage", "run_fingerprint", "plan_fingerprint"):
+            if of_other_run and name == "run_fingerprint":
+                continue
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:
                 raise ArtifactError(
@@ -145,30 +185,33 @@ class _Read(Mapping[str, Tensor]):
         return len(self._keys)
 
 
-def _read_position(folder: Path) -> Position:
-    path = folder / POSITION
+def _read_position(folder: str) -> Position:
     try:
-        return Position(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtifactError(f"{str(folder)!r} is not a checkpoint: {error}") from None
+        return Position(**json.loads(read_bytes(join(folder, POSITION))))
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{join(folder, POSITION)!r} tells no position: {error}") from None
 
 
 def _open_tensors(folder: Path, workers: int) -> dict[str, Path]:
-    """File of each tensor of a checkpoint that is whole."""
+    """File of each tensor of a checkpoint."""
     found: dict[str, Path] = {}
     for worker in range(workers):
-        path = folder / f"state-{worker:05d}.safetensors"
-        try:
-            with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
-        except (OSError, SafetensorError) as error:
-            raise ArtifactError(f"{str(path)!r} cannot be read ({error}); {_REMOVE}") from None
-        if not (folder / _random_file(worker)).exists():
-            raise ArtifactError(f"{str(folder)!r} lacks {_random_file(worker)}; {_REMOVE}")
+        path = folder / _state_file(worker)
+        with safe_open(path, framework="pt") as file:
+            found |= dict.fromkeys(file.keys(), path)
     return found
 
 
-_REMOVE = "the checkpoint is incomplete: remove its folder to go on from the one before"
+def _stamp(position: Position) -> dict[str, str]:
+    """What all files of a checkpoint bear.
+
+    Workers that are killed may leave files of a step which fewer or more workers then write again.
+    """
+    return {"step": str(position.step), "workers": str(position.workers)}
+
+
+def _state_file(worker: int) -> str:
+    return f"state-{worker:05d}.safetensors"
 
 
 def _random_file(worker: int) -> str:

@@ -6,10 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.run import Placement
-from rayembed.config.stage import StageConfig
-from rayembed.distributed.collectives import rank
-from rayembed.models.contract import EmbeddingModel
+from rayembed.config.course import Course
+from rayembed.config.placement import Placement
+from rayembed.distributed.collectives import rank, world_size
+from rayembed.distributed.expert_group import ExpertGroup
+from rayembed.errors import PlacementError
+from rayembed.models.contract import EmbeddingModel, TrainableModel
+from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
 from rayembed.training.step import Passable
 
@@ -18,14 +21,15 @@ _BUCKET = 500_000_000
 
 
 def deepspeed_settings(
-    stage: StageConfig, placement: Placement, dtype: str, num_workers: int, num_trained: int
+    stage: Course, placement: Placement, dtype: str, num_workers: int, num_trained: int
 ) -> dict[str, Any]:
     """DeepSpeed's configuration; what it would choose by itself and may change results is written.
 
     Args:
         num_trained: trained weights; no buffer need hold more.
     """
-    bucket = min(_BUCKET, num_trained)
+    # Even, as stages 1 and 2 demand.
+    bucket = min(_BUCKET, num_trained + num_trained % 2)
     zero: dict[str, Any] = {
         "stage": placement.zero_stage,
         # With overlap, stage 1 reduces in the last backward pass alone and loses the gradients of
@@ -47,8 +51,8 @@ def deepspeed_settings(
     # wrong gradients after several backward passes (measured: norm 6.9 for 1.05).
     data_types = {"grad_accum_dtype": "fp32"} if placement.zero_stage >= 2 else {}
     return {
-        "train_batch_size": stage.batch.global_pairs,
-        "train_micro_batch_size_per_gpu": stage.batch.global_pairs // num_workers,
+        "train_batch_size": stage.global_rows,
+        "train_micro_batch_size_per_gpu": stage.global_rows // num_workers,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": stage.optimizer.gradient_clipping,
         "gradient_predivide_factor": 1.0,
@@ -69,8 +73,8 @@ class DeepSpeedEngine:
 
     def __init__(
         self,
-        model: EmbeddingModel,
-        stage: StageConfig,
+        model: TrainableModel,
+        stage: Course,
         placement: Placement,
         dtype: str,
         num_workers: int,
@@ -80,17 +84,26 @@ class DeepSpeedEngine:
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
-        # Its reduction in shared memory serves inference alone, but would be compiled at the start
-        # of a first run on CPUs: a minute, and a C++ compiler that a machine may lack.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        _forgo_shared_memory()
+        self._experts = SpreadExperts.of(model)
         optimizer = build_optimizer(model, stage.optimizer)
         trained = [p for p in model.parameters() if p.requires_grad]
         num_trained = sum(p.numel() for p in trained)
+        settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
+        # Embedding models have two kinds of passes, which must go through the engine alike.
+        module: nn.Module = Passable(model) if isinstance(model, EmbeddingModel) else model
+        self._clipping = 0.0
+        if self._experts is not None:
+            module.add_module("experts", _sign_of_experts(self._experts.num_experts))
+            if not self._zero_stage:
+                # In stage 0 it would clip by the mean of the workers' norms.
+                self._clipping = stage.optimizer.gradient_clipping
+                settings["gradient_clipping"] = 0.0
         self._engine, self._optimizer, *_ = deepspeed.initialize(
-            model=Passable(model),
+            model=module,
             model_parameters=trained,
             optimizer=optimizer,
-            config=deepspeed_settings(stage, placement, dtype, num_workers, num_trained),
+            config=settings,
             dist_init_required=not torch.distributed.is_initialized(),
         )
         _forget_warmup_step(self._optimizer)
@@ -110,6 +123,9 @@ class DeepSpeedEngine:
         """The learning rate used and the norm of the gradient before clipping."""
         rate = set_learning_rates(self._optimizer, learning_rate_factor)
         norm = self._norm_without_partitions()
+        if norm is not None and self._clipping:
+            trained = [p for _, p in self._trainable()]
+            torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
@@ -121,6 +137,8 @@ class DeepSpeedEngine:
         """Norm of plain gradients, which DeepSpeed tells only where it partitions or keeps fp32."""
         if self._zero_stage or self._bf16:
             return None
+        if self._experts is not None:
+            return float(self._experts.gradient_norm(self.model.parameters()))
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
@@ -147,13 +165,19 @@ class DeepSpeedEngine:
 
         for name, p in self._trainable():
             with deepspeed.zero.GatheredParameters([p], enabled=self._zero_stage == 3):
-                yield name, p.detach()
+                yield name, self._whole(p, p.detach())
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Name and whole fp32 state (`weight`, moments, `step`); all workers must go through.
 
         It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
         """
+        for name, p, state in self._own_states():
+            whole = {key: self._whole(p, value) for key, value in state.items() if key != "step"}
+            yield name, {**whole, "step": state["step"]}
+
+    def _own_states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
+        """As `optimizer_state`, of what this worker has of each parameter."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not self._zero_stage:
@@ -163,12 +187,13 @@ class DeepSpeedEngine:
                 state = self._adam().state.get(master, {})
                 moments = {key: state.get(key, torch.zeros_like(master)) for key in MOMENTS}
                 step = state.get("step", torch.zeros(()))
-                yield name, {**moments, "weight": master.detach(), "step": step}
+                yield name, p, {**moments, "weight": master.detach(), "step": step}
             return
         self._link_moments()
         for name, p in self._trainable():
             moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
-            yield name, {**moments, "weight": safe_get_full_fp32_param(p), "step": self._updates()}
+            weight = safe_get_full_fp32_param(p)
+            yield name, p, {**moments, "weight": weight, "step": self._updates()}
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take this worker's share of the states that `optimizer_state` gave, by name.
@@ -180,17 +205,24 @@ class DeepSpeedEngine:
             masters = self._masters()
             for name, p in self._trainable():
                 master = masters[p]
-                master.data.copy_(saved[name]["weight"])
-                state = {key: saved[name][key].to(p.device) for key in (*MOMENTS, "step")}
-                self._adam().state[master] = state
+                master.data.copy_(self._own(p, saved[name]["weight"]))
+                moments = {key: self._own(p, saved[name][key]).to(p.device) for key in MOMENTS}
+                step = saved[name]["step"].to(p.device)
+                self._adam().state[master] = {**moments, "step": step}
             return
         self._link_moments()
         for name, p in self._trainable():
             for key in ("weight", *MOMENTS):
-                self._restore_partition(p, key, saved[name][key])
+                self._restore_partition(p, key, self._own(p, saved[name][key]))
         updates = max(float(saved[name]["step"]) for name, _ in self._trainable())
         for state in self._adam().state.values():
             state["step"].fill_(updates)
+
+    def _whole(self, p: nn.Parameter, value: Tensor) -> Tensor:
+        return value if self._experts is None else self._experts.whole(p, value)
+
+    def _own(self, p: nn.Parameter, whole: Tensor) -> Tensor:
+        return whole if self._experts is None else self._experts.own(p, whole)
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
         """What AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
@@ -257,6 +289,58 @@ class DeepSpeedEngine:
             safe_set_local_fp32_param(p, mine)
         else:
             safe_set_local_optimizer_state(p, mine, key)
+
+
+def expert_group(size: int) -> ExpertGroup:
+    """The group of so many workers in which this one shares experts out; all must call it.
+
+    Workers of a group have consecutive ranks: those of one node stay together.
+
+    Raises:
+        PlacementError: the workers are not a multiple of it.
+    """
+    if world_size() % size:
+        raise PlacementError(
+            f"placement.expert_parallel {size} does not divide the {world_size()} workers that are "
+            "there; take a number that does, or a multiple of so many workers"
+        )
+    import deepspeed
+    from deepspeed.utils import groups
+
+    _forgo_shared_memory()
+    deepspeed.init_distributed()
+    groups._create_expert_and_data_parallel(size)
+    return ExpertGroup(groups._get_expert_parallel_group(group_name(size)))
+
+
+def _sign_of_experts(num_experts: int) -> nn.Module:
+    """A module without weights by which DeepSpeed learns that the model has experts.
+
+    It looks for modules of its own class, and without one it fails on marked parameters.
+    """
+    from deepspeed.moe.layer import MoE
+
+    class Sign(MoE):  # type: ignore[misc] # DeepSpeed is not typed
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.num_experts = num_experts
+
+        def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
+            """The groups are there already."""
+
+    sign: nn.Module = Sign()
+    return sign
+
+
+def _forgo_shared_memory() -> None:
+    """Do without DeepSpeed's reduction in shared memory, which serves inference alone.
+
+    It would be compiled at the start of a first run on CPUs: a minute, and a C++ compiler that a
+    machine may lack.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _forget_warmup_step(optimizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rayembed.assets.storage import (
@@ -35,17 +36,35 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     if weights is not None:
         values["weights"] = weights_content(weights)
     made_of = json.dumps(values, indent=1, sort_keys=True).encode()
+
+    def save(place: Path) -> None:
+        load_weights(run, weights).save(place, instructions=instructions)
+
+    leave_model(folder, made_of, save)
+
+
+def leave_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
+    """Leave what `save` writes into a local folder in a folder of storage.
+
+    One that is there whole, made of the same, stays; another is replaced.
+
+    Args:
+        made_of: content of the note by which a whole model is known.
+        save: makes the folder that it is given, or replaces the model in it.
+
+    Raises:
+        RayembedError: what `save` raises, or the storage refuses the model.
+    """
     note = join(folder, MADE_OF_FILE)
     if exists(note):
         if read_bytes(note) == made_of:
             return
         remove_file(note)  # before the rest: what is removed or replaced in part is not whole
-    model = load_weights(run, weights)
     if is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="export-") as scratch:
-            model.save(Path(scratch) / "model", instructions=instructions)
+            save(Path(scratch) / "model")
             remove_folder(folder)
             upload_folder(Path(scratch) / "model", folder)
     else:
-        model.save(Path(folder), instructions=instructions)
+        save(Path(folder))
     write_atomic(note, made_of)

@@ -7,18 +7,18 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rayembed.config.stage import StageConfig
-from rayembed.data.plan.step_batch import StepBatch
+from rayembed.config.course import Course
+from rayembed.distributed.collectives import world_size
 from rayembed.errors import DataError
-from rayembed.models.contract import EmbeddingModel
+from rayembed.models.contract import TrainableModel
 from rayembed.training.schedule import learning_rate_factor
-from rayembed.training.step import StepSettings, run_step
+from rayembed.training.step import StepReport, StepSettings, run_step
 
 
 class Engine(Protocol):
     """What the loop needs of an engine."""
 
-    model: EmbeddingModel
+    model: TrainableModel
 
     @property
     def forward(self) -> torch.nn.Module:
@@ -38,23 +38,44 @@ StepRecord = dict[str, Any]
 """Metrics of one step, ready for JSON."""
 
 
+class Batch(Protocol):
+    """What the loop knows of a batch."""
+
+    @property
+    def step(self) -> int:
+        """Number of its step, from 0."""
+        ...
+
+
+RunStep = Callable[..., StepReport]
+"""Accumulates the gradients of a step: called with the model, the engine's module and its
+`backward`, the batch, the course and the settings, as `run_step` is."""
+
+
 def train_steps(
     engine: Engine,
-    batches: Iterable[StepBatch],
-    stage: StageConfig,
+    batches: Iterable[Batch],
+    stage: Course,
     settings: StepSettings,
     *,
     start_step: int,
     on_step: Callable[[StepRecord], None],
     on_checkpoint: Callable[[int], None],
+    ends_after: Callable[[int], bool] = lambda step: False,
+    saves_now: Callable[[], bool] = lambda: False,
+    run_step: RunStep = run_step,
 ) -> None:
-    """Train from `start_step` to the stage's last step.
+    """Train from `start_step` to the stage's last step, or to one at which it is to end.
 
     Args:
         batches: this worker's step batches from `start_step` on, in order.
         on_step: called after each step with its metrics.
         on_checkpoint: called with the number of finished steps, every `checkpoint_every_steps`
             and after the last.
+        ends_after: asked on all workers with the number of finished steps, before a checkpoint of
+            them; the answer is the same on all.
+        saves_now: asked alike after the other steps: whether a checkpoint is made out of turn.
+        run_step: what is done with a batch.
 
     Raises:
         DataError: a batch of another step than the next, or too few batches.
@@ -79,15 +100,18 @@ def train_steps(
                 "grad_norm": norm,
                 "seconds": now - ended,
                 "wait_seconds": waited,
-                "pairs_per_second": stage.batch.global_pairs / (now - ended),
+                f"{stage.row_name}_per_second": stage.global_rows / (now - ended),
                 "tokens": report.tokens,
                 "padding_share": 1 - report.tokens / report.padded_tokens,
                 "micro_batches": report.micro_batches,
+                "workers": world_size(),
+                **report.metrics,
             }
         )
         ended = time.perf_counter()
-        if expected % stage.checkpoint_every_steps == 0 or expected == stage.steps:
+        ends = ends_after(expected) or expected == stage.steps
+        if ends or expected % stage.checkpoint_every_steps == 0 or saves_now():
             on_checkpoint(expected)
-        if expected == stage.steps:
+        if ends:
             return
     raise DataError(f"stage {stage.name!r}: batches ended at step {expected} of {stage.steps}")

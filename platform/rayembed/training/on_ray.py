@@ -2,55 +2,62 @@
 
 import logging
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.data
 import ray.train
+import ray.train.collective
 from ray.autoscaler.sdk import request_resources
-from ray.train import UserCallback
 from ray.train.torch import TorchConfig, TorchTrainer
-from ray.train.v2._internal.exceptions import (
-    InsufficientClusterResourcesError,
-    WorkerGroupStartupFailedError,
-    WorkerGroupStartupTimeoutError,
-)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import is_remote, open_storage, write_atomic
-from rayembed.config.run import Placement, Run
-from rayembed.data.on_ray import stream_steps
-from rayembed.data.plan.step_batch import StepBatch
-from rayembed.errors import PlacementError, RayembedError, WorkerError
-from rayembed.models.contract import Tokenizer
+from rayembed.assets.storage import is_full, is_remote, join, open_storage, write_atomic
+from rayembed.config.adaptation import Adaptation
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.data.on_ray import stream_made
+from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.registry.provenance import node_hardware
+from rayembed.training.adaptation import export_encoder
 from rayembed.training.capacity import (
     Node,
     await_capacity,
+    check_validation_capacity,
     worker_resources,
     workers_that_fit,
 )
+from rayembed.training.checkpoint_list import checkpoint_name, mend_checkpoint_list
+from rayembed.training.elastic.on_ray import START_SECONDS, ElasticTrainer
 from rayembed.training.export import export
+from rayembed.training.failures.on_ray import (
+    AGAIN,
+    cause,
+    failure_callbacks,
+    failure_config,
+    reason,
+)
 from rayembed.training.loop import StepRecord
+from rayembed.training.on_worker import Job, Surroundings
 from rayembed.training.progress import Progress
-from rayembed.training.worker import StageJob, Surroundings, is_done, train_stage
+from rayembed.training.validation.on_ray import Validation, ValidationOnRay
+from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
-CONTROLLER_FAILURES = 3
-"""Starts of a worker group that may fail before the run does; Ray's own default is no limit."""
+CONTROLLER_DEATHS = 3
+"""How often Train's controller may die before the run does."""
 
-_NOT_STARTED = (
-    InsufficientClusterResourcesError,
-    WorkerGroupStartupFailedError,
-    WorkerGroupStartupTimeoutError,
-)
+_TRAIN = "train"
+"""Folder of Train's checkpoints, in that of a stage."""
+
 
 _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
@@ -59,13 +66,28 @@ _WORKER_START_SECONDS = 60
 _LOG_LEVEL = "WARNING"
 
 
-def check_placement(placement: Placement) -> None:
+def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
+    """As `check_placement`, before any data is prepared; nothing where nodes are waited for.
+
+    GPU nodes that came now would stand idle, or be gone again, when the data is there.
+    """
+    if not placement.wait_for_nodes_seconds:
+        check_placement(placement, validates=validates)
+
+
+def check_placement(placement: Placement, *, validates: bool = False, runs: int = 1) -> None:
     """Return when the cluster's nodes can hold the run's workers; it may wait for nodes to come.
+
+    Args:
+        validates: whether a node must hold a validation task too, beside them or after them.
+        runs: how many such runs are waited for at a time; one is enough in the end.
 
     Raises:
         PlacementError: too few or too small nodes; says what was asked and what is there.
     """
-    await_capacity(placement, _nodes, _request_nodes)
+    await_capacity(placement, _nodes, _request_nodes, runs=runs)
+    if validates:
+        check_validation_capacity(placement, _nodes())
 
 
 def _nodes() -> list[Node]:
@@ -93,20 +115,6 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     return answer
 
 
-class _OursAtOnce(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Ends a run at the first error of ours, which the same input would raise again.
-
-    What a callback raises in Train's controller is never tried again.
-    """
-
-    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise the worker's error if it is ours."""
-        ours = _ours(worker_exceptions.values())
-        if ours is not None:
-            # Wrapped already, so that Train's controller does not print its own traceback.
-            raise ray.train.ControllerError(ours)
-
-
 class _MetricsSink:
     """The only writer of a run's metrics log, on the node of the driver."""
 
@@ -126,7 +134,7 @@ class _MetricsSink:
 
 @dataclass(frozen=True)
 class _WorkerInput:
-    job: StageJob
+    job: Job
     sink: Any
     offset: int
 
@@ -138,6 +146,7 @@ def train_stage_on_ray(
     offset: int,
     *,
     metrics_place: str | None = None,
+    validation: Validation | None = None,
 ) -> None:
     """Return when the stage's weights are in storage; a stage that is done is not run again.
 
@@ -146,84 +155,139 @@ def train_stage_on_ray(
         metrics_log: file on this machine that gets a line a step.
         offset: steps of the stages before.
         metrics_place: where the log is copied to whenever a checkpoint counts; None: nowhere.
+        validation: how weights are scored when `job.validated_in` is set.
 
     Raises:
         RayembedError: what a worker raised, if it is one of ours.
         PlacementError: the workers could not be started.
         WorkerError: workers failed more often than `placement.max_failures`.
     """
-    if is_done(job):
-        logger.info("stage %s is done: %s", job.stage.name, job.weights)
+    if job.validated_in is None or job.is_done():
+        train_on_ray(job, folder, metrics_log, offset, metrics_place=metrics_place)
         return
-    _wait_for_workers(job.run.placement)
-    _fetch_model(job.run)
+    assert validation is not None
+    trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
+    with ValidationOnRay(job.run, job.stage_index, job.validated_in, validation) as scored:
+        _fit(trainer, sink, job, folder, metrics_log)
+    scored.finish(job.weights)
+
+
+def train_on_ray(
+    job: Job, folder: str, metrics_log: Path, offset: int, *, metrics_place: str | None = None
+) -> None:
+    """Return when the job's weights are in storage; one that is done is not run again.
+
+    Arguments and errors are those of `train_stage_on_ray`.
+    """
+    if job.is_done():
+        logger.info("stage %s is done: %s", job.course.name, job.weights)
+        return
+    trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
+    _fit(trainer, sink, job, folder, metrics_log)
+
+
+def _trainer(
+    job: Job, folder: str, metrics_log: Path, offset: int, metrics_place: str | None
+) -> tuple[TorchTrainer, Any]:
+    """What runs the job's workers, and the actor that takes their metrics."""
+    placement = job.placement
+    _wait_for_workers(placement)
+    _fetch_models(job.pretrained, placement)
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage(folder)
-    placement = job.run.placement
-    trainer = TorchTrainer(
+    workers = placement.fewest_workers, placement.workers
+    make = partial(ElasticTrainer, job=job) if placement.is_elastic else TorchTrainer
+    trainer = make(
         _worker,
         train_loop_config={"input": _WorkerInput(job, sink, offset)},
         torch_config=TorchConfig(
             backend="nccl" if placement.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
         ),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=placement.workers,
+            num_workers=workers if placement.is_elastic else placement.workers,
             use_gpu=placement.use_gpu,
             resources_per_worker=worker_resources(placement),
+            elastic_resize_monitor_interval_s=placement.resize_interval_seconds,
         ),
         run_config=ray.train.RunConfig(
-            name="train",
+            name=_TRAIN,
             storage_path=path,
             storage_filesystem=filesystem if is_remote(folder) else None,
-            failure_config=ray.train.FailureConfig(
-                max_failures=placement.max_failures, controller_failure_limit=CONTROLLER_FAILURES
-            ),
-            checkpoint_config=ray.train.CheckpointConfig(
-                num_to_keep=placement.keep_checkpoints,
-                checkpoint_score_attribute="loss",
-                checkpoint_score_order="min",
-            ),
-            callbacks=[_OursAtOnce()],
+            failure_config=failure_config(placement),
+            # The newest: the one before is there when the last one turns out to be damaged.
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=placement.keep_checkpoints),
+            callbacks=failure_callbacks(job),
             worker_runtime_env={"env_vars": worker_environment(placement)},
             logging_config=ray.train.LoggingConfig(log_level=_LOG_LEVEL),
         ),
     )
-    with Progress(job.stage, metrics_log):
+    return trainer, sink
+
+
+def _fit(trainer: TorchTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
+    with Progress(job.course, metrics_log):
         try:
-            trainer.fit()
-        except ray.train.v2.api.exceptions.TrainingFailedError as error:
-            raise _cause(error, job) from error
+            _train_to_the_end(trainer, job, join(folder, _TRAIN))
         finally:
             ray.kill(sink)
 
 
-def _wait_for_workers(placement: Placement) -> None:
-    """Let Train wait for nodes that have gone while data was prepared, as long as at the start."""
-    if placement.wait_for_nodes_seconds > _WORKER_START_SECONDS:
-        seconds = str(placement.wait_for_nodes_seconds)
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", seconds)
+def _train_to_the_end(trainer: TorchTrainer, job: Job, checkpoints: str) -> None:
+    """Return when the workers are done, also after deaths of Train's controller.
 
-
-def _fetch_model(run: Run) -> None:
-    """Have the backbone on each node that can hold a worker, before workers wait for one another.
-
-    A node that fetched it in its worker could outlast the time limit of the others' collective.
+    Train starts workers again by itself, but nobody its controller, with which the workers go.
     """
-    reference = run.model.backbone.path
+    for restarts_left in reversed(range(CONTROLLER_DEATHS + 1)):
+        mend_checkpoint_list(checkpoints, ray.__version__)
+        try:
+            trainer.fit()
+            return
+        except ray.exceptions.RayActorError as error:
+            if not restarts_left:
+                raise WorkerError(
+                    f"stage {job.course.name!r}: Ray Train's controller died "
+                    f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
+                ) from error
+            logger.warning(
+                "stage %s: Ray Train's controller has died; another one goes on from the last "
+                "checkpoint. Ray says: %s",
+                *(job.course.name, reason(error)),
+            )
+        except ray.train.v2.api.exceptions.TrainingFailedError as error:
+            # A checkpoint that was damaged since the start stops workers that would go on from it.
+            if not (mend_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
+                raise cause(error, job) from error
+
+
+def _wait_for_workers(placement: Placement) -> None:
+    """Let Train wait for nodes that have gone while data was prepared, as long as at the start.
+
+    An elastic run waits before it starts workers; then their places are free or never will be.
+    """
+    seconds = START_SECONDS if placement.is_elastic else placement.wait_for_nodes_seconds
+    if placement.is_elastic or seconds > _WORKER_START_SECONDS:
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", str(seconds))
+
+
+def _fetch_models(references: Sequence[str], placement: Placement) -> None:
+    """Have the pretrained models on each node that can hold a worker, before workers wait there.
+
+    A node that fetched one in its worker could outlast the time limit of the others' collective.
+    """
     nodes = [
         node["NodeID"]
         for node in ray.nodes()
-        if node["Alive"] and workers_that_fit(run.placement, [node["Resources"]])
+        if node["Alive"] and workers_that_fit(placement, [node["Resources"]])
     ]
     if len(nodes) > 1:
-        logger.info("having %s on each of %d nodes", reference, len(nodes))
+        logger.info("having %s on each of %d nodes", " and ".join(references), len(nodes))
     # Soft: on a node that has gone meanwhile nobody needs it.
     places = [NodeAffinitySchedulingStrategy(node, soft=True) for node in nodes]
     fetch = ray.remote(num_cpus=0, max_retries=2)(resolve_model)
     _wait_for(
-        [fetch.options(scheduling_strategy=p).remote(reference) for p in places],
-        f"fetching {reference!r} to a node",
+        [fetch.options(scheduling_strategy=p).remote(at) for p in places for at in references],
+        f"fetching {' and '.join(map(repr, references))} to a node",
         "Give the nodes more memory if it fails again.",
     )
 
@@ -256,6 +320,17 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
         RayembedError: what `export` raises, unwrapped from Ray's error.
         WorkerError: the task was lost, also when it was tried again.
     """
+    _export(export, run, weights, folder)
+
+
+def export_encoder_on_ray(run: Adaptation, weights: str, folder: str) -> None:
+    """The same with an adaptation's encoder."""
+    _export(export_encoder, run, weights, folder)
+
+
+def _export(
+    export: Callable[..., None], run: Run | Adaptation, weights: str | None, folder: str
+) -> None:
     task = ray.remote(num_cpus=run.placement.cpus_per_worker, max_retries=2)(export)
     _wait_for(
         [task.remote(run, weights, folder)],
@@ -294,71 +369,58 @@ def _worker(config: dict[str, Any]) -> None:
 def _train_on_worker(given: _WorkerInput) -> None:
     job = given.job
     pending: list[Any] = []
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.run.placement.use_gpu else "cpu")
-
-    def stream(
-        tokenizer: Tokenizer, worker: int, num_workers: int, start_step: int
-    ) -> Iterable[StepBatch]:
-        return stream_steps(
-            job.plan_folder,
-            tokenizer,
-            worker=worker,
-            num_workers=num_workers,
-            start_step=start_step,
-        )
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.placement.use_gpu else "cpu")
 
     def report_checkpoint(part: Path, step: int, loss: float) -> None:
         if pending:  # a step that a checkpoint counts as done must be in the log, and stay there
-            ray.get([*pending, given.sink.keep.remote()])
+            try:
+                ray.get([*pending, given.sink.keep.remote()])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
             pending.clear()
-        ray.train.report(
-            {"step": step, "loss": loss},
-            checkpoint=ray.train.Checkpoint.from_directory(str(part)),
-            checkpoint_dir_name=f"step-{step:07d}",
-        )
+        try:
+            ray.train.report(
+                {"step": step, "loss": loss},
+                checkpoint=ray.train.Checkpoint.from_directory(str(part)),
+                checkpoint_dir_name=checkpoint_name(step),
+            )
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise ArtifactError(
+                f"the checkpoint of step {step} does not fit into storage: {error}. Make room "
+                "there, then submit the run again under the same name: it goes on from the "
+                "checkpoint before."
+            ) from error
 
     def report_step(record: StepRecord) -> None:
         pending.append(given.sink.append.remote(record, given.offset))
 
+    # A node that came after `_fetch_models` fetches them now: this waits for it, where the first
+    # collective of training has a time limit.
+    for reference in job.pretrained:
+        resolve_model(reference)
+    ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
-    surroundings = Surroundings(stream, None, report_checkpoint, report_step)
+    of_other_run = False
+    if checkpoint is None and job.start_checkpoint is not None:
+        of_other_run = True
+        filesystem, path = open_storage(job.start_checkpoint)
+        checkpoint = ray.train.Checkpoint(path, filesystem)
+    surroundings = Surroundings(
+        *(stream_made, None, report_checkpoint, report_step, of_other_run, _leaving)
+    )
     if checkpoint is None:
-        train_stage(job, surroundings)
+        job.train(surroundings)
     else:
         with checkpoint.as_directory() as folder:
-            train_stage(job, Surroundings(stream, Path(folder), report_checkpoint, report_step))
+            job.train(replace(surroundings, checkpoint=Path(folder)))
+
+
+def _leaving() -> bool:
+    """Whether Ray was told that a node of these workers will be taken away."""
+    return ray.train.get_preemption_info() is not None
 
 
 def _here() -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def _ours(failures: Iterable[Any]) -> RayembedError | None:
-    """The first error of ours among failures, out of Train's wrapping."""
-    inner = (getattr(failure, "_base_exc", failure) for failure in failures)
-    return next((error for error in inner if isinstance(error, RayembedError)), None)
-
-
-def _cause(error: Any, job: StageJob) -> RayembedError:
-    """What a worker raised if it is ours, else an error that tells the first failure."""
-    failures = list((getattr(error, "worker_failures", None) or {}).values())
-    controller = getattr(error, "controller_failure", None)
-    ours = _ours([*failures, controller])
-    if ours is not None:
-        return ours
-    placement, stage = job.run.placement, f"stage {job.stage.name!r}"
-    again = "Submit the run again under the same name to go on from its last checkpoint."
-    if isinstance(controller, _NOT_STARTED):
-        return PlacementError(
-            f"{stage}: {placement.workers} workers of {worker_resources(placement)} each could not "
-            "be started, though the nodes are large enough; most likely other jobs hold their CPUs "
-            "and GPUs, or nodes have gone. Free them (`ray status` shows what is taken, `ray job "
-            "stop` ends a job), lower placement.workers, or wait longer with "
-            f"placement.wait_for_nodes_seconds. {again} Ray Train says: {controller}"
-        )
-    if not failures:
-        return WorkerError(f"{stage}: Ray Train's controller failed: {error}. {again}")
-    return WorkerError(
-        f"{stage}: workers failed more often than placement.max_failures="
-        f"{placement.max_failures} allows; the first failure: {failures[0]}. {again}"
-    )

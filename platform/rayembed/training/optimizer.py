@@ -7,7 +7,7 @@ from torch import nn
 
 from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
-from rayembed.models.contract import EmbeddingModel
+from rayembed.models.contract import TrainableModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps of each weight, by torch's names."""
@@ -19,12 +19,15 @@ class GroupKey:
 
     of_backbone: bool
     decayed: bool
+    experts: str | None
+    """Which group of workers holds the same ones; None: all workers do."""
 
 
-def parameter_groups(model: EmbeddingModel, config: OptimizerConfig) -> list[dict[str, object]]:
+def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dict[str, object]]:
     """Groups of AdamW: backbone or pooling, with or without weight decay; `peak` is their rate.
 
-    Vectors (biases, norms) are not decayed.
+    Vectors (biases, norms) are not decayed. Experts that are shared out among workers have groups
+    of their own, which say so in DeepSpeed's words.
 
     Raises:
         ConfigError: the model has no trainable parameter.
@@ -33,7 +36,8 @@ def parameter_groups(model: EmbeddingModel, config: OptimizerConfig) -> list[dic
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim >= 2 and config.weight_decay > 0
-            key = GroupKey(model.backbone_parameter(name), decayed)
+            experts = getattr(parameter, "group_name", None)
+            key = GroupKey(model.backbone_parameter(name), decayed, experts)
             groups.setdefault(key, []).append(parameter)
     if not groups:
         raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
@@ -44,12 +48,13 @@ def parameter_groups(model: EmbeddingModel, config: OptimizerConfig) -> list[dic
             "lr": 0.0,
             "peak": _peak(key, config),
             "weight_decay": config.weight_decay if key.decayed else 0.0,
+            **({} if key.experts is None else {"moe": True, "name": key.experts}),
         }
         for key, parameters in groups.items()
     ]
 
 
-def build_optimizer(model: EmbeddingModel, config: OptimizerConfig) -> torch.optim.AdamW:
+def build_optimizer(model: TrainableModel, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel a group."""
     return torch.optim.AdamW(
         parameter_groups(model, config), betas=config.betas, eps=config.eps, fused=True

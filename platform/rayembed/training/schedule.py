@@ -2,20 +2,21 @@
 
 import math
 
-from rayembed.config.stage import StageConfig
+from rayembed.config.course import Course
 
 
-def learning_rate_factor(step: int, stage: StageConfig) -> float:
+def learning_rate_factor(step: int, course: Course) -> float:
     """Share of the peak learning rate at a step, counted from 0.
 
-    Linear warm-up from 1/warmup_steps to 1, then the stage's schedule, which would reach zero one
-    step after the last.
+    Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
+    step after the last, or at `decay_steps`.
     """
-    warmup = stage.optimizer.warmup_steps
+    warmup = course.optimizer.warmup_steps
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(stage.steps - warmup, 1)
-    match stage.optimizer.schedule:
+    end = course.optimizer.decay_steps or course.steps
+    progress = (step - warmup) / max(end - warmup, 1)
+    match course.optimizer.schedule:
         case "constant":
             return 1.0
         case "linear":

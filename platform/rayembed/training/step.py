@@ -3,7 +3,6 @@
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,19 +27,29 @@ from rayembed.distributed.grad_cache import (
     backward_in_one_graph,
     backward_with_cache,
 )
+from rayembed.errors import ConfigError
 from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
 from rayembed.losses.infonce import info_nce, info_nce_of_own
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens, cost, to_device
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.losses.matryoshka import cut
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, cost, to_device
+from rayembed.models.micro_batches import (
+    collate,
+    cut_by_length,
+    padded_tokens,
+    places_in_row_order,
+)
+from rayembed.training.context import context_passes, context_rows
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How a step is executed on this worker. None of it changes what is learnt."""
+    """How a step is executed on this worker. Of it only the seed changes what is learnt."""
 
     micro_batch_tokens: int
     grad_cache: bool
     device: torch.device
+    seed: int = 0
+    """Of what is drawn of a global batch, on all workers alike."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class StepReport:
     padded_tokens: int
     micro_batches: int
     """Of the worker that has most of them."""
+    metrics: dict[str, float]
+    """What the model's statistics say of the global batch."""
 
 
 def run_step(
@@ -73,35 +84,44 @@ def run_step(
         backward: sends one scalar's gradient through its graph.
     """
     lengths = [cost(tokens) for tokens in batch.tokens]
-    cuts = cut_by_length(lengths, settings.micro_batch_tokens)
-    num_passes = largest(len(cuts), settings.device)
+    costs = [length + model.added_tokens for length in lengths]
+    cuts = cut_by_length(costs, settings.micro_batch_tokens)
     # Engines that partition communicate in every pass: all workers need the same number.
+    num_passes = largest(len(cuts), settings.device)
     filled = cuts + [[cuts[-1][-1]]] * (num_passes - len(cuts))
-    places = _places_in_row_order(cuts).to(settings.device)
+    places = places_in_row_order(cuts).to(settings.device)
 
     def embed(micro: dict[str, Tensor], context: Tensor | None) -> EmbedOutput:
         output: EmbedOutput = engine(to_device(micro, settings.device), context)
         return output
 
+    occurrences = batch.occurrences()
     passes = Passes(
         embed=embed,
-        micro_batches=[_collate(model, batch.tokens, cut) for cut in filled],
+        micro_batches=[
+            collate(model, batch.tokens, cut)
+            | {"occurrences": torch.from_numpy(occurrences[np.array(cut)])}
+            for cut in filled
+        ],
         num_fillers=num_passes - len(cuts),
-        context=_context_passes(model, engine, batch, settings),
+        context=_context_passes(model, engine, batch, stage, settings),
     )
     rows, targets = _rows(batch, settings.device), _Targets.of(batch, settings.device)
+    metrics: dict[str, float] = {}
 
     def loss_of(embeddings: Tensor, statistics: Tensor | None) -> Tensor:
         loss = contrastive_loss(embeddings[places], rows, targets, stage)
         if statistics is not None:
-            loss = loss + model.auxiliary_loss(sum_with_gradient(statistics))
+            total = sum_with_gradient(statistics)
+            loss = loss + model.auxiliary_loss(total)
+            metrics.update(model.statistics_metrics(total.detach()))
         return loss
 
     method = backward_with_cache if settings.grad_cache else backward_in_one_graph
     if num_passes == 1 and not model.uses_context:
         method = backward_in_one_graph  # one graph is all that the cache would keep
     loss = method(passes, loss_of, backward)
-    mine = (float(loss.detach()), len(lengths), sum(lengths), padded_tokens(lengths, cuts))
+    mine = (float(loss.detach()), len(lengths), sum(costs), padded_tokens(costs, cuts))
     total_loss, texts, tokens, padded = sums_of(mine, settings.device)
     return StepReport(
         loss=total_loss / world_size(),
@@ -109,6 +129,7 @@ def run_step(
         tokens=int(tokens),
         padded_tokens=int(padded),
         micro_batches=num_passes,
+        metrics=metrics,
     )
 
 
@@ -139,26 +160,47 @@ def contrastive_loss(
 ) -> Tensor:
     """Mean InfoNCE of this worker's rows over the candidates of all workers.
 
+    Summed over the widths of the stage's loss, the full one first.
+
     Args:
         embeddings: (U, D) unit length, of this worker's distinct texts.
+
+    Raises:
+        ConfigError: a width is not below D.
     """
+    width = embeddings.shape[1]
+    wrong = [dimension for dimension in stage.loss.dimensions if dimension >= width]
+    if wrong:
+        raise ConfigError(
+            f"stages.{stage.name}.loss.dimensions names {wrong}, but the model's vectors are "
+            f"{width} wide in full, which always counts; name widths below that"
+        )
     queries = embeddings[targets.query]
     documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
     # A missing negative takes any vector's place; the mask keeps it out of the loss.
     candidates = embeddings[documents.clamp(min=0)]
+    temperature = stage.loss.temperature
     if not stage.batch.in_batch_negatives:
         mask = own_candidates(rows, targets.not_negatives)
-        return info_nce_of_own(queries, candidates, mask, stage.loss.temperature).mean()
+        return torch.stack(
+            [
+                info_nce_of_own(cut(queries, d), cut(candidates, d), mask, temperature).mean()
+                for d in (width, *stage.loss.dimensions)
+            ]
+        ).sum()
     num_rows, num_negatives = targets.negatives.shape
     first_row = rank() * num_rows
     local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
     everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
     mask = batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
     positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
-    loss = info_nce(
-        queries, gather_with_gradient(local), positive, mask, stage.loss.temperature
-    ).mean()
-    return loss
+    gathered = gather_with_gradient(local)
+    return torch.stack(
+        [
+            info_nce(cut(queries, d), cut(gathered, d), positive, mask, temperature).mean()
+            for d in (width, *stage.loss.dimensions)
+        ]
+    ).sum()
 
 
 def _rows(batch: StepBatch, device: torch.device) -> Rows:
@@ -172,12 +214,6 @@ def _rows(batch: StepBatch, device: torch.device) -> Rows:
         label=tensor(batch.label_hash),
         in_batch=tensor(batch.in_batch),
     )
-
-
-def _collate(
-    model: EmbeddingModel, tokens: Sequence[Tokens], places: Sequence[int]
-) -> dict[str, Tensor]:
-    return model.tokenizer.collate([tokens[place] for place in places])
 
 
 class Passable(nn.Module):
@@ -201,31 +237,27 @@ class Passable(nn.Module):
 
 
 def _context_passes(
-    model: EmbeddingModel, engine: nn.Module, batch: StepBatch, settings: StepSettings
+    model: EmbeddingModel,
+    engine: nn.Module,
+    batch: StepBatch,
+    stage: StageConfig,
+    settings: StepSettings,
 ) -> ContextPasses | None:
-    """Passes over the positive of each row: the global batch's own documents are its context."""
     if not model.uses_context:
         return None
-    tokens = [batch.tokens[place] for place in batch.positive]
-    cuts = cut_by_length([cost(t) for t in tokens], settings.micro_batch_tokens)
-    num_passes = largest(len(cuts), settings.device)
-    filled = cuts + [[cuts[-1][-1]]] * (num_passes - len(cuts))
 
     def embed_context(micro: dict[str, Tensor]) -> Tensor:
         vectors: Tensor = engine(to_device(micro, settings.device), only_context=True)
         return vectors
 
-    return ContextPasses(
-        embed=embed_context,
-        micro_batches=[_collate(model, tokens, cut) for cut in filled],
-        num_fillers=num_passes - len(cuts),
-        arrange=_places_in_row_order(cuts).to(settings.device),
+    documents = [batch.tokens[place] for place in batch.positive]
+    rows = context_rows(
+        world_size() * len(documents),
+        model.max_context,
+        seed=settings.seed,
+        stage=stage.name,
+        step=batch.step,
     )
-
-
-def _places_in_row_order(cuts: Sequence[Sequence[int]]) -> Tensor:
-    """Where each text stands in the outputs of the micro-batches."""
-    order = torch.tensor([place for cut in cuts for place in cut])
-    places = torch.empty_like(order)
-    places[order] = torch.arange(len(order))
-    return places
+    return context_passes(
+        embed_context, model, documents, rows, settings.micro_batch_tokens, settings.device
+    )

@@ -1,33 +1,50 @@
 """Trained weights of a stage as one safetensors file in storage, which says what it was made of."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 
-import pyarrow
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import open_storage, read_bytes, write_atomic
+from rayembed.assets.storage import is_full, read_bytes, write_atomic
+from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.trainable import load_trainable_state
+from rayembed.training.safetensors_header import read_header
 
 _CONTENT = "content"
 
 
 def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
-    """Write a file whose header holds what it was made of and a digest of its tensors."""
+    """Write a file whose header holds what it was made of and a digest of its tensors.
+
+    Raises:
+        ArtifactError: the storage is full.
+    """
+    metadata = {**made_of, _CONTENT: content_of(state)}
+    try:
+        write_atomic(path, safetensors.torch.save(state, metadata=metadata))
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise ArtifactError(
+            f"the weights {path!r} do not fit into storage: {error}. Make room there, then submit "
+            "the run again under the same name: it goes on from its last checkpoint."
+        ) from error
+
+
+def content_of(state: Mapping[str, Tensor]) -> str:
+    """Twelve hexadecimal digits of tensors on the CPU and their names."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
         digest.update(state[name].contiguous().flatten().view(torch.uint8).numpy().data)
-    metadata = {**made_of, _CONTENT: digest.hexdigest()[:12]}
-    write_atomic(path, safetensors.torch.save(state, metadata=metadata))
+    return digest.hexdigest()[:12]
 
 
 def read_made_of(path: str) -> dict[str, str]:
@@ -36,18 +53,30 @@ def read_made_of(path: str) -> dict[str, str]:
     Raises:
         ArtifactError: there is no such file, or it is not one of `write_weights`.
     """
-    filesystem, inside = open_storage(path)
     try:
-        with filesystem.open_input_file(inside) as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, 100_000_000)))
-            found: dict[str, str] = header["__metadata__"]
-            found[_CONTENT]
-    except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+        found = read_header(path)
+        if _CONTENT not in found:
+            raise ArtifactError("it does not tell what it was made of")
+    except ArtifactError as error:
         raise ArtifactError(
-            f"{path!r} holds no weights of a stage ({error!r}); remove it to train the stage again"
+            f"{path!r} holds no weights of a stage ({error}); remove it to train the stage again"
         ) from error
     return found
+
+
+def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
+    """Return when the weights in storage were made of what is wanted.
+
+    Raises:
+        ArtifactError: they were made of something else.
+    """
+    found = read_made_of(path)
+    if {name: found.get(name) for name in wanted} != wanted:
+        raise ArtifactError(
+            f"{path!r} was made of {found}, this run would make it of {wanted}: settings, "
+            "data or the stage before have changed since. Give this run another --name, or remove "
+            "the stage's folder."
+        )
 
 
 def weights_content(path: str) -> str:
@@ -59,9 +88,10 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
     """The run's model on the CPU with trained weights from storage, or untrained for None.
 
     Raises:
-        RayembedError: the backbone or the weights cannot be had or do not fit.
+        RayembedError: a pretrained part or the weights cannot be had or do not fit.
     """
-    model = build_model(run.model, resolve_model(run.model.backbone.path), seed=run.seed)
+    folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
+    model = build_model(run.model, folders, seed=run.seed)
     if weights is not None:
         load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
     return model

@@ -1,38 +1,25 @@
-"""What one worker does for one stage; what it needs of its surroundings is handed in.
+"""One stage of a run as each worker trains it; see `on_worker`."""
 
-Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the places to report to.
-"""
-
-import logging
-import shutil
-import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from rayembed.assets.storage import exists
+from rayembed.config.model import pretrained_parts
+from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.step_batch import StepBatch
+from rayembed.data.plan.stream import PairSteps
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.errors import ArtifactError
-from rayembed.models.contract import Tokenizer
-from rayembed.models.trainable import load_trainable_state
-from rayembed.training.checkpoint import (
-    Checkpoint,
-    expected_position,
-    save_checkpoint,
-    seed_worker,
-)
-from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.loop import StepRecord, train_steps
-from rayembed.training.step import StepSettings
-from rayembed.training.weights import load_weights, read_made_of, weights_content, write_weights
-
-logger = logging.getLogger(__name__)
+from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.stage_lengths import as_read_by
+from rayembed.training.step import run_step
+from rayembed.training.validation.decision import validated_steps
+from rayembed.training.validation.folder import ValidationFolder
+from rayembed.training.validation.handing_in import WorkerValidation, whole_weights
+from rayembed.training.weights import check_made_of, load_weights, weights_content, write_weights
 
 
 @dataclass(frozen=True)
@@ -46,104 +33,92 @@ class StageJob:
     """Trainable weights of the stage before, in storage; None: freshly initialised."""
     weights: str
     """Where in storage the trained weights go; there they mean that the stage is done."""
+    validated_in: str | None = field(default=None, kw_only=True)
+    """The stage's folder in storage, when its weights are scored while it is trained: workers then
+    leave weights there for the driver to choose from. None: they are those of the last step."""
+    start_checkpoint: str | None = field(default=None, kw_only=True)
+    """Folder in storage of a checkpoint of another run of the same plan and model, from which this
+    one goes on as long as it has none of its own (population-based training). None: it begins."""
 
     @property
     def stage(self) -> StageConfig:
         """The stage's settings."""
         return self.run.stages[self.stage_index]
 
+    @property
+    def course(self) -> StageConfig:
+        """The same, as the trainer takes it."""
+        return self.stage
 
-@dataclass(frozen=True)
-class Surroundings:
-    """What a worker gets from whoever runs it."""
+    @property
+    def placement(self) -> Placement:
+        """Where it runs."""
+        return self.run.placement
 
-    stream: Callable[[Tokenizer, int, int, int], Iterable[StepBatch]]
-    """Step batches of (tokenizer, worker, workers, first step)."""
-    checkpoint: Path | None
-    """The last checkpoint of this stage, on local disk."""
-    report_checkpoint: Callable[[Path, int, float], None]
-    """Hands over this worker's part of a checkpoint, after (steps, mean loss since the last)."""
-    report_step: Callable[[StepRecord], None]
-    """Takes the metrics of a step; called on worker 0 only."""
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """References of the models that it starts from."""
+        return tuple(pretrained_parts(self.run.model).values())
 
+    def is_done(self) -> bool:
+        """Whether the stage's weights are in storage, made by this run from this plan.
 
-def train_stage(job: StageJob, surroundings: Surroundings) -> None:
-    """Train the stage on this worker and leave its weights in storage.
+        Raises:
+            ArtifactError: the weights there are of another run or of other data.
+        """
+        if not exists(self.weights):
+            return False
+        check_made_of(self.weights, _made_of(self, BatchPlan.open(self.plan_folder)))
+        return True
 
-    Raises:
-        RayembedError: an asset, plan or checkpoint cannot be used.
-    """
-    run, stage, placement = job.run, job.stage, job.run.placement
-    device = torch.device("cuda") if placement.use_gpu else torch.device("cpu")
-    plan = BatchPlan.open(job.plan_folder)
-    position = expected_position(stage.name, run.fingerprint, plan.fingerprint)
-    last = surroundings.checkpoint
-    checkpoint = None if last is None else Checkpoint(last, position)
-    model = load_weights(run, job.start_weights)
-    if checkpoint is not None:
-        load_trainable_state(model, checkpoint.weights())
-    model = model.to(device)
-    if placement.gradient_checkpointing:
-        model.enable_gradient_checkpointing()
-    seed_worker(run.seed, job.stage_index)
-    engine = DeepSpeedEngine(model, stage, placement, run.model.backbone.dtype, world_size())
-    start = 0
-    if checkpoint is not None:
-        checkpoint.restore(engine)
-        start = checkpoint.position.step
-        logger.info("stage %s goes on after step %d", stage.name, start)
-    losses: list[float] = []
+    def train(self, surroundings: Surroundings) -> None:
+        """Train the stage on this worker and leave its weights in storage, or with validation those
+        of the steps that are scored.
 
-    def on_step(record: StepRecord) -> None:
-        losses.append(record["loss"])
-        if rank() == 0:
-            surroundings.report_step(record)
-
-    def on_checkpoint(step: int) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
-        try:
-            save_checkpoint(folder, engine, position.at(step))
-            surroundings.report_checkpoint(folder, step, sum(losses) / len(losses))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        losses.clear()
-
-    if start < stage.steps:
-        train_steps(
-            engine,
-            surroundings.stream(model.tokenizer, rank(), world_size(), start),
-            stage,
-            StepSettings(placement.micro_batch_tokens, placement.grad_cache, device),
-            start_step=start,
-            on_step=on_step,
-            on_checkpoint=on_checkpoint,
+        Raises:
+            RayembedError: an asset, plan or checkpoint cannot be used.
+        """
+        run, plan = self.run, BatchPlan.open(self.plan_folder)
+        made_of = _made_of(self, plan)
+        validation = _validation(self, made_of)
+        training = Training(
+            course=self.stage,
+            placement=self.placement,
+            seed=run.seed,
+            number=self.stage_index,
+            dtype=run.model.backbone.dtype,
+            run_fingerprint=run.fingerprint,
+            plan_fingerprint=plan.fingerprint,
+            load=lambda: load_weights(run, self.start_weights),
+            batches=lambda model: PairSteps(
+                plan, as_read_by(self.stage, model.tokenizer), rank(), world_size()
+            ),
+            run_step=run_step,
+            validation=validation,
         )
-    # All workers must go through the weights, one keeps them.
-    state = {name: w.cpu().clone() for name, w in engine.trainable_weights() if rank() == 0}
-    if rank() == 0:
-        write_weights(job.weights, state, _made_of(job, plan))
+        engine = train_on_worker(training, surroundings)
+        if validation is None:
+            state = whole_weights(engine)
+            if rank() == 0:
+                write_weights(self.weights, state, made_of)
 
 
-def is_done(job: StageJob) -> bool:
-    """Whether the stage's weights are in storage, made by this run from this plan.
-
-    Raises:
-        ArtifactError: the weights there are of another run or of other data.
-    """
-    if not exists(job.weights):
-        return False
-    found = read_made_of(job.weights)
-    wanted = _made_of(job, BatchPlan.open(job.plan_folder))
-    if {name: found.get(name) for name in wanted} != wanted:
-        raise ArtifactError(
-            f"{job.weights!r} was made of {found}, this run would make it of {wanted}: settings, "
-            "data or the stage before have changed since. Give this run another --name, or remove "
-            "the stage's folder."
-        )
-    return True
+def _validation(job: StageJob, made_of: Mapping[str, str]) -> WorkerValidation | None:
+    config = job.run.evaluation.validation
+    if job.validated_in is None or config is None:
+        return None
+    return WorkerValidation(
+        ValidationFolder(job.validated_in),
+        validated_steps(job.stage.steps, job.run.validation_interval(job.stage)),
+        config.early_stopping,
+        made_of,
+        torch.device("cuda" if job.placement.use_gpu else "cpu"),
+    )
 
 
 def _made_of(job: StageJob, plan: BatchPlan) -> dict[str, str]:
     """What a stage's weights depend on: the run, its data, the weights that it began with."""
     start = "" if job.start_weights is None else weights_content(job.start_weights)
+    if job.start_checkpoint is not None:
+        start = job.start_checkpoint
     return {"run": job.run.fingerprint, "plan": plan.fingerprint, "start": start}

@@ -1,5 +1,6 @@
 """The clustering step: records in batches of similar pairs, with the false negatives of each."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.units import Needs, Result, Task, Unit, run_units
 from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 from rayembed.errors import DataError
+
+log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
 """Of clustering; raised whenever it makes other batches of the same inputs."""
@@ -99,9 +102,21 @@ def _cluster(
         "objective": round(sum(result["cosine"] for result in assigned) / count, 6),
         **_of_batches(gathered, best["random"], batches),
     }
+    _warn_of_lone_rows(dataset.name, int(more["rows_all_masked"]), batches.size)
     write_plot(join(making.folder, "clusters.png"), more)
     parts = [item for result in gathered for item in result["parts"]]
     return making.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
+
+
+def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
+    """Tell when most rows have no negative left in their batch, from which nothing is learnt."""
+    if alone > rows / 2:
+        log.warning(
+            "clusters %s: the filter takes all other documents of the batch away from %d of %d "
+            "rows, which then teach nothing. Take another data.datasets.%s.clusters.teacher, a "
+            "higher false_negative_margin, or larger clusters",
+            *(name, alone, rows, name),
+        )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Tasks of clustering: centroids from a sample of all pairs, and the cluster of each pair."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,23 @@ def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
     return vectors.queries(part), vectors.documents(part)[texts.place[texts.first[:-1]]]
 
 
+def sample_vectors(
+    vectors: Vectors, parts: Sequence[Part], sample: Sample
+) -> tuple[np.ndarray, np.ndarray]:
+    """(m, D) float16 of queries and of documents of a sample, in the order of its keys."""
+    keys, queries, documents = [], [], []
+    for part in parts:
+        key = sample_keys(read_index([part]).id_hash, sample.seed)
+        chosen = np.flatnonzero(key <= np.uint64(sample.last_key))
+        if len(chosen):
+            query, document = pair_vectors(vectors, part)
+            keys.append(key[chosen])
+            queries.append(query[chosen])
+            documents.append(document[chosen])
+    order = np.argsort(np.concatenate(keys), kind="stable")
+    return np.concatenate(queries)[order], np.concatenate(documents)[order]
+
+
 @dataclass(frozen=True)
 class Restart:
     """One run of k-means, from other first centroids than the rest."""
@@ -75,7 +93,7 @@ class FindCentroids:
 
     def __call__(self, unit: Restart, device: str = "cpu") -> Result:
         """`objective`, `file` of the centroids, `random`: mean similarities of random batches."""
-        queries, documents = self._vectors()
+        queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         text = f"{self.sample.seed}\0k-means\0{unit.number}"
         found = cluster_pairs(
             queries,
@@ -99,20 +117,6 @@ class FindCentroids:
                 for first in firsts
             ],
         }
-
-    def _vectors(self) -> tuple[np.ndarray, np.ndarray]:
-        """(m, D) float16 of queries and documents of the sample, in the order of its keys."""
-        keys, queries, documents = [], [], []
-        for part in self.parts:
-            key = sample_keys(read_index([part]).id_hash, self.sample.seed)
-            chosen = np.flatnonzero(key <= np.uint64(self.sample.last_key))
-            if len(chosen):
-                query, document = pair_vectors(self.vectors, part)
-                keys.append(key[chosen])
-                queries.append(query[chosen])
-                documents.append(document[chosen])
-        order = np.argsort(np.concatenate(keys), kind="stable")
-        return np.concatenate(queries)[order], np.concatenate(documents)[order]
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,9 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
 
     wrong = f"{reference!r}: rescoring needs a cross-encoder (a reranker)"
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         names = [str(name) for name in config.architectures or ()]
         if not any(name.endswith("ForSequenceClassification") for name in names):
             raise AssetError(
@@ -71,7 +73,9 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
                 "numbers for a pair"
             )
         with torch.device("meta"):
-            model = transformers.AutoModelForSequenceClassification.from_config(config)
+            model = transformers.AutoModelForSequenceClassification.from_config(
+                config, trust_remote_code=False
+            )
         body = f"{model.base_model_prefix}."
         head = {name for name in model.state_dict() if not name.startswith(body)}
         missing = sorted(head - _saved_names(folder))

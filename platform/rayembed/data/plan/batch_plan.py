@@ -7,17 +7,16 @@ G rows of a global batch.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayembed.assets.storage import exists, join, open_storage, read_bytes
-from rayembed.data.plan.files import ROWS_PER_GROUP, file_name
+from rayembed.data.plan.step_files import StepFiles, file_name
 from rayembed.data.records import SCHEMA, Record
 from rayembed.errors import ArtifactError, DataError
 
@@ -25,6 +24,15 @@ VERSION = 1
 """Of the layout on disk; a plan of another version is made again."""
 
 MANIFEST = "manifest.json"
+
+
+class Pair(NamedTuple):
+    """What a row shows of itself to others of its batch."""
+
+    dataset: str
+    query_instruction: str
+    query: str
+    positives: list[str]
 
 
 @dataclass(frozen=True)
@@ -91,27 +99,24 @@ class BatchPlan:
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows
-        place = step % self._steps_per_file
-        groups_per_step = -(-self.global_pairs // ROWS_PER_GROUP)
-        groups = range(first // ROWS_PER_GROUP, -(-last // ROWS_PER_GROUP))
-        path = join(self.folder, file_name(step - place))
-        filesystem, inside = open_storage(path)
-        try:
-            with filesystem.open_input_file(inside) as file:
-                reader = pq.ParquetFile(file, metadata=self._footers.get(path))
-                self._footers.clear()  # steps are read in order: one footer is enough
-                self._footers[path] = reader.metadata
-                wanted = [place * groups_per_step + group for group in groups]
-                table = reader.read_row_groups(wanted)
-        except (OSError, pa.ArrowException) as error:
-            raise ArtifactError(f"cannot read the batch plan {path!r}: {error}") from error
-        table = table.slice(first - groups[0] * ROWS_PER_GROUP, rows)
-        slots = table["slot"].to_numpy()
-        if not np.array_equal(slots, np.arange(first, last)) or set(table["step"].to_pylist()) != {
-            step
-        }:
-            raise ArtifactError(f"the batch plan {path!r} does not hold step {step} where it must")
-        return [Record.from_row(row) for row in table.select(SCHEMA.names).to_pylist()]
+        table = self._read(step, first, last, SCHEMA.names)
+        return [Record.from_row(row) for row in table.to_pylist()]
+
+    def read_pairs(self, step: int) -> list[Pair]:
+        """Query and first positive of every row of a step, in slot order.
+
+        Raises:
+            ArtifactError: a file of the plan is missing or broken.
+        """
+        names = ["dataset", "query_instruction", "query", "positives"]
+        rows = self._read(step, 0, self.global_pairs, names).to_pylist()
+        return [
+            Pair(r["dataset"], r["query_instruction"], r["query"], r["positives"]) for r in rows
+        ]
+
+    def _read(self, step: int, first: int, last: int, names: Sequence[str]) -> pa.Table:
+        """Columns of the slots `first` to `last` of a step."""
+        return self._files.read(step, first, last, names)
 
     def query_instructions(self) -> set[tuple[str, str]]:
         """The distinct pairs of a data set's name and a query instruction of its rows.
@@ -140,8 +145,8 @@ class BatchPlan:
         return int(self.manifest["steps_per_file"])
 
     @cached_property
-    def _footers(self) -> dict[str, pq.FileMetaData]:
-        return {}
+    def _files(self) -> StepFiles:
+        return StepFiles(self.folder, self.global_pairs, self._steps_per_file)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "manifest": self.manifest}

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.parts import parquet_bytes, read_table
+from rayembed.data.plan.step_files import write_steps
 from rayembed.data.records import NEGATIVE, SCHEMA
 from rayembed.data.units import Result
 from rayembed.errors import ArtifactError
@@ -24,9 +24,6 @@ PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
 ROWS_PER_FILE = 8192
 """Rows of a file of the plan: some 50 MB of text with seven negatives a row."""
-
-ROWS_PER_GROUP = 64
-"""Rows of a row group, the least that a worker reads: some 0.5 MB."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,13 @@ class Gather:
     def __call__(self, block: Block) -> Result:
         """`file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
         table = read_block(self.folder, block, self.global_pairs).cast(PLAN_SCHEMA)
-        buffer = pa.BufferOutputStream()
-        with pq.ParquetWriter(buffer, PLAN_SCHEMA, compression="zstd") as writer:
-            for step in range(block.num_steps):
-                # One write a step, so that no row group spans two steps.
-                rows = table.slice(step * self.global_pairs, self.global_pairs)
-                writer.write_table(rows, row_group_size=ROWS_PER_GROUP)
-        name = file_name(block.first_step)
-        write_atomic(join(self.folder, name), buffer.getvalue().to_pybytes())
+        name = write_steps(
+            self.folder,
+            table,
+            PLAN_SCHEMA,
+            first_step=block.first_step,
+            rows_per_step=self.global_pairs,
+        )
         counts = pc.value_counts(table["dataset"]).to_pylist()
         return {
             "file": name,
@@ -160,11 +156,6 @@ def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
             f"{len(wanted)} places; remove the folder and prepare it again"
         )
     return table
-
-
-def file_name(first_step: int) -> str:
-    """Name of the file whose first step it is."""
-    return f"steps-{first_step:09d}.parquet"
 
 
 def step_hash(rows: pa.Table) -> str:

@@ -28,7 +28,8 @@ def homogeneous(
     Another number of steps is another order.
 
     Args:
-        datasets: with `language_hash`; each language has rows for a batch, see `large_enough`.
+        datasets: with `language_hash`; each language has rows for a batch, see `large_enough`. One
+            without rows has weight 0.
         key: names the stage, so that two stages with one seed differ.
         temperature: T.
 
@@ -43,6 +44,8 @@ def homogeneous(
     walks: list[Walk] = []
     counts: list[int] = []
     for number, rows in enumerate(datasets):
+        if not len(rows.query_hash):
+            continue
         assert rows.language_hash is not None
         languages, sizes = np.unique(rows.language_hash, return_counts=True)
         if sizes.min() < global_pairs:

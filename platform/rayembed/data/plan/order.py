@@ -91,6 +91,13 @@ def usable_rows(
             found[name] = _of_whole_batches(name, index, config, batch_pairs.get(name))
         else:
             found[name] = _of_single_rows(name, index, learns, config, parts[name])
+    if config.policy == "homogeneous" and not any(len(rows.place) for rows in found.values()):
+        counts = ", ".join(f"{name!r} {len(of.index.id_hash)}" for name, of in found.items())
+        raise DataError(
+            f"stage {config.key!r} fills each batch of {config.global_pairs} pairs from one "
+            f"language of one data set, and none has so many rows (in all: {counts}); lower "
+            "batch.global_pairs, add rows or take policy 'blended'"
+        )
     total = sum(len(usable.place) for usable in found.values())
     if total < config.global_pairs:
         raise DataError(
@@ -107,7 +114,12 @@ def order_rows(usable: Mapping[str, UsableRows], config: PlanConfig) -> Order:
         DataError: a data set has too few rows.
     """
     rows = [
-        Rows(name, config.weights[name], of.index.query_hash[of.place], of.language_hash)
+        Rows(
+            name,
+            config.weights[name] if len(of.place) else 0.0,
+            of.index.query_hash[of.place],
+            of.language_hash,
+        )
         for name, of in usable.items()
     ]
     policy = {"blended": blended, "homogeneous": homogeneous, "clustered": clustered}[config.policy]
@@ -133,9 +145,9 @@ def describe(
             "rows": len(rows.place),
             "rejected": rows.rejected,
             "drawn": drawn,
-            "epochs": round(drawn / len(rows.place), 3),
+            "epochs": round(drawn / max(len(rows.place), 1), 3),
         }
-        if drawn == 0:
+        if drawn == 0 and len(rows.place):
             log.warning(
                 "stage %s: its %d steps draw nothing of %s, whose share is too small",
                 *(config.key, config.num_steps, name),
@@ -189,18 +201,12 @@ def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
 def _of_single_rows(
     name: str, index: PartIndex, learns: np.ndarray, config: PlanConfig, parts: Sequence[Part]
 ) -> UsableRows:
-    """Rows that learn, with `homogeneous` those of languages with rows for a batch."""
+    """Rows that learn, with `homogeneous` those of languages with rows for a batch, maybe none."""
     order = np.lexsort((np.arange(len(learns)), index.id_hash))
     place = order[learns[order]]
     rejected = {NO_NEGATIVE: len(order) - len(place)}
     if config.policy == "homogeneous":
         large = large_enough(index.language_hash[place], config.global_pairs)
-        if not large.any():
-            raise DataError(
-                f"data set {name!r} has {len(place)} rows and no language with rows for one "
-                f"batch of {config.global_pairs} pairs, which stage {config.key!r} fills from one "
-                "language; lower batch.global_pairs, add rows or take policy 'blended'"
-            )
         small = place[~large]
         place = place[large]
         rejected[SMALL_LANGUAGE] = len(small)

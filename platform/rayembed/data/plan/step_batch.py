@@ -48,6 +48,11 @@ class StepBatch:
     dataset: list[str]
     """(b) names, for losses by data set."""
 
+    def occurrences(self) -> np.ndarray:
+        """(U,) int64: how often each text stands in the worker's rows."""
+        places = np.concatenate([self.query, self.positive, self.negatives.ravel()])
+        return np.bincount(places[places != NO_TEXT], minlength=len(self.tokens))
+
 
 def make_step_batch(
     step: int,

@@ -3,10 +3,12 @@
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.examples import with_examples
 from rayembed.data.plan.step_batch import StepBatch, make_step_batch
-from rayembed.models.contract import Tokenizer
+from rayembed.models.contract import InContextTokenizer, Tokenizer
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -66,9 +68,25 @@ def read_steps(
         thread.join()
 
 
+@dataclass(frozen=True)
+class PairSteps:
+    """Makes a worker's batches by their step. Picklable: data workers call it."""
+
+    plan: BatchPlan
+    tokenizer: Tokenizer
+    worker: int
+    num_workers: int
+
+    def __call__(self, step: int) -> StepBatch:
+        """The batch of a step; raises as `read_steps`."""
+        return one_step(self.plan, self.tokenizer, step, self.worker, self.num_workers)
+
+
 def one_step(
     plan: BatchPlan, tokenizer: Tokenizer, step: int, worker: int, num_workers: int
 ) -> StepBatch:
     """The batch of one worker in one step."""
     records = plan.read(step, worker, num_workers)
+    if isinstance(tokenizer, InContextTokenizer) and tokenizer.max_examples:
+        records = with_examples(plan, step, records, worker * len(records), tokenizer)
     return make_step_batch(step, records, plan.num_negatives, tokenizer)

@@ -4,7 +4,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,22 @@ def write_plan(
     )
     if (found := _finished(folder, wanted)) is not None:
         return found
-    if is_remote(folder):
-        return _write(folder, parts, config, inputs, batch_pairs, execute, wanted)
-    lock = Path(f"{open_storage(folder)[1].rstrip('/')}.lock")
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(lock):
+    with one_at_a_time(folder):
         if (found := _finished(folder, wanted)) is not None:
             return found
         return _write(folder, parts, config, inputs, batch_pairs, execute, wanted)
+
+
+@contextmanager
+def one_at_a_time(folder: str) -> Iterator[None]:
+    """A lock beside a local folder, which others that want to make it wait for; none for remote."""
+    if is_remote(folder):
+        yield
+        return
+    lock = Path(f"{open_storage(folder)[1].rstrip('/')}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(lock):
+        yield
 
 
 def _finished(folder: str, wanted: str) -> BatchPlan | None:

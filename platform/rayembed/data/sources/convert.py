@@ -79,8 +79,10 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
     dataset = with_source_path(dataset, root)
     match dataset.source:
         case WikipediaSource() as source:
-            content = hashlib.sha256(resolve(source.path).read_bytes()).hexdigest()[:12]
-            return Checked(dataset, content)
+            digest = hashlib.sha256()
+            for path in paths_of(source).values():
+                digest.update(resolve(path).read_bytes())
+            return Checked(dataset, digest.hexdigest()[:12])
         case MtebSource() as source:
             return Checked(dataset, check_task(source))
         case RecordsSource() as source:

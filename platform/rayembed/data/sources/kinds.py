@@ -17,7 +17,7 @@ _COLUMNS: dict[type, tuple[str, ...]] = {
     BeirSource: ("query_id", "document_id", "score"),
 }
 
-_FILES = ("path", "corpus", "queries")
+_FILES = ("path", "corpus", "queries", "translations")
 
 
 def columns_of(source: Source) -> dict[str, str]:
@@ -28,4 +28,5 @@ def columns_of(source: Source) -> dict[str, str]:
 
 def paths_of(source: Source) -> dict[str, str]:
     """Setting → where it says that files lie."""
-    return {setting: getattr(source, setting) for setting in _FILES if hasattr(source, setting)}
+    named = ((setting, getattr(source, setting, None)) for setting in _FILES)
+    return {setting: path for setting, path in named if path is not None}

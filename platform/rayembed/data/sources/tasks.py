@@ -1,6 +1,6 @@
 """From sources to parts: tasks that convert and reject with reasons."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -83,17 +83,25 @@ class ConvertArticles:
         """`parts`, counts and examples of rejected articles."""
         articles = _articles(resolve(self.reference), self.content)
         examples = self._examples(articles)
+        translations = self._translations()
         writer = RecordWriter(self.folder, self.held_out)
         for article in articles[unit.first : unit.last]:
             if article.title in self.held_out.titles:
                 writer.reject(HELD_OUT_TITLE, article.title)
                 continue
-            made = convert(article, self.dataset, self.seed, examples)
+            made = convert(article, self.dataset, self.seed, examples, translations)
             if isinstance(made, str):
                 writer.reject(made, article.title)
             else:
                 writer.take([replace(made, origin=(article.title,))], article.title)
         return writer.finish()
+
+    def _translations(self) -> Mapping[str, Article]:
+        source = self.dataset.source
+        assert isinstance(source, WikipediaSource)
+        if source.translations is None:
+            return {}
+        return {a.title: a for a in _articles(resolve(source.translations), self.content)}
 
     def _examples(self, articles: Sequence[Article]) -> Examples | None:
         source = self.dataset.source

@@ -85,9 +85,24 @@ def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> 
 
     Whether a title is among them depends on no order, so adding articles moves few titles.
     """
+    return frozenset(_held_out_in_order(articles, num_titles, seed))
+
+
+def validation_titles(
+    articles: Iterable[Article], num_titles: int, num_validation: int, seed: int
+) -> frozenset[str]:
+    """Of the `num_titles` held-out titles the last `num_validation` by that hash.
+
+    The others are those that would be held out alone with `num_titles - num_validation`.
+    """
+    ordered = _held_out_in_order(articles, num_titles, seed)
+    return frozenset(ordered[max(0, num_titles - num_validation) :])
+
+
+def _held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -> list[str]:
     titles = {article.title for article in articles}
     ordered = sorted(titles, key=lambda title: (seeded_hash(seed, "held-out", title), title))
-    return frozenset(ordered[:num_titles])
+    return ordered[:num_titles]
 
 
 def seeded_hash(seed: int, purpose: str, text: str) -> int:

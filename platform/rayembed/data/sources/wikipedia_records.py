@@ -57,12 +57,14 @@ def convert(
     dataset: DatasetConfig,
     seed: int,
     examples: Examples | None = None,
+    translations: Mapping[str, Article] | None = None,
 ) -> Record | str:
     """The record of a training article, or the reason why it gives none.
 
     Args:
         dataset: one whose source is a `WikipediaSource`.
         examples: of the data set; needed for topic records.
+        translations: articles of another language by title; needed for translation records.
     """
     source = dataset.source
     assert isinstance(source, WikipediaSource)
@@ -71,6 +73,8 @@ def convert(
             made = description_pair(article)
         case "sentence":
             made = sentence_pair(article, seed)
+        case "translation":
+            made = translation_pair(article, (translations or {}).get(article.title))
         case "topic":
             assert examples is not None
             return _topic_record(article, dataset, source, seed, source.num_negatives, examples)
@@ -91,6 +95,21 @@ def description_pair(article: Article) -> tuple[str, str] | str:
     if _too_short(positive):
         return "text is too short"
     return query, positive
+
+
+def translation_pair(article: Article, other: Article | None) -> tuple[str, str] | str:
+    """The title-masked texts of an article in two languages, or why there is no such pair.
+
+    Args:
+        other: the article of the same title in the other language; None: there is none. Most such
+            titles are names of people and places, so that they mean the same.
+    """
+    if other is None:
+        return "no article of this title in the other language"
+    texts = [mask_title(a.extract, a.title).strip() for a in (article, other)]
+    if any(map(_too_short, texts)):
+        return "text is too short"
+    return texts[0], texts[1]
 
 
 def sentence_pair(article: Article, seed: int) -> tuple[str, str] | str:

@@ -13,11 +13,11 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import Teacher
 from rayembed.config.run import fingerprint
 from rayembed.errors import ArtifactError
-from rayembed.models.build import load_model
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.tokens import BiEncoderTokenizer
+from rayembed.models.load import load_model
+from rayembed.models.tokens import PrefixTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def _load(
     model.to(device)
     budget = _TOKENS_PER_BATCH_CPU if device == "cpu" else _TOKENS_PER_BATCH_GPU
     prefixes: dict[Role, str] = {"query": query_prefix, "document": document_prefix}
-    if isinstance(model.tokenizer, BiEncoderTokenizer):
+    if isinstance(model.tokenizer, PrefixTokenizer):
         # In place of the prefixes that the teacher's folder names, not before them.
         model.tokenizer.prefixes |= {role: text for role, text in prefixes.items() if text}
         prefixes = {"query": "", "document": ""}

@@ -1,0 +1,60 @@
+"""Nomic's quickstart with dense layers and with experts: the same pairs, steps and seeds.
+
+The same encoder, three seeds each; a seed also draws the pairs and the held-out articles, so that
+gains are taken seed by seed. Rows: the encoder before training, both after it, and both with
+vectors cut to 256 dimensions, at which they are trained, too. Cross-lingual retrieval is the mean
+of French and Spanish articles that look for their English counterparts. What is finished is not run
+again; see `seeded_runs`.
+Run: python benchmarks/nomic_quickstart_table.py [--seeds 0,1,2] [--only-table] [--set path=value …]
+"""
+
+import sys
+
+from rayembed.evaluation.spread import MEAN, shown
+from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL
+from rayembed.recipes.nomic import MATRYOSHKA
+from seeded_runs import TRAINED, UNTRAINED, Comparison, main
+
+DENSE, EXPERTS = "dense", "8 experts, 2 for a token"
+CUT = f", {MATRYOSHKA} dimensions"
+LINES = (
+    (EXPERTS, DENSE, MEAN, "Experts, mean of all tasks"),
+    (EXPERTS, DENSE, CROSS_LINGUAL, "Experts, across languages"),
+    (EXPERTS, UNTRAINED, CROSS_LINGUAL, "Training, across languages"),
+    (EXPERTS + CUT, EXPERTS, MEAN, f"Cut to {MATRYOSHKA} dimensions, mean of all tasks"),
+)
+"""What is compared with what, by which column."""
+
+
+def verdicts(table):
+    """A line for each comparison: the difference seed by seed."""
+    lines = []
+    for row, than, column, about in LINES:
+        gains = [
+            a - b
+            for a, b in zip(table.scores(row, column), table.scores(than, column), strict=True)
+        ]
+        signs = {gain > 0 for gain in gains}
+        told = "one direction with every seed" if len(signs) == 1 else "undecided between seeds"
+        lines.append(f"{about}: {shown(gains, signed=True)} ({row!r} less {than!r}), {told}.")
+    return lines
+
+
+COMPARISON = Comparison(
+    name="nomic-quickstart-table",
+    job="train_nomic.py",
+    recipes={DENSE: "nomic-quickstart-dense", EXPERTS: "nomic-quickstart"},
+    rows={
+        UNTRAINED: (DENSE, UNTRAINED),
+        **{label: (label, TRAINED) for label in (DENSE, EXPERTS)},
+        **{
+            label + CUT: (label, f"the same, {MATRYOSHKA} dimensions") for label in (DENSE, EXPERTS)
+        },
+    },
+    base=DENSE,
+    corner="model",
+    verdicts=verdicts,
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMPARISON, __doc__))

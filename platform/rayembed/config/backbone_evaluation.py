@@ -1,0 +1,154 @@
+"""The evaluation of a backbone by finetuning: which encoder, which tasks, how, and where."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.run import fingerprint, read_mapping
+from rayembed.config.settings import Settings, parse
+from rayembed.config.yaml_text import write_yaml
+
+Precision = Literal["bfloat16", "float32"]
+
+_Seed = Annotated[int, Field(ge=0, lt=2**32)]
+_Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class Protocol(Settings):
+    """How a model is finetuned on a task. Every combination of learning rate, batch and seed is a
+    trial.
+    """
+
+    epochs: PositiveInt
+    learning_rates: tuple[PositiveFloat, ...] = Field(min_length=1)
+    """Peaks; the rate falls linearly to zero."""
+    batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)
+    """Rows of a step."""
+    seeds: tuple[_Seed, ...] = Field(min_length=1)
+    """Of the new head, the order of the rows and dropout."""
+    max_length: PositiveInt
+    """Tokens of an input, special ones included."""
+    warmup_share: float = Field(ge=0.0, lt=1.0)
+    """Of all steps, in which the rate rises linearly."""
+    max_grad_norm: float = Field(ge=0.0)
+    """To which gradients are clipped; 0: they are not."""
+    weight_decay: float = Field(ge=0.0)
+    """Of AdamW; biases and norms have none."""
+    adam_betas: tuple[_Beta, _Beta]
+    adam_epsilon: PositiveFloat
+
+    @field_validator("learning_rates", "batch_sizes", "seeds")
+    @classmethod
+    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        if len(set(values)) < len(values):
+            raise ValueError(f"{list(values)} names a value twice; each makes trials of its own")
+        return values
+
+
+class ProtocolChanges(Settings):
+    """What is done otherwise than the protocol of each task says; None: nothing."""
+
+    epochs: PositiveInt | None = None
+    learning_rates: tuple[PositiveFloat, ...] | None = None
+    batch_sizes: tuple[PositiveInt, ...] | None = None
+    seeds: tuple[_Seed, ...] | None = None
+    max_length: PositiveInt | None = None
+    warmup_share: float | None = None
+    max_grad_norm: float | None = None
+    weight_decay: float | None = None
+    adam_betas: tuple[_Beta, _Beta] | None = None
+    adam_epsilon: PositiveFloat | None = None
+
+    def applied_to(self, protocol: Protocol) -> Protocol:
+        """The protocol with these changes.
+
+        Raises:
+            ConfigError: a changed value is out of range.
+        """
+        changes = self.model_dump(mode="json", exclude_none=True)
+        return parse(Protocol, {**protocol.model_dump(mode="json"), **changes})
+
+
+class BackbonePlacement(Settings):
+    """Where the trials run. Nothing here changes a score beyond rounding."""
+
+    storage_path: str = Field(default="outputs", min_length=1)
+    """Folder or object-storage prefix for data, results and models that others start from; all
+    nodes must see it."""
+    use_gpu: bool = False
+    """One GPU for each trial."""
+    cpus_per_trial: PositiveFloat = 1.0
+    """What Ray reserves for each trial."""
+    threads_per_trial: PositiveInt | None = None
+    """Threads of torch in each trial; None: `cpus_per_trial`, rounded down."""
+    trials_at_once: PositiveInt | None = None
+    """None: as many as the cluster's free resources hold."""
+    retries: int = Field(default=2, ge=0)
+    """How often a trial begins again whose process died or whose training failed."""
+    predict_batch: PositiveInt = 128
+    """Rows of a forward pass while a finetuned model is scored."""
+    tracking_uri: str | None = None
+    """MLflow's address; None: a SQLite file in `storage_path`."""
+    experiment: str = "rayembed-backbones"
+    """MLflow experiment."""
+
+    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
+
+
+class BackboneRun(Settings):
+    """A backbone, the tasks that it is finetuned on, and where."""
+
+    backbone: str = Field(min_length=1)
+    """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of
+    transformers' own families, or a NomicBert in its published layout, dense or with experts."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """In results and tables; None: the last part of the reference."""
+    benchmarks: tuple[str, ...] = ()
+    """`glue` (Nomic Embed v2, Table 3), `xtreme-r` (Table 4)."""
+    tasks: tuple[str, ...] = ()
+    """Single tasks by name, beside those of the benchmarks."""
+    protocol: ProtocolChanges = ProtocolChanges()
+    """Changes to the protocols of all tasks; none: as the papers have them."""
+    from_mnli: bool = True
+    """RTE, STS-B and MRPC start from the model that was finetuned on MNLI (section 5.1), which is
+    then made also where it was not asked for. False: from the backbone."""
+    precision: Precision = "bfloat16"
+    """Of activations (autocast); weights and AdamW's state are float32 in any case."""
+    head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """Before the classifier of a NomicBert, whose encoder has none. Families of transformers have
+    theirs in their configuration."""
+    data_root: str | None = None
+    """Folder or object-storage prefix with copies of the data sets' Parquet branches, laid out
+    `<org>/<name>/<configuration>/<split>/*.parquet`; None: the hub."""
+    placement: BackbonePlacement = BackbonePlacement()
+
+    _no_credentials = field_validator("backbone", "data_root")(refuse_credentials)
+
+    @model_validator(mode="after")
+    def _something_to_do(self) -> "BackboneRun":
+        if not (self.benchmarks or self.tasks):
+            raise ValueError(
+                "nothing to finetune on: name a benchmark (--benchmark glue or xtreme-r) or tasks "
+                "(--tasks CoLA,RTE)"
+            )
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits of everything but where it runs."""
+        return fingerprint(self.model_dump(mode="json", exclude={"placement"}))
+
+    def to_yaml(self) -> str:
+        """The whole evaluation as YAML, which `--recipe` reads back."""
+        return write_yaml(self.model_dump(mode="json"))
+
+
+def read_backbone_run(path: str | Path) -> BackboneRun:
+    """An evaluation from a YAML file that `--dry-run` printed or a user wrote.
+
+    Raises:
+        ConfigError: no such file, not YAML, or settings that do not hold.
+    """
+    return parse(BackboneRun, read_mapping(path))

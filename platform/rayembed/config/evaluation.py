@@ -1,0 +1,90 @@
+"""What is evaluated and how: the model, the texts that stand before its inputs."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.settings import Settings
+
+PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
+
+BM25 = "bm25"
+"""The reference of the baseline that counts words; it has no vectors and takes retrieval tasks."""
+
+
+class Prompts(Settings):
+    """What stands before texts, by task and role, for models that rayembed loads.
+
+    Models that mteb loads are measured with the prompts of mteb's own wrapper; for them nothing
+    may be set here.
+    """
+
+    table: PromptTableName = "auto"
+    """Where prompts come from. `nvembed` and `causal2vec`: task instructions (NV-Embed's Table 13,
+    Causal2Vec's Table 16) before queries and before texts of symmetric tasks, none before
+    documents. `nomic`, `cde`: prefixes by kind of task (`search_query: `). `folder`: the prompts
+    that the model's folder names. `none`: nothing. `auto`: `nvembed` for NV-Embed, else `folder`.
+    """
+    wording: Literal["mteb", "paper"] = "mteb"
+    """Whose words an instruction table takes first. `mteb`: those of mteb's task, and the paper's
+    where it has none. `paper`: the paper's table, and mteb's where that has none. They differ in
+    five tasks of `MTEB(eng, v1)` for NV-Embed (ArguAna, Banking77Classification, NFCorpus, NQ,
+    Touche2020), in full stops for Causal2Vec."""
+    instructions: dict[str, str] = Field(default_factory=dict)
+    """Task definitions in place of the table's, by the name of an mteb task (`SciFact`) or a type
+    of task (`STS`). They stand before queries and before texts of symmetric tasks; before documents
+    only where the key says so (`SciFact-document`). An empty text takes the instruction away."""
+    query_prefix: str | None = None
+    """Literal text before queries and texts of symmetric tasks, in place of what table and folder
+    put there; None: what they put. Not for models with an instruction template."""
+    document_prefix: str | None = None
+    """As `query_prefix`, for documents."""
+
+    @field_validator("instructions")
+    @classmethod
+    def _by_name(cls, instructions: dict[str, str]) -> dict[str, str]:
+        """Sorted, because the order in which they are written decides nothing."""
+        return dict(sorted(instructions.items()))
+
+
+class ModelUnderTest(Settings):
+    """The model whose scores are taken."""
+
+    reference: str = Field(min_length=1)
+    """One of: an asset reference (local folder, `hf://org/name@revision`, `s3://…`, `gs://…`,
+    `pypi://…`) or a registered model (`models:/name@alias`, `models:/name/3`), which rayembed
+    loads; a model of mteb or of the hub by its name (`intfloat/e5-base-v2`, `mteb:org/name`), which
+    mteb loads with its own wrapper; `st:` and an asset reference, which sentence-transformers
+    loads; `bm25`."""
+    name: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
+    )
+    """`org/name` in results and tables; None: what the reference says."""
+    revision: str | None = None
+    """Of a model that mteb loads, on the hub; None: the one that mteb measured, else the newest."""
+    dtype: Literal["saved", "float32", "bfloat16"] = "saved"
+    """Of weights and activations. `saved`: as in the folder; mteb's wrappers as they load it."""
+    max_length: PositiveInt | None = None
+    """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
+    512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""
+    dimensions: PositiveInt | None = None
+    """Width to which vectors are cut before they are brought to unit length (Matryoshka). None: the
+    full one."""
+    tokens_per_batch: PositiveInt | None = None
+    """Padded tokens of one forward pass of a model that rayembed loads; None: by device. Changes
+    nothing but speed and rounding."""
+    context: Literal["corpus", "random", "none"] = "corpus"
+    """In which context CDE embeds a task's texts; other models have none. `corpus`: documents drawn
+    from the task's own corpus, for tasks without one from its texts (section 10.12). `random`:
+    those of the corpus that was saved with the model, whatever the task, as in the paper's baseline
+    of random training documents. `none`: the null token."""
+    context_seed: int = Field(default=0, ge=0, lt=2**32)
+    """Of the draw of context documents."""
+    prompts: Prompts = Prompts()
+
+    @field_validator("reference")
+    @classmethod
+    def _no_credentials(cls, reference: str) -> str:
+        refuse_credentials(reference.removeprefix("st:").removeprefix("mteb:"))
+        return reference

@@ -1,0 +1,111 @@
+"""Where and how a run is executed: storage, workers, memory, restarts, tracking."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.settings import Settings
+
+
+def _digit(value: Any) -> Any:
+    """Texts of a file or the command line stand for numbers; a `Literal` takes numbers only."""
+    return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
+
+
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
+
+
+class Placement(Settings):
+    """Where and how a run is executed. Nothing here may change the trained weights.
+
+    With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
+    draws of the same training; a run resumed with as many workers draws the same ones. A run goes
+    on from its checkpoints with other workers and another ZeRO stage.
+    """
+
+    storage_path: str = Field(default="outputs", min_length=1)
+    """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
+    workers: PositiveInt = 1
+    """Data-parallel training processes; with `min_workers` the most of them."""
+    min_workers: PositiveInt | None = None
+    """The fewest workers of a run whose nodes come and go; it takes as many as have room, of those
+    numbers up to `workers` that share its batches equally. None: always `workers`."""
+    resize_interval_seconds: float = Field(default=60.0, ge=0.0)
+    """With `min_workers`: the least time between two looks for more workers. They are looked for
+    after a checkpoint; every change costs a start of all workers."""
+    use_gpu: bool = False
+    """One GPU for each worker."""
+    cpus_per_worker: float = Field(default=1.0, gt=0)
+    """What Ray reserves for each worker."""
+    wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
+    """How long to ask the cluster for nodes when the workers do not fit, on one that adds nodes
+    (KubeRay, `ray up`) and may have scaled to none; 0: workers that do not fit are refused."""
+    threads_per_worker: PositiveInt | None = None
+    """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
+    zero_stage: ZeroStage = 2
+    """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters.
+
+    2 and 3 add the gradients of micro-batches in fp32, 0 and 1 in the weights' type: in bf16 the
+    number of micro-batches then shows in the weights (measured: three times as much).
+    """
+    expert_parallel: PositiveInt = 1
+    """Workers of a group that share the experts of each layer out among them, where the model has
+    experts; 1: every worker holds them all. Tokens go to the workers of their experts and come
+    back, in every layer and pass. It must divide `workers` and the number of experts."""
+    micro_batch_tokens: PositiveInt = 8192
+    """Padded tokens of one forward pass; texts are sorted by length and cut at this budget.
+
+    The more a GPU takes, the better; CPUs are fastest with 512 to 2048, which their caches hold.
+    """
+    grad_cache: bool = True
+    """Two passes with memory of one micro-batch; False keeps all graphs and runs one pass."""
+    gradient_checkpointing: bool = False
+    """Recompute activations layer by layer in the backward pass."""
+    max_failures: int = Field(default=3, ge=0)
+    """Restarts after a worker died, each from the last checkpoint."""
+    keep_checkpoints: PositiveInt = 2
+    """Checkpoints kept of each stage, the newest: where one is damaged, the one before is taken."""
+    validation_cpus: PositiveFloat | None = None
+    """CPUs of a task that scores weights while training goes on; None: `cpus_per_worker`."""
+    validation_gpus: float | None = Field(default=None, ge=0.0)
+    """GPUs of such a task, also parts of one; None: 1 with `use_gpu`, else 0."""
+    validations_at_once: PositiveInt = 1
+    """Such tasks at a time. They run beside the workers where the cluster has room for both,
+    otherwise when the stage's workers are done."""
+    validation_minutes: PositiveFloat | None = None
+    """After which such a task is ended and its checkpoint has no score; None: never."""
+    tracking_uri: str | None = None
+    """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
+    experiment: str = "rayembed"
+    """MLflow experiment."""
+    registered_model: str | None = None
+    """Name in MLflow's registry; None: the run's name."""
+
+    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
+
+    @model_validator(mode="after")
+    def _fewest_are_not_more(self) -> "Placement":
+        if self.fewest_workers > self.workers:
+            raise ValueError(
+                f"placement.min_workers {self.min_workers} exceeds placement.workers "
+                f"{self.workers}, the most that the run takes; lower the one or raise the other"
+            )
+        return self
+
+    @property
+    def fewest_workers(self) -> int:
+        """With how many workers the run begins and goes on at least."""
+        return self.workers if self.min_workers is None else self.min_workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change while the run goes on."""
+        return self.fewest_workers < self.workers

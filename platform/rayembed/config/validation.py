@@ -1,0 +1,129 @@
+"""Scores while training goes on: of what, how often, and what they decide."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.settings import Settings, nearest
+
+WIKIPEDIA_VALIDATION_TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
+"""Those two of the held-out tasks that tell most in the least time."""
+
+
+class MtebValidation(Settings):
+    """Tasks of NanoBEIR: 50 queries and some thousand documents each, from the hub.
+
+    Their queries are among those of BEIR, so a model chosen by them has seen a little of it: do
+    not report BEIR's scores of it as if it had not.
+    """
+
+    kind: Literal["mteb"] = "mteb"
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """Names of tasks of mteb's benchmark NanoBEIR; tasks of other benchmarks are refused."""
+    instructions: dict[str, str] = Field(default_factory=dict)
+    """Task definition put before the queries of a task, by the task's name."""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names that scores go by."""
+        return self.tasks
+
+    @model_validator(mode="after")
+    def _instructions_are_of_tasks(self) -> "MtebValidation":
+        _check_names("instructions", self.instructions, self.tasks)
+        return self
+
+
+class BeirValidation(Settings):
+    """Queries, documents and judgements of the user's own, in BEIR's layout."""
+
+    kind: Literal["beir"] = "beir"
+    path: str
+    """Folder with `corpus`, `queries` and `qrels` (JSONL, TSV, CSV or Parquet), local, `s3://…` or
+    `gs://…`; a relative path is taken from `data.root`."""
+    split: str = "dev"
+    """Which judgements of `qrels/`."""
+    name: str = Field(default="validation", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Name that its score goes by."""
+    instruction: str = ""
+    """Task definition put before queries; empty: none."""
+
+    _no_credentials = field_validator("path")(refuse_credentials)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names that scores go by."""
+        return (self.name,)
+
+
+class WikipediaValidation(Settings):
+    """Held-out articles of the Wikipedia sample that the scores after training do not see."""
+
+    kind: Literal["wikipedia"] = "wikipedia"
+    num_titles: PositiveInt = 300
+    """How many of `data.held_out.num_titles` are for validation alone: the last ones in the order
+    by which titles are held out, so that holding out so many more leaves the others as they were.
+    All are documents of the retrieval tasks."""
+    num_queries: PositiveInt = 300
+    """Queries of a retrieval task, at most."""
+    tasks: tuple[str, ...] = Field(default=WIKIPEDIA_VALIDATION_TASKS, min_length=1)
+    """Names among the held-out tasks. Their instructions are those of `evaluation.instructions`."""
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names that scores go by."""
+        return self.tasks
+
+
+class EarlyStoppingConfig(Settings):
+    """When a stage ends before its last step."""
+
+    patience: PositiveInt = 3
+    """Scores in a row, by step, that were no improvement; a checkpoint without a score counts
+    neither way."""
+    min_delta: float = Field(default=0.0, ge=0.0)
+    """By more than this a score must exceed the best before it to be an improvement."""
+
+
+class ValidationConfig(Settings):
+    """Scores of a stage's weights as they were every so many steps, taken beside the training."""
+
+    data: Annotated[
+        MtebValidation | BeirValidation | WikipediaValidation, Field(discriminator="kind")
+    ]
+    every_steps: PositiveInt | None = None
+    """Steps between two scores, counted in each stage; the last step always has one. None: the
+    stage's `checkpoint_every_steps`."""
+    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Weight of a task's main score by the task's name; tasks left out weigh 1. The mean under
+    these weights is the score that decides."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights a stage hands on: those of its best score (of equal ones the first), or those
+    of its last step, whatever the scores."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """None: every stage runs to its last step."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ValidationConfig":
+        _check_names("weights", self.weights, self.data.task_names)
+        if self.early_stopping is not None and self.keep == "last":
+            raise ValueError(
+                "early_stopping with keep 'last' would hand on the weights of the step at which "
+                "training happened to stop, which depends on how fast scores came; set keep=best"
+            )
+        return self
+
+    @field_validator("weights")
+    @classmethod
+    def _by_name(cls, weights: dict[str, float]) -> dict[str, float]:
+        """Sorted, because the order in which they are written decides nothing."""
+        return dict(sorted(weights.items()))
+
+
+def _check_names(
+    setting: str, given: dict[str, float] | dict[str, str], names: tuple[str, ...]
+) -> None:
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{setting} names {name!r}, no task of data; {nearest(name, names)}")

@@ -1,0 +1,259 @@
+"""How hard batches are by a surrogate model, for sizes of clusters and batches (Figure 6).
+
+"We measure the average difficulty of 1000 batches across a variety of batch and cluster sizes"
+(arXiv 2410.02525, section 7). The paper does not say by what number; here it is the cosine, by the
+teacher that made the clusters, of each query with the documents of the other pairs of its batch.
+
+n pairs, B pairs of a batch, D embedding width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
+from rayembed.config.mining import ClusterConfig
+from rayembed.config.run import fingerprint
+from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
+from rayembed.data.clusters.packing import order_clusters, pack
+from rayembed.data.clusters.tasks import Sample, sample_vectors
+from rayembed.data.parts import Part, read_index
+from rayembed.data.prepared import Prepared, Workshop
+from rayembed.data.units import Result, run_units
+from rayembed.data.vectors.embed import Vectors, embed_parts
+
+CODE_VERSION = 1
+"""Of the measurement; raised whenever it finds other figures of the same inputs."""
+
+RANDOM = "random"
+"""In place of a size of clusters: batches in no order."""
+
+_TILE_QUERIES = 1024
+_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """Of several batches of one size; an entry for each of them."""
+
+    means: tuple[float, ...]
+    """Mean cosine of a query with the documents of the other pairs."""
+    left: tuple[float, ...]
+    """The same over those alone that the filter leaves as negatives; 0 where it leaves none."""
+    masked: tuple[float, ...]
+    """Share of the other pairs' documents that it takes out."""
+
+    @property
+    def mean(self) -> float:
+        """Over batches."""
+        return float(np.mean(self.means))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over batches of their means."""
+        return float(np.std(self.means))
+
+    @property
+    def mean_left(self) -> float:
+        """Over batches."""
+        return float(np.mean(self.left))
+
+    @property
+    def masked_share(self) -> float:
+        """Over batches."""
+        return float(np.mean(self.masked))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Sequence[float]]) -> "Difficulty":
+        """What `vars` gave, read back from JSON."""
+        return cls(**{name: tuple(values[name]) for name in ("means", "left", "masked")})
+
+    def with_more(self, other: "Difficulty") -> "Difficulty":
+        """Of the batches of both."""
+        return Difficulty(
+            self.means + other.means, self.left + other.left, self.masked + other.masked
+        )
+
+
+def difficulty(
+    queries: np.ndarray, documents: np.ndarray, batches: np.ndarray, margin: float | None
+) -> Difficulty:
+    """How hard the batches are.
+
+    Args:
+        queries: (n, D) of unit length.
+        documents: (n, D) of unit length, one for each query.
+        batches: (batches, B) rows; B at least 2.
+        margin: ε of the false-negative filter; None: all others are negatives.
+    """
+    found = [_of_batch(queries[batch], documents[batch], margin) for batch in batches]
+    means, left, masked = (tuple(round(one[i], _DIGITS) for one in found) for i in range(3))
+    return Difficulty(means, left, masked)
+
+
+def _of_batch(
+    queries: np.ndarray, documents: np.ndarray, margin: float | None
+) -> tuple[float, float, float]:
+    """Mean over all others, mean over those that stay negatives, share of those that do not."""
+    left, right = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
+    total = kept_total = 0.0
+    masked = 0
+    for start in range(0, len(left), _TILE_QUERIES):
+        some = left[start : start + _TILE_QUERIES]
+        rows = np.arange(len(some))
+        scores = some @ right.T
+        others = np.ones(scores.shape, dtype=bool)
+        others[rows, start + rows] = False
+        total += scores.sum(where=others, dtype=np.float64)
+        false = np.zeros_like(others)
+        if margin is not None:
+            # The pair's own score is read from the same product, so that equal vectors tie.
+            own = scores[rows, start + rows]
+            false = others & (scores >= own[:, None] + np.float32(margin))
+        masked += int(false.sum())
+        kept_total += scores.sum(where=others & ~false, dtype=np.float64)
+    count = len(left) * (len(left) - 1)
+    return total / count, kept_total / max(1, count - masked), masked / count
+
+
+@dataclass(frozen=True)
+class ClusterSize:
+    """One mean size of clusters as a unit of work; None: pairs in random order."""
+
+    pairs: int | None
+
+    @property
+    def key(self) -> str:
+        """The size."""
+        return RANDOM if self.pairs is None else str(self.pairs)
+
+
+@dataclass(frozen=True)
+class MeasureBatches:
+    """Task: cluster a sample of a data set's pairs by one size, pack it by each size of batches.
+
+    As the clustering step does both. Memory is that of the sample.
+    """
+
+    dataset: str
+    vectors: Vectors
+    parts: tuple[Part, ...]
+    sample: Sample
+    config: ClusterConfig
+    batch_sizes: tuple[int, ...]
+    max_batches: int
+
+    def __call__(self, unit: ClusterSize, device: str = "cpu") -> Result:
+        """`difficulty`: size of batches → what `Difficulty.of` reads."""
+        queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
+        grouped = self._grouped(unit, queries, documents, device)
+        found: dict[str, Any] = {}
+        for size in self.batch_sizes:
+            rng = self._generator(unit, f"batches of {size}")
+            batches = self._batches(grouped, len(queries), size, rng)
+            if len(batches) > self.max_batches:
+                batches = batches[rng.permutation(len(batches))[: self.max_batches]]
+            margin = self.config.false_negative_margin
+            found[str(size)] = vars(difficulty(queries, documents, batches, margin))
+        return {"difficulty": found}
+
+    def _grouped(
+        self, unit: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """The cluster of each pair, and the order of the clusters; None: there are no clusters."""
+        if unit.pairs is None:
+            return None
+        number = -(-len(queries) // unit.pairs)
+        clusterings = [
+            cluster_pairs(
+                queries,
+                documents,
+                number,
+                iterations=self.config.iterations,
+                seed=int(self._generator(unit, f"restart {restart}").integers(2**31)),
+                device=device,
+            )
+            for restart in range(self.config.restarts)
+        ]
+        centroids = max(clusterings, key=lambda one: one.objective).centroids
+        cluster = nearest(joined(queries, documents), centroids, device)[0]
+        used = np.unique(cluster)
+        rng = self._generator(unit, "packing")
+        return cluster, used[order_clusters(centroids[used], self.config.packing, rng)]
+
+    def _batches(
+        self,
+        grouped: tuple[np.ndarray, np.ndarray] | None,
+        count: int,
+        size: int,
+        rng: np.random.Generator,
+    ) -> np.ndarray:
+        if grouped is None:
+            rows = rng.permutation(count)
+            return rows[: count // size * size].reshape(-1, size)
+        cluster, tour = grouped
+        # The sample comes in the order of its keys.
+        return pack(cluster, np.arange(count), tour, size)
+
+    def _generator(self, unit: ClusterSize, purpose: str) -> np.random.Generator:
+        text = f"{self.sample.seed}\0{self.dataset}\0{unit.key}\0{purpose}"
+        return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))
+
+
+def measure_batches(
+    workshop: Workshop,
+    dataset: DatasetConfig,
+    records: Prepared,
+    *,
+    cluster_sizes: Sequence[int],
+    batch_sizes: Sequence[int],
+    max_pairs: int,
+    max_batches: int,
+) -> dict[int | None, dict[int, Difficulty]]:
+    """Mean size of clusters (None: batches in random order) → size of batches → their difficulty.
+
+    Results are kept in storage and not taken again.
+
+    Args:
+        records: the folder that would be clustered.
+        max_pairs: a seeded sample of so many is clustered where there are more.
+        max_batches: of one size of clusters and of batches; a seeded draw of more.
+    """
+    config = dataset.clusters
+    assert config is not None
+    require_faiss()
+    vectors = embed_parts(workshop, dataset.name, records.parts, config)
+    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, workshop.seed)
+    inputs = {
+        "code": CODE_VERSION,
+        "settings": config.model_dump(
+            mode="json", exclude={"teacher", "batch_pairs", "pairs_per_cluster"}
+        ),
+        "teacher": vectors.weights,
+        "records": records.fingerprint,
+        "sample": [sample.seed, sample.size],
+        "batches": [list(batch_sizes), max_batches],
+    }
+    folder = join(workshop.storage, "data", "difficulty", f"{dataset.name}-{fingerprint(inputs)}")
+    task = MeasureBatches(
+        dataset.name,
+        vectors,
+        tuple(records.parts),
+        sample,
+        config,
+        tuple(batch_sizes),
+        max_batches,
+    )
+    units = [ClusterSize(size) for size in (*cluster_sizes, None)]
+    what = f"difficulty {dataset.name}"
+    results = run_units(folder, what, task, units, workshop.execute, "gpu or machine")
+    return {
+        unit.pairs: {
+            int(size): Difficulty.of(values) for size, values in result["difficulty"].items()
+        }
+        for unit, result in zip(units, results, strict=True)
+    }

@@ -1,0 +1,64 @@
+"""In-context examples before the queries of a step, as bge-en-icl draws them (arXiv 2409.15700).
+
+Examples are other pairs of the same global batch, so they need no data of their own. They depend on
+the plan, the step and the row's slot alone: every number of workers sees the same ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rayembed.data.hashes import text_hash
+from rayembed.data.plan.batch_plan import BatchPlan, Pair
+from rayembed.data.records import Record
+from rayembed.models.contract import InContextTokenizer
+
+
+def with_examples(
+    plan: BatchPlan,
+    step: int,
+    records: Sequence[Record],
+    first_slot: int,
+    tokenizer: InContextTokenizer,
+) -> list[Record]:
+    """The records, each query's instruction with examples of its own before it.
+
+    A query gets from none to `max_examples`, each number as likely, drawn without repetition from
+    the pairs of its data set with its instruction, and of these as many as the tokenizer's budget
+    has room for. Its own text and its positives are never shown. A query without instruction has
+    no template in which examples could stand, and gets none.
+
+    Args:
+        first_slot: place of the first record in the global batch.
+    """
+    pairs = plan.read_pairs(step)
+    return [
+        _instructed(record, pairs, _random(plan, step, first_slot + place), tokenizer)
+        for place, record in enumerate(records)
+    ]
+
+
+def _instructed(
+    record: Record,
+    pairs: Sequence[Pair],
+    random: np.random.Generator,
+    tokenizer: InContextTokenizer,
+) -> Record:
+    wanted = int(random.integers(tokenizer.max_examples + 1))
+    task, own = (record.dataset, record.query_instruction), {record.query, *record.positives}
+    shown: dict[tuple[str, str], None] = {}  # equal pairs of several slots are one example
+    for place in random.permutation(len(pairs)) if record.query_instruction else ():
+        pair = pairs[place]
+        if len(shown) == wanted:
+            break
+        if (pair.dataset, pair.query_instruction) == task and own.isdisjoint(
+            (pair.query, *pair.positives)
+        ):
+            shown[pair.query, pair.positives[0]] = None
+    told = tokenizer.instruct(record.query_instruction, list(shown))
+    return replace(record, query_instruction=told)
+
+
+def _random(plan: BatchPlan, step: int, slot: int) -> np.random.Generator:
+    return np.random.default_rng([text_hash(plan.fingerprint) % 2**63, step, slot])

@@ -1,0 +1,55 @@
+"""Which tokens of a sequence are masked, drawn by seed, step and place in the global batch.
+
+Nothing else decides it: not workers, micro-batches or what was drawn before.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayembed.config.adaptation import MaskingConfig
+from rayembed.data.plan.walks import generator
+from rayembed.models.masked_language_tokens import Vocabulary
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A sequence as the model sees it, and what it is to tell."""
+
+    input_ids: np.ndarray
+    """(T,) int32."""
+    places: np.ndarray
+    """(n,) int64 places of the masked tokens."""
+    words: np.ndarray
+    """(n,) int32: what stood there."""
+
+
+def mask(
+    input_ids: np.ndarray,
+    masking: MaskingConfig,
+    vocabulary: Vocabulary,
+    *,
+    seed: int,
+    step: int,
+    slot: int,
+) -> Masked:
+    """The sequence with masks (arXiv 1810.04805, section 3.1), as those of no other slot or step.
+
+    Each token that is not special is chosen with `masking.probability`. A chosen one becomes the
+    mask, or any word of the vocabulary, or stays, by the shares of the settings.
+
+    Args:
+        input_ids: (T,) int32, special tokens included; it stays as it is.
+    """
+    numbers = generator(seed, "masks", str(step), slot)
+    chosen, fate = numbers.random((2, len(input_ids)))
+    others = numbers.integers(vocabulary.num_words, size=len(input_ids), dtype=np.int32)
+    special = np.isin(input_ids, vocabulary.special_ids)
+    places = np.flatnonzero((chosen < masking.probability) & ~special)
+    fate = fate[places]
+    seen = input_ids.copy()
+    hidden = fate < masking.mask_share
+    changed = ~hidden & (fate < masking.mask_share + masking.random_share)
+    seen[places[hidden]] = vocabulary.mask_id
+    seen[places[changed]] = others[places[changed]]
+    return Masked(seen, places, input_ids[places])

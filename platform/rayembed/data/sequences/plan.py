@@ -1,0 +1,353 @@
+"""The plan of an adaptation: which sequence stands in which slot of which step.
+
+It depends on the sequences, α and the seed, and on no worker: worker r of W takes the slots
+[r·G/W, (r+1)·G/W) of each step, so that batches are the same for every W and a run goes on at any
+step with any W.
+
+    storage/plans/adapt-<fingerprint>/steps-*.parquet, manifest.json
+
+G sequences of a global batch, L languages, n sequences in all.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
+from rayembed.config.adaptation import Adaptation
+from rayembed.config.run import fingerprint
+from rayembed.data.parts import Part, read_table
+from rayembed.data.plan.batch_plan import MANIFEST
+from rayembed.data.plan.blended import blended
+from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
+from rayembed.data.plan.step_files import StepFiles, write_steps
+from rayembed.data.plan.walks import Rows, shares
+from rayembed.data.plan.write import one_at_a_time
+from rayembed.data.prepared import Prepared, Workshop
+from rayembed.data.sequences.make import SCHEMA
+from rayembed.data.shuffle import read_bucket, write_buckets
+from rayembed.data.units import Result, run_units
+from rayembed.errors import ArtifactError, DataError
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raised whenever plans come out otherwise of the same sequences, or lie otherwise on disk."""
+
+PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
+
+_KEY = "adapt"
+_SCRATCH = ("scattered", "units")
+
+
+@dataclass(frozen=True)
+class SequencePlan:
+    """A finished plan on disk. Picklable; files are opened when they are read."""
+
+    files: StepFiles
+    manifest: Mapping[str, Any]
+
+    @classmethod
+    def open(cls, folder: str) -> "SequencePlan":
+        """The plan in the folder.
+
+        Raises:
+            ArtifactError: no finished plan of this version there.
+        """
+        path = join(folder, MANIFEST)
+        if not exists(path):
+            raise ArtifactError(f"there is no finished plan in {folder!r}: no {MANIFEST}")
+        manifest = json.loads(read_bytes(path))
+        if manifest.get("version") != VERSION or manifest.get("kind") != "sequences":
+            raise ArtifactError(
+                f"the plan in {folder!r} is of another kind or layout; prepare the data again"
+            )
+        files = StepFiles(folder, manifest["global_sequences"], manifest["steps_per_file"])
+        return cls(files, manifest)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the plan."""
+        return int(self.manifest["num_steps"])
+
+    @property
+    def global_sequences(self) -> int:
+        """Sequences of each step, over all workers."""
+        return self.files.rows_per_step
+
+    @property
+    def fingerprint(self) -> str:
+        """Hexadecimal digits of the content: every sequence at its place."""
+        return str(self.manifest["fingerprint"])
+
+    @property
+    def languages(self) -> list[str]:
+        """Codes in their order."""
+        return [str(told["language"]) for told in self.languages_told]
+
+    @property
+    def languages_told(self) -> list[dict[str, Any]]:
+        """Of each language what there is and what is drawn, as the manifest has it."""
+        told: list[dict[str, Any]] = self.manifest["languages"]
+        return told
+
+    def slots(self, worker: int, num_workers: int) -> range:
+        """The slots of a worker in every step.
+
+        Raises:
+            DataError: the workers cannot share a batch equally.
+        """
+        if self.global_sequences % num_workers:
+            raise DataError(
+                f"{num_workers} workers cannot share batches of {self.global_sequences} sequences "
+                f"equally; take a number of workers that divides {self.global_sequences}"
+            )
+        share = self.global_sequences // num_workers
+        return range(worker * share, (worker + 1) * share)
+
+    def read(self, step: int, slots: range) -> tuple[list[np.ndarray], list[str]]:
+        """Ids (T,) int32 and language of the sequences in these slots of a step.
+
+        Raises:
+            ArtifactError: a file of the plan is missing or broken.
+        """
+        names = ["language", "input_ids"]
+        table = self.files.read(step, slots.start, slots.stop, names)
+        ids = table["input_ids"].combine_chunks()
+        sequences = [ids[row].values.to_numpy() for row in range(len(ids))]
+        return sequences, table["language"].to_pylist()
+
+
+def write_sequence_plan(
+    workshop: Workshop, run: Adaptation, prepared: Mapping[str, Prepared]
+) -> SequencePlan:
+    """The finished plan of the run; one that is there, made of the same, is taken as it is.
+
+    Args:
+        prepared: set of texts → folder of its sequences.
+
+    Raises:
+        DataError: too few sequences for a batch, in all or of a language.
+    """
+    settings = {
+        "num_steps": run.training.steps,
+        "global_sequences": run.training.global_sequences,
+        "language_alpha": run.corpus.language_alpha,
+        "seed": run.seed,
+    }
+    inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
+    named = fingerprint({"version": VERSION, **settings, "inputs": inputs})
+    folder = join(workshop.storage, "plans", f"{_KEY}-{named}")
+    with one_at_a_time(folder):
+        if not exists(join(folder, MANIFEST)):
+            _write(folder, workshop, run, prepared, {**settings, "inputs": inputs})
+    return SequencePlan.open(folder)
+
+
+def _write(
+    folder: str,
+    workshop: Workshop,
+    run: Adaptation,
+    prepared: Mapping[str, Prepared],
+    told: Mapping[str, Any],
+) -> None:
+    began = time.monotonic()
+    sequences = run.training.global_sequences
+    parts = [part for name in sorted(prepared) for part in prepared[name].parts]
+    pool = read_pool(parts)
+    order = order_sequences(
+        pool, sequences, run.training.steps, run.seed, run.corpus.language_alpha
+    )
+    steps_per_file = max(1, ROWS_PER_FILE // sequences)
+    num_files = math.ceil(run.training.steps / steps_per_file)
+    step, slot = (grid.ravel() for grid in np.indices(order.shape))
+    places = part_places(
+        [part.path for part in parts],
+        [part.rows for part in parts],
+        order.ravel(),
+        step,
+        slot.astype(np.int32),
+    )
+    scatter = _Scatter(folder, steps_per_file, num_files)
+    scattered = run_units(folder, "plan adapt scatter", scatter, places, workshop.execute)
+    paths = tuple(join(folder, "scattered", result["file"]) for result in scattered)
+    files = [_File(number, paths) for number in range(num_files)]
+    gather = _Gather(folder, steps_per_file, sequences, run.training.steps)
+    gathered = run_units(folder, "plan adapt gather", gather, files, workshop.execute)
+    digests = "".join(digest for result in gathered for digest in result["steps"])
+    manifest = {
+        "version": VERSION,
+        "kind": "sequences",
+        **told,
+        "steps_per_file": steps_per_file,
+        "fingerprint": hashlib.sha256(digests.encode()).hexdigest()[:12],
+        "languages": _languages(pool, order, prepared),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
+    write_atomic(join(folder, MANIFEST), content)
+    for scratch in _SCRATCH:
+        remove_folder(join(folder, scratch))
+    log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What must be known of every sequence to order them; some 12 bytes each."""
+
+    hash: np.ndarray
+    """(n,) int64 of its content, part after part."""
+    language: np.ndarray
+    """(n,) int32 places in `languages`."""
+    languages: list[str]
+    """Codes in their order."""
+
+
+def read_pool(parts: Sequence[Part]) -> Pool:
+    """Hashes and languages of all sequences of the parts.
+
+    Raises:
+        ArtifactError: a part is missing or broken.
+    """
+    tables = [read_table(part.path, ["hash", "language"]) for part in parts]
+    table = pa.concat_tables(tables).combine_chunks()
+    languages = sorted(pc.unique(table["language"]).to_pylist())
+    places = pc.index_in(table["language"], pa.array(languages, pa.string()))
+    return Pool(table["hash"].to_numpy(), places.to_numpy().astype(np.int32), languages)
+
+
+def order_sequences(
+    pool: Pool, global_sequences: int, num_steps: int, seed: int, alpha: float
+) -> np.ndarray:
+    """(num_steps, G) int64 places in the pool.
+
+    A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
+    sequence over any number of steps. Its sequences are walked in seeded permutations, one an
+    epoch, of an order that only their content decides; none stands twice in a batch.
+
+    Raises:
+        DataError: a language has fewer sequences than a batch takes of it.
+    """
+    by_content = np.lexsort((np.arange(len(pool.hash)), pool.hash))
+    of_language = [by_content[pool.language[by_content] == i] for i in range(len(pool.languages))]
+    sizes = [len(rows) for rows in of_language]
+    share = shares([1.0] * len(sizes), sizes, 1 / alpha)
+    for code, size, part in zip(pool.languages, sizes, share.tolist(), strict=True):
+        needed = min(global_sequences, math.ceil(part * global_sequences - 1e-9))
+        if size < needed:
+            raise DataError(
+                f"the language {code!r} has {size} sequences, but each batch of "
+                f"{global_sequences} takes up to {needed} of them (share {part:.4g}); lower "
+                "training.global_sequences, raise corpus.language_alpha, or add texts"
+            )
+    rows = [
+        Rows(code, 1.0, pool.hash[places])
+        for code, places in zip(pool.languages, of_language, strict=True)
+    ]
+    order = np.empty((num_steps, global_sequences), dtype=np.int64)
+    batches = blended(rows, global_sequences, num_steps, seed, _KEY, 1 / alpha)
+    for step, batch in enumerate(batches):
+        for number, places in enumerate(of_language):
+            mine = batch.dataset == number
+            order[step, mine] = places[batch.row[mine]]
+    return order
+
+
+@dataclass(frozen=True)
+class _Scatter:
+    """Task: the sequences of a part, each at its places, in one file, by file of the plan."""
+
+    folder: str
+    steps_per_file: int
+    num_files: int
+
+    def __call__(self, unit: PartPlaces) -> Result:
+        rows = read_table(unit.path).take(pa.array(unit.row))
+        rows = rows.add_column(0, "slot", pa.array(unit.slot, pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(unit.step, pa.int64()))
+        name = f"{unit.key}.arrow"
+        path = join(self.folder, "scattered", name)
+        write_buckets(path, rows, unit.step // self.steps_per_file, self.num_files)
+        return {"file": name}
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the plan, as a unit of work."""
+
+    number: int
+    paths: tuple[str, ...]
+    """Scattered files that hold its rows, in any order."""
+
+    @property
+    def key(self) -> str:
+        """Names the unit by its number and its inputs."""
+        return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """Task: one file of the plan, sequences by step and slot."""
+
+    folder: str
+    steps_per_file: int
+    global_sequences: int
+    num_steps: int
+
+    def __call__(self, file: _File) -> Result:
+        found = read_bucket(file.paths, file.number)
+        table = pa.concat_tables([one for one in found if one is not None])
+        table = table.sort_by([("step", "ascending"), ("slot", "ascending")]).cast(PLAN_SCHEMA)
+        first = file.number * self.steps_per_file
+        last = min(first + self.steps_per_file, self.num_steps)
+        places = table["step"].to_numpy() * self.global_sequences + table["slot"].to_numpy()
+        wanted = np.arange(first * self.global_sequences, last * self.global_sequences)
+        if not np.array_equal(places, wanted):
+            raise ArtifactError(
+                f"file {file.number} of {self.folder!r} has {len(places)} sequences that do not "
+                f"fill its {len(wanted)} places; remove the folder and prepare it again"
+            )
+        write_steps(
+            self.folder, table, PLAN_SCHEMA, first_step=first, rows_per_step=self.global_sequences
+        )
+        hashes = table["hash"].to_numpy().reshape(-1, self.global_sequences)
+        return {"steps": [xxhash.xxh3_64_hexdigest(row.tobytes()) for row in hashes]}
+
+
+def _languages(
+    pool: Pool, order: np.ndarray, prepared: Mapping[str, Prepared]
+) -> list[dict[str, Any]]:
+    """Of each language what there is and what is drawn, with their shares as measured."""
+    sizes = np.bincount(pool.language, minlength=len(pool.languages))
+    drawn = np.bincount(pool.language[order.ravel()], minlength=len(pool.languages))
+    told = []
+    for place, code in enumerate(pool.languages):
+        of_texts = [one.manifest["languages"].get(code, {}) for one in prepared.values()]
+        counts = {
+            name: sum(int(found.get(name, 0)) for found in of_texts)
+            for name in ("texts", "tokens", "tokens_cut")
+        }
+        told.append(
+            {
+                "language": code,
+                **counts,
+                "sequences": int(sizes[place]),
+                "share": round(float(sizes[place] / sizes.sum()), 6),
+                "drawn": int(drawn[place]),
+                "drawn_share": round(float(drawn[place] / drawn.sum()), 6),
+                "epochs": round(float(drawn[place] / sizes[place]), 3),
+            }
+        )
+        if not drawn[place]:
+            log.warning("no step draws anything of the language %s", code)
+    return told

@@ -1,0 +1,139 @@
+"""The texts of a corpus: where they lie, and each with its language or a reason why it is out."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from rayembed.assets.resolver import resolve
+from rayembed.assets.storage import join
+from rayembed.config.adaptation import TextsConfig, TextsSource, WikipediaTexts
+from rayembed.config.run import fingerprint
+from rayembed.data.parts import ROWS_PER_PART
+from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
+from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.rows import BadRow, check_columns, read_rows
+from rayembed.data.sources.tasks import ArticleRange
+from rayembed.data.sources.wikipedia import Article, read_articles
+
+Piecewise = Piece | ArticleRange
+"""What one task reads."""
+
+NO_TEXT = "no text"
+NO_LANGUAGE = "no language"
+NOT_UNICODE = "not Unicode"
+
+_SHOWN_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that can be used."""
+
+    text: str
+    language: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that cannot be used."""
+
+    reason: str
+    shown: str
+
+
+@dataclass(frozen=True)
+class FoundTexts:
+    """A set of texts whose files were found with the columns that its settings name."""
+
+    texts: TextsConfig
+    """Its path stands below the root."""
+    content: str
+    """Fingerprint of what the files hold."""
+    units: tuple[Piecewise, ...]
+
+
+def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
+    """The files of a set of texts, before any row is read.
+
+    Raises:
+        DataError: nothing there, or files that are none of the known kinds.
+        ConfigError: a column that the files do not have.
+        AssetError: the hub does not give what the path names.
+    """
+    texts = _below(texts, root)
+    match texts.source:
+        case WikipediaTexts(path=path):
+            file = resolve(path)
+            count = len(read_articles(file))
+            starts = range(0, count, ROWS_PER_PART)
+            ranges = tuple(ArticleRange(a, min(a + ROWS_PER_PART, count)) for a in starts)
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+            return FoundTexts(texts, digest, ranges)
+        case TextsSource() as source:
+            pieces = tuple(list_pieces(source.path))
+            columns = {"source.text": source.text}
+            if source.language is not None:
+                columns["source.language"] = source.language
+            check_columns(pieces[0], columns)
+            told = [[piece.name, piece.start, piece.version] for piece in pieces]
+            return FoundTexts(texts, fingerprint(told), pieces)
+
+
+def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Text | Refused]:
+    """The texts of a unit, in their order.
+
+    Args:
+        content: of `FoundTexts`: a process that read a file before it changed reads it again.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+    """
+    match texts.source, unit:
+        case WikipediaTexts(path=path), ArticleRange(first=first, last=last):
+            assert texts.language is not None
+            for article in _articles(path, content)[first:last]:
+                yield _checked(article.extract, texts.language)
+        case TextsSource() as source, Piece():
+            columns = [source.text] + ([source.language] if source.language else [])
+            for row in read_rows(unit, columns):
+                if isinstance(row, BadRow):
+                    yield Refused(row.reason, row.shown)
+                    continue
+                try:
+                    text = text_in(row.values, source.text)
+                    language = texts.language
+                    if source.language is not None:
+                        language = name_in(row.values, source.language)
+                except RowError as error:
+                    yield Refused(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
+                    continue
+                yield _checked(text, language)
+        case _:
+            raise AssertionError((texts.source, unit))
+
+
+def _checked(text: str | None, language: str | None) -> Text | Refused:
+    if text is None or not text.strip():
+        return Refused(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
+    if not is_unicode(text):
+        return Refused(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
+    if language is None:
+        return Refused(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
+    return Text(text, language)
+
+
+def _below(texts: TextsConfig, root: str) -> TextsConfig:
+    """The settings with their path below `root`, where it is neither absolute nor a reference."""
+    path = texts.source.path
+    if not root or "://" in path or Path(path).is_absolute():
+        return texts
+    source = texts.source.model_copy(update={"path": join(root, path)})
+    return texts.model_copy(update={"source": source})
+
+
+@lru_cache(maxsize=2)
+def _articles(reference: str, content: str) -> Sequence[Article]:
+    del content  # a part of the key
+    return read_articles(resolve(reference))

@@ -1,0 +1,94 @@
+"""The workers among which the experts of a mixture are shared out, and what they send each other.
+
+P workers of a group, each with E / P experts, in the order of their ranks; H width of a row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """A group that holds all experts together; every call is one of all of its workers."""
+
+    process_group: dist.ProcessGroup
+
+    @property
+    def size(self) -> int:
+        """P."""
+        return dist.get_world_size(self.process_group)
+
+    @property
+    def place(self) -> int:
+        """Of this worker in the group, from 0."""
+        return dist.get_rank(self.process_group)
+
+    def exchange_counts(self, counts: Tensor) -> Tensor:
+        """(P, E / P) how many rows each worker has for each expert of this one.
+
+        Args:
+            counts: (E,) how many rows this worker has for each expert.
+        """
+        received = torch.empty_like(counts)
+        dist.all_to_all_single(received, counts.contiguous(), group=self.process_group)
+        return received.view(self.size, -1)
+
+    def exchange_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """(sum of `received`, H) what the workers sent, one after the other; with gradient.
+
+        Args:
+            rows: (sum of `sent`, H) what each worker is to get, one after the other.
+            sent: rows for each worker.
+            received: rows from each worker.
+        """
+        exchanged: Tensor = _ExchangeRows.apply(  # type: ignore[no-untyped-call]
+            rows, list(sent), list(received), self.process_group
+        )
+        return exchanged
+
+    def gather(self, share: Tensor) -> Tensor:
+        """Every worker's share, one after the other along the first dimension; no gradient."""
+        share = share.detach().contiguous()
+        parts = [torch.empty_like(share) for _ in range(self.size)]
+        dist.all_gather(parts, share, group=self.process_group)
+        return torch.cat(parts)
+
+    def share_of(self, whole: Tensor) -> Tensor:
+        """What this worker has of the whole that `gather` gives."""
+        return whole.chunk(self.size)[self.place]
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over the workers; no gradient."""
+        total = value.detach().clone()
+        dist.all_reduce(total, group=self.process_group)
+        return total
+
+
+class _ExchangeRows(torch.autograd.Function):
+    """The gradient of a row goes back to where the row came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.exchange = (sent, received, group)
+        return _exchanged(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        (grad,) = grads
+        sent, received, group = ctx.exchange
+        return _exchanged(grad, received, sent, group), None, None, None
+
+
+def _exchanged(
+    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
+) -> Tensor:
+    output = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
+    return output

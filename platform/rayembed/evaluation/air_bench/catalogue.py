@@ -1,0 +1,182 @@
+"""The data sets of AIR-Bench by version, and where they lie on the hub.
+
+`catalogue.csv` has a row for each split with its published size. 24.04 has 28 data sets, all with
+a test split. 24.05 has 69, of which 58 have a dev split and 64 a test split: a long document has
+one of the two, and MS MARCO has dev alone.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import Literal, cast, get_args
+
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+
+Version = Literal["AIR-Bench_24.04", "AIR-Bench_24.05"]
+Task = Literal["qa", "long-doc"]
+Split = Literal["dev", "test"]
+
+VERSIONS: tuple[Version, ...] = get_args(Version)
+
+_ORGANISATION = "AIR-Bench"
+_WITHOUT_SPLIT_NAMES: Version = "AIR-Bench_24.04"
+"""The version that has only one split and does not name it on the hub."""
+
+
+@dataclass(frozen=True)
+class AirBenchDataset:
+    """A corpus with the queries of its splits."""
+
+    version: Version
+    task: Task
+    domain: str
+    language: str
+    """ISO 639-1."""
+    name: str
+    """`default`, or the name of the long document."""
+    num_documents: int
+    """As published."""
+    num_queries: Mapping[Split, int] = field(hash=False)
+    """As published, for each split."""
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        """`dev`, `test` or both, in this order."""
+        return tuple(self.num_queries)
+
+    @property
+    def repository(self) -> str:
+        """On the hub, with corpus and queries; its configuration is the version."""
+        return f"{_ORGANISATION}/{self._place}"
+
+    @property
+    def labels_repository(self) -> str:
+        """On the hub, with the labels of dev splits; those of test splits are closed."""
+        return f"{_ORGANISATION}/qrels-{self._place}-dev"
+
+    @property
+    def corpus_split(self) -> str:
+        """The hub's split with the documents."""
+        return f"corpus_{self._name_on_hub}"
+
+    def queries_split(self, split: Split) -> str:
+        """The hub's split with the queries."""
+        return f"queries_{self._name_on_hub}{self._ending(split)}"
+
+    def labels_split(self, split: Split) -> str:
+        """The hub's split with the labels."""
+        return f"qrels_{self._name_on_hub}{self._ending(split)}"
+
+    @property
+    def label(self) -> str:
+        """Tells it from all others of its version: `qa_arxiv_en_default`."""
+        return f"{self._place}_{self.name}"
+
+    def result_path(self, split: Split) -> str:
+        """Where AIR-Bench's tools keep the search results, below a reranker's folder."""
+        return f"{self.task}/{self.domain}/{self.language}_{self.name}_{split}.json"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.task}_{self.domain}_{self.language}"
+
+    @property
+    def _name_on_hub(self) -> str:
+        return self.name.replace("-", "_")
+
+    def _ending(self, split: Split) -> str:
+        return "" if self.version == _WITHOUT_SPLIT_NAMES else f"_{split}"
+
+
+def check_version(version: str) -> Version:
+    """The version itself.
+
+    Raises:
+        ConfigError: no such version; the message names the nearest one.
+    """
+    if version not in VERSIONS:
+        raise ConfigError(f"no version {version!r} of AIR-Bench; {nearest(version, VERSIONS)}")
+    return version
+
+
+def air_bench_datasets(
+    version: str,
+    *,
+    tasks: Sequence[str] = (),
+    domains: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    splits: Sequence[str] = (),
+) -> tuple[AirBenchDataset, ...]:
+    """Data sets of a version, with the splits that are wanted, in the catalogue's order.
+
+    Args:
+        tasks: `qa`, `long-doc`; none: both. So with the others: none means all.
+        domains: as `arxiv`.
+        languages: ISO 639-1, as `en`.
+        splits: `dev`, `test`.
+
+    Raises:
+        ConfigError: an unknown version, task, domain, language or split, or none that has all
+            that is wanted.
+    """
+    found = _catalogue()[check_version(version)]
+    _check(version, "task", tasks, (dataset.task for dataset in found))
+    _check(version, "domain", domains, (dataset.domain for dataset in found))
+    _check(version, "language", languages, (dataset.language for dataset in found))
+    _check(version, "split", splits, (split for dataset in found for split in dataset.splits))
+    chosen = tuple(
+        kept
+        for dataset in found
+        if (not tasks or dataset.task in tasks)
+        and (not domains or dataset.domain in domains)
+        and (not languages or dataset.language in languages)
+        and (kept := _with_splits(dataset, splits)).splits
+    )
+    if not chosen:
+        wanted = [*tasks, *domains, *languages, *splits]
+        raise ConfigError(f"{version} has no data set that is all of {', '.join(wanted)}")
+    return chosen
+
+
+def _with_splits(dataset: AirBenchDataset, splits: Sequence[str]) -> AirBenchDataset:
+    kept = {
+        split: count
+        for split, count in dataset.num_queries.items()
+        if not splits or split in splits
+    }
+    return replace(dataset, num_queries=kept)
+
+
+def _check(version: str, what: str, wanted: Sequence[str], known: Iterable[str]) -> None:
+    allowed = set(known)
+    for value in wanted:
+        if value not in allowed:
+            raise ConfigError(f"{version} has no {what} {value!r}; {nearest(value, allowed)}")
+
+
+@cache
+def _catalogue() -> dict[str, tuple[AirBenchDataset, ...]]:
+    text = (files(__package__) / "catalogue.csv").read_text(encoding="utf-8")
+    by_key: dict[tuple[str, ...], dict[str, str]] = {}
+    queries: dict[tuple[str, ...], dict[Split, int]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        key = tuple(row[column] for column in ("version", "task", "domain", "language", "dataset"))
+        by_key[key] = row
+        queries.setdefault(key, {})[cast("Split", row["split"])] = int(row["num_queries"])
+    found: dict[str, list[AirBenchDataset]] = {version: [] for version in VERSIONS}
+    for key, row in by_key.items():
+        found[row["version"]].append(
+            AirBenchDataset(
+                version=cast("Version", row["version"]),
+                task=cast("Task", row["task"]),
+                domain=row["domain"],
+                language=row["language"],
+                name=row["dataset"],
+                num_documents=int(row["num_documents"]),
+                num_queries=queries[key],
+            )
+        )
+    return {version: tuple(datasets) for version, datasets in found.items()}

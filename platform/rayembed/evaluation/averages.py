@@ -1,0 +1,121 @@
+"""Averages over the tasks of a benchmark, as mteb's leaderboard and the papers take them.
+
+A category is a type of mteb's tasks. `Mean (Task)` is the mean over all tasks, which the papers
+call the average of 56 tasks; `Mean (TaskType)` is the mean over the categories. CQADupstack is one
+task, the mean of its twelve forums. An average is given where all of its tasks have scores.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+from mteb.results import TaskResult
+
+from rayembed.evaluation.benchmark_lines import MEAN_OF_16, NOT_AMONG_THE_16
+from rayembed.evaluation.benchmarks import benchmark_tasks
+from rayembed.evaluation.jobs import TaskFactory
+
+MEAN_OF_TASKS = "Mean (Task)"
+MEAN_OF_CATEGORIES = "Mean (TaskType)"
+MEAN_OF_18 = "Mean (18)"
+"""Over all languages of MIRACL."""
+
+CATEGORIES: tuple[str, ...] = (
+    *("Retrieval", "Reranking", "Clustering", "PairClassification"),
+    *("Classification", "STS", "Summarization"),
+)
+"""The seven of MTEB(eng, v1), in the order of NV-Embed's Table 1; others come after them."""
+
+MIRACL_LANGUAGES: tuple[str, ...] = (
+    *("ar", "bn", "de", "en", "es", "fa", "fi", "fr", "hi"),
+    *("id", "ja", "ko", "ru", "sw", "te", "th", "yo", "zh"),
+)
+"""Of Nomic v2's Table 5."""
+
+
+def main_score(factory: TaskFactory, result: TaskResult) -> float:
+    """Mean of the task's main score over those of its splits and subsets that the factory names.
+
+    Not a number where one of them is missing; others in the result do not count.
+    """
+    return float(result.validate_and_filter_scores(factory.load()).get_score())
+
+
+def categories(benchmark: str) -> dict[str, tuple[str, ...]]:
+    """Category → names of its tasks.
+
+    Raises:
+        ConfigError: no such benchmark.
+    """
+    return dict(_categories(benchmark))
+
+
+def averages(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
+    """Category → mean of its tasks, then `Mean (Task)` and `Mean (TaskType)`.
+
+    Args:
+        scores: task name → main score, in any unit. Of an aggregate its own score counts or, where
+            it has none, the mean of its members'. Tasks outside the benchmark are passed over.
+
+    Raises:
+        ConfigError: no such benchmark.
+    """
+    known = _with_aggregates(benchmark, scores)
+    by_category = _categories(benchmark)
+    found = {
+        category: _mean([known[name] for name in names])
+        for category, names in by_category.items()
+        if all(name in known for name in names)
+    }
+    if len(found) == len(by_category):
+        tasks = [known[name] for names in by_category.values() for name in names]
+        of_categories = _mean(list(found.values()))
+        found |= {MEAN_OF_TASKS: _mean(tasks), MEAN_OF_CATEGORIES: of_categories}
+    return found
+
+
+def miracl_averages(by_language: Mapping[str, float]) -> dict[str, float]:
+    """`Mean (18)` over MIRACL's languages and `Mean (16)` without German and Yoruba, each where
+    all its languages have scores (Nomic v2, Table 5).
+    """
+    sixteen = tuple(name for name in MIRACL_LANGUAGES if name not in NOT_AMONG_THE_16)
+    return {
+        mean: _mean([by_language[name] for name in names])
+        for mean, names in ((MEAN_OF_18, MIRACL_LANGUAGES), (MEAN_OF_16, sixteen))
+        if all(_is_number(by_language.get(name)) for name in names)
+    }
+
+
+@lru_cache(maxsize=64)
+def _categories(benchmark: str) -> Mapping[str, tuple[str, ...]]:
+    found: dict[str, list[str]] = {}
+    for factory in benchmark_tasks(benchmark):
+        found.setdefault(factory.load().metadata.type, []).append(factory.name)
+    ordered = sorted(found, key=lambda name: CATEGORIES.index(name) if name in CATEGORIES else 99)
+    return {name: tuple(dict.fromkeys(found[name])) for name in ordered}
+
+
+@lru_cache(maxsize=64)
+def _members(benchmark: str) -> Mapping[str, tuple[str, ...]]:
+    tasks = {factory.name: factory.load() for factory in benchmark_tasks(benchmark)}
+    return {
+        name: tuple(member.metadata.name for member in task.metadata.tasks)
+        for name, task in tasks.items()
+        if task.is_aggregate
+    }
+
+
+def _with_aggregates(benchmark: str, scores: Mapping[str, float]) -> dict[str, float]:
+    known = {name: float(score) for name, score in scores.items() if _is_number(score)}
+    for aggregate, names in _members(benchmark).items():
+        if aggregate not in known and all(name in known for name in names):
+            known[aggregate] = _mean([known[name] for name in names])
+    return known
+
+
+def _is_number(score: float | None) -> bool:
+    return score is not None and not math.isnan(score)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,43 @@
+"""Tables 3 and 4 of Nomic Embed v2 (arXiv 2502.07972), as they are printed."""
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A cell of a table."""
+
+    table: str
+    model: str
+    """The row's label."""
+    benchmark: str
+    task: str
+    """Our name of the task; empty: the average."""
+    metric: str
+    """As the table prints it; empty: it prints none."""
+    score: float
+    """In percent."""
+
+
+@cache
+def printed() -> tuple[Printed, ...]:
+    """All cells, in the tables' order."""
+    text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
+    return tuple(
+        Printed(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
+        for line in csv.DictReader(text.splitlines())
+    )
+
+
+def printed_models(benchmark: str) -> tuple[str, ...]:
+    """The rows of a benchmark's table."""
+    return tuple(dict.fromkeys(cell.model for cell in printed() if cell.benchmark == benchmark))
+
+
+def printed_score(model: str, benchmark: str, task: str) -> float:
+    """In percent; of the table's average where `task` is empty."""
+    (cell,) = (c for c in printed() if (c.model, c.benchmark, c.task) == (model, benchmark, task))
+    return cell.score

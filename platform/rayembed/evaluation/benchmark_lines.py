@@ -1,0 +1,193 @@
+"""The lines of a comparison: which scores of which result files they are made of, and averages.
+
+Averages are as in the papers and in mteb's `Mean (Task)`: a category's is the mean over its tasks,
+the benchmark's the mean over all tasks, not over categories. An aggregate such as CQADupstack
+counts as one task; of MIRACL each language is a line.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.evaluation.published.figures import benchmarks as published_benchmarks
+from rayembed.evaluation.published.figures import figures
+
+MEAN = "Mean"
+"""Names the mean over all lines among averages."""
+
+MEAN_OF_16 = "Mean (16)"
+"""Names the mean over MIRACL's languages without German and Yoruba (Nomic v2, Table 5)."""
+
+OWN = "Own tasks"
+"""The category of tasks that mteb does not know."""
+
+BY_LANGUAGE = frozenset({"MIRACL", "MIRACL-HardNegatives"})
+"""Benchmarks that are one task of mteb's, with a score for each language."""
+
+NOT_AMONG_THE_16 = frozenset({"de", "yo"})
+"""MIRACL's surprise languages; mE5's authors report none of these two."""
+
+_NO_MEAN = frozenset({"AIR-Bench_24.04"})
+"""Benchmarks whose categories have different metrics and that report no mean of them."""
+
+
+Place = tuple[str, str]
+"""A split and a subset of a task's data."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a benchmark."""
+
+    name: str
+    """How tables show it: mteb's name of the task, with the language where there are several."""
+    category: str
+    """mteb's type of the task."""
+    metric: str
+    """mteb's name of the main score; empty if not known."""
+    task: str
+    """mteb's name of the task, as result files have it."""
+    places: tuple[Place, ...] = ()
+    """All that must be scored; the line's score is their mean."""
+    language: str = ""
+    """The subset, where a task has a line for each language."""
+    dataset_revision: str = ""
+    """That of mteb's task; empty if not known."""
+    parts: tuple["Line", ...] = ()
+    """The tasks that an aggregate is the mean of."""
+
+
+def benchmark_lines(name: str) -> tuple[Line, ...]:
+    """The lines of a benchmark over texts, or of one that only papers report.
+
+    Raises:
+        ConfigError: an unknown benchmark; names the nearest.
+    """
+    from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
+
+    if name in published_benchmarks() and name not in benchmark_names():
+        return _lines_of_papers(name)
+    try:
+        lines = lines_of([factory.load() for factory in benchmark_tasks(name)])
+    except ConfigError:
+        known = {*benchmark_names(), *published_benchmarks()}
+        raise ConfigError(f"--benchmark: no benchmark {name!r}; {nearest(name, known)}") from None
+    if name not in BY_LANGUAGE:
+        return lines
+    return tuple(of_language for line in lines for of_language in _by_language(line))
+
+
+def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
+    """A line for each of mteb's task objects, by category and name."""
+    return _sorted([_line(task) for task in tasks])
+
+
+def found_lines(places: Mapping[str, Iterable[Place]]) -> tuple[Line, ...]:
+    """A line for each task that has results; the parts of an aggregate that has its own are left
+    out.
+
+    Args:
+        places: task → what any of the compared models is scored on: all must be to be compared.
+    """
+    import mteb
+
+    from rayembed.evaluation.wikipedia_tasks import TASK_METADATA
+
+    lines: dict[str, Line] = {}
+    parts: set[str] = set()
+    for name in places:
+        try:
+            line = _line(mteb.get_task(name))
+        except KeyError:
+            metadata = TASK_METADATA.get(name)
+            category, metric = (metadata.type, metadata.main_score) if metadata else (OWN, "")
+            line = Line(name, category, metric, name)
+        parts.update(part.task for part in line.parts)
+        lines[name] = replace(line, places=tuple(sorted(set(places[name]))), parts=())
+    return _sorted([line for line in lines.values() if line.task not in parts])
+
+
+def by_category(lines: Iterable[Line]) -> dict[str, tuple[Line, ...]]:
+    """Category → its lines by name; categories in the order of the papers."""
+    found: dict[str, list[Line]] = {}
+    for line in _sorted(list(lines)):
+        found.setdefault(line.category, []).append(line)
+    return {category: tuple(members) for category, members in found.items()}
+
+
+def average_groups(benchmark: str, lines: Sequence[Line]) -> dict[str, tuple[Line, ...]]:
+    """Name of each average that a benchmark has → its lines: the categories if there are several,
+    MIRACL's 16 languages, then `MEAN`.
+    """
+    groups = by_category(lines)
+    if len(groups) == 1:
+        groups = {}
+    if benchmark in BY_LANGUAGE:
+        groups[MEAN_OF_16] = tuple(line for line in lines if line.language not in NOT_AMONG_THE_16)
+    if benchmark not in _NO_MEAN:
+        groups[MEAN] = tuple(lines)
+    return groups
+
+
+def averages(scores: Mapping[str, float], groups: Mapping[str, Sequence[Line]]) -> dict[str, float]:
+    """Name of a group → mean over its lines; groups in which a score is missing are left out.
+
+    Args:
+        scores: by the lines' `name`.
+    """
+    return {
+        group: math.fsum(scores[line.name] for line in members) / len(members)
+        for group, members in groups.items()
+        if members and all(line.name in scores for line in members)
+    }
+
+
+def _line(task: Any) -> Line:
+    metadata = task.metadata
+    parts = tuple(_line(part) for part in metadata.tasks) if task.is_aggregate else ()
+    # mteb writes an aggregate's score under this name, whatever its parts' subsets are called.
+    subsets = ("default",) if parts else tuple(task.hf_subsets)
+    return Line(
+        name=metadata.name,
+        category=metadata.type,
+        metric=metadata.main_score,
+        task=metadata.name,
+        places=tuple((split, subset) for split in task.eval_splits for subset in subsets),
+        dataset_revision="" if parts else str(metadata.dataset["revision"]),
+        parts=parts,
+    )
+
+
+def _by_language(line: Line) -> tuple[Line, ...]:
+    return tuple(
+        replace(
+            line,
+            name=f"{line.task} ({language})",
+            language=language,
+            places=tuple(place for place in line.places if place[1] == language),
+        )
+        for language in dict.fromkeys(subset for _, subset in line.places)
+    )
+
+
+def _lines_of_papers(benchmark: str) -> tuple[Line, ...]:
+    lines = {
+        figure.name: Line(figure.name, figure.name.partition("_")[0], figure.metric, figure.name)
+        for figure in figures(benchmark)
+        if figure.level == "task"
+    }
+    return _sorted(list(lines.values()))
+
+
+def _sorted(lines: Sequence[Line]) -> tuple[Line, ...]:
+    from rayembed.evaluation.averages import CATEGORIES
+
+    def place(line: Line) -> tuple[int, str, str]:
+        known = line.category in CATEGORIES
+        order = CATEGORIES.index(line.category) if known else len(CATEGORIES)
+        return order + (line.category == OWN), line.category, line.name.lower()
+
+    return tuple(sorted(lines, key=place))

@@ -1,0 +1,263 @@
+"""Models side by side on a benchmark: our results, the papers' figures and their differences.
+
+Everything here is in the unit of the papers, 100 times mteb's scores.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.evaluation.benchmark_lines import (
+    MEAN,
+    Line,
+    average_groups,
+    averages,
+    by_category,
+)
+from rayembed.evaluation.published.figures import Figure, check_name, figures, labels
+from rayembed.evaluation.result_files import StoredModel, TaskFile, TaskScore, score_of
+
+PERCENT = 100.0
+"""Points of the papers in one of mteb's."""
+
+SAME_TASKS = frozenset({"MTEB(eng, v1)", "MTEB(eng, v2)", "MTEB-MINI", "BEIR"})
+"""Benchmarks in which a task of one name has the same data, splits and subsets, so that a figure
+printed for one of them holds in the others."""
+
+_SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
+    ("BEIR", "benchmark", ""): ("MTEB(eng, v1)", "Retrieval"),
+    ("MTEB(eng, v1)", "category", "Retrieval"): ("BEIR", MEAN),
+}
+"""Averages over the same tasks: BEIR's 15 are the retrieval tasks of `MTEB(eng, v1)`."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a score comes from."""
+
+    source: str
+    """A table of a paper, or the revision of the model that was measured."""
+    dataset_revisions: tuple[str, ...] = ()
+    mteb_versions: tuple[str, ...] = ()
+    date: str = ""
+    """When it was measured; empty if not known."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One model of a comparison."""
+
+    label: str
+    published: bool
+    """Whether the scores are a paper's."""
+    scores: Mapping[str, float]
+    """Line of the benchmark → score; lines without a score are left out."""
+    averages: Mapping[str, float]
+    """Category or `MEAN` → average; incomplete ones are left out."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Line, category or `MEAN` → where its score comes from; computed averages have none."""
+    name: str = ""
+    """`<org>/<model>`, or the short name of a published model."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know of the scores, one sentence each."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several models on the lines of one benchmark."""
+
+    benchmark: str
+    lines: tuple[Line, ...]
+    columns: tuple[Column, ...]
+    baseline: str | None = None
+    """Label of the model from which differences are taken; None: none are shown."""
+
+    @property
+    def categories(self) -> dict[str, tuple[Line, ...]]:
+        """Category → its lines, in the order of the papers."""
+        return by_category(self.lines)
+
+    @property
+    def averages(self) -> dict[str, tuple[Line, ...]]:
+        """Name of each average of which any model has a part → its lines."""
+        return {
+            name: lines
+            for name, lines in average_groups(self.benchmark, self.lines).items()
+            if any(name in c.averages or self.scored(c, lines) for c in self.columns)
+        }
+
+    @property
+    def base(self) -> Column | None:
+        """The model from which differences are taken."""
+        return next((c for c in self.columns if c.label == self.baseline), None)
+
+    def difference(self, column: Column, name: str) -> float | None:
+        """A line's score or an average less the baseline's; None where either is missing."""
+        base = self.base
+        if base is None or column is base:
+            return None
+        ours, theirs = value(column, name), value(base, name)
+        return None if ours is None or theirs is None else ours - theirs
+
+    def scored(self, column: Column, lines: Sequence[Line]) -> int:
+        """Number of the lines on which a model has a score."""
+        return sum(line.name in column.scores for line in lines)
+
+    def missing(self, column: Column) -> tuple[Line, ...]:
+        """The lines on which a model has no score."""
+        return tuple(line for line in self.lines if line.name not in column.scores)
+
+
+def value(column: Column, name: str) -> float | None:
+    """The score of a line or the average of a category (or `MEAN`) of that name."""
+    found = column.averages.get(name)
+    return column.scores.get(name) if found is None else found
+
+
+def measured(
+    model: StoredModel,
+    results: Mapping[str, TaskFile],
+    benchmark: str,
+    lines: Sequence[Line],
+    *,
+    label: str,
+) -> Column:
+    """What a model scored by its result files."""
+    taken = {line.name: score_of(line, results) for line in lines}
+    scores = {
+        name: PERCENT * found.score for name, found in taken.items() if found.score is not None
+    }
+    return Column(
+        label=label,
+        published=False,
+        scores=scores,
+        averages=averages(scores, average_groups(benchmark, lines)),
+        origins={name: _origin(model, taken[name]) for name in scores},
+        name=model.name,
+        notes=_notes(label, lines, taken),
+    )
+
+
+def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
+    """What papers report of a model on a benchmark.
+
+    Averages are those that are printed, and where none is, the mean of the printed scores. Papers
+    agree on what several of them print (a test sees to it), and the first counts.
+
+    Raises:
+        ConfigError: no paper has figures of that model, or none on that benchmark's tasks.
+    """
+    check_name("model", model, labels())
+    found = figures(model=model)
+    shared = SAME_TASKS if benchmark in SAME_TASKS else {benchmark}
+    by_task: dict[tuple[str, str], Figure] = {}
+    printed: dict[str, Figure] = {}
+    for figure in found:
+        if figure.level == "task" and figure.benchmark in shared:
+            by_task.setdefault((figure.name, figure.subset), figure)
+        elif (average := _average(figure, benchmark)) is not None:
+            printed.setdefault(average, figure)
+    known = {line.name: by_task[_key(line)] for line in lines if _key(line) in by_task}
+    if not known and not printed:
+        elsewhere = ", ".join(dict.fromkeys(figure.benchmark for figure in found))
+        raise ConfigError(
+            f"--published: papers have no figures of {model!r} on {benchmark}; of that model they "
+            f"have {elsewhere}"
+        )
+    scores = {name: figure.score for name, figure in known.items()}
+    computed = averages(scores, average_groups(benchmark, lines))
+    used = {**known, **printed}
+    return Column(
+        label=labels()[model],
+        published=True,
+        scores=scores,
+        averages={**computed, **{name: figure.score for name, figure in printed.items()}},
+        origins={name: Origin(figure.source) for name, figure in used.items()},
+        name=model,
+        notes=(f"{labels()[model]}: as printed in {_sources(used.values())}.",),
+    )
+
+
+def compare(
+    benchmark: str, lines: Sequence[Line], columns: Sequence[Column], baseline: str | None
+) -> Comparison:
+    """The comparison of models.
+
+    Args:
+        baseline: label or name of a model; None: the first published model, else the first of
+            several models.
+
+    Raises:
+        ConfigError: the baseline is none of the models.
+    """
+    if baseline is None:
+        first = [column for column in columns if column.published] or list(columns)
+        chosen = first[0].label if len(columns) > 1 else None
+        return Comparison(benchmark, tuple(lines), tuple(columns), chosen)
+    for column in columns:
+        if baseline in (column.label, column.name):
+            return Comparison(benchmark, tuple(lines), tuple(columns), column.label)
+    names = {name for column in columns for name in (column.label, column.name)}
+    raise ConfigError(
+        f"--baseline: {baseline!r} is none of the compared models; {nearest(baseline, names)}"
+    )
+
+
+def _key(line: Line) -> tuple[str, str]:
+    """Task and language under which papers have a line's figure."""
+    return line.task, line.language
+
+
+def _average(figure: Figure, benchmark: str) -> str | None:
+    """The average of the benchmark that a figure is; None for a task's and another benchmark's."""
+    if figure.benchmark == benchmark:
+        return MEAN if figure.level == "benchmark" else figure.name
+    other, name = _SAME_AVERAGES.get((figure.benchmark, figure.level, figure.name), ("", None))
+    return name if other == benchmark else None
+
+
+def _sources(used: Iterable[Figure]) -> str:
+    """The papers and their tables, as `NV-Embed, Tables 1 and 14`."""
+    tables: dict[str, set[int]] = {}
+    for figure in used:
+        tables.setdefault(figure.paper, set()).add(int(figure.table))
+    return "; ".join(
+        f"{paper}, Table{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, sorted(numbers)))}"
+        for paper, numbers in tables.items()
+    )
+
+
+def _origin(model: StoredModel, found: TaskScore) -> Origin:
+    dates = [file.date for file in found.files if file.date is not None]
+    return Origin(
+        source=f"revision {model.revision}",
+        dataset_revisions=tuple(sorted({file.dataset_revision for file in found.files})),
+        mteb_versions=tuple(sorted({f.mteb_version for f in found.files if f.mteb_version})),
+        date=max(dates).isoformat(timespec="seconds") if dates else "",
+    )
+
+
+def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, TaskScore]) -> tuple[str, ...]:
+    """On which tasks a model's scores are of other data than mteb's, or only begun."""
+    notes = []
+    other = [line.name for line in lines if _other_data(line, taken[line.name])]
+    if other:
+        notes.append(f"{label}: scored on other revisions of the data than mteb's: {_few(other)}.")
+    begun = [name for name, found in taken.items() if found.score is None and found.files]
+    if begun:
+        lacking = _few(taken[begun[0]].missing)
+        notes.append(f"{label}: begun, not complete: {_few(begun)}; {begun[0]} lacks {lacking}.")
+    return tuple(notes)
+
+
+def _other_data(line: Line, found: TaskScore) -> bool:
+    wanted = {one.task: one.dataset_revision for one in (line, *line.parts)}
+    return found.score is not None and any(
+        wanted.get(file.task) and file.dataset_revision != wanted[file.task] for file in found.files
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -1,0 +1,199 @@
+"""Which topic's documents help a contextual model on which topic's texts (Figure 7).
+
+"We randomly sample inputs from D from a domain and use them as input to the downstream task d"
+(arXiv 2410.02525, section 7). The paper's domains are forums of CQADupstack; here they are the
+topics of the Wikipedia sample, each with a retrieval task over its own held-out articles alone.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rayembed.config.run import Run, fingerprint
+from rayembed.config.settings import nearest
+from rayembed.data.sources.wikipedia import NO_TOPIC
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation.context import DrawnContext, draw_context
+from rayembed.evaluation.context_sizes import contextual_folder, load_contextual
+from rayembed.evaluation.evaluate import (
+    encoder_of,
+    held_out_articles,
+    instructions_for,
+    run_tasks,
+)
+from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
+from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS, retrieval_within
+from rayembed.models.encoding import encode_context
+from rayembed.models.fingerprints import weights_fingerprint
+
+logger = logging.getLogger(__name__)
+
+EVERY_TOPIC = "all topics"
+NO_CONTEXT = "no context"
+"""Contexts beside those of one topic: documents of all of them, and the null token."""
+
+NEAR = 0.01
+"""How far below the best of its row a score may be to be marked, as in the paper."""
+
+MIN_DOCUMENTS = 20
+"""Of a topic that is scored; fewer tell nothing."""
+
+
+@dataclass(frozen=True)
+class TopicScores:
+    """Scores of each topic's texts in each context."""
+
+    task: str
+    scores: Mapping[str, Mapping[str, tuple[float, ...]]]
+    """Topic that is scored → context → score with each draw of its documents."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Those that are scored, each of which is a context too."""
+        return tuple(self.scores)
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        """The topics, documents of all of them, none."""
+        return (*self.topics, EVERY_TOPIC, NO_CONTEXT)
+
+    def mean(self, topic: str, context: str) -> float:
+        """Over draws."""
+        return fmean(self.scores[topic][context])
+
+    def best(self, topic: str) -> float:
+        """The highest mean of a topic's texts in any context."""
+        return max(self.mean(topic, context) for context in self.contexts)
+
+    def near_best(self, topic: str, context: str) -> bool:
+        """Whether the mean comes within one point of the best of its topic."""
+        return self.mean(topic, context) >= self.best(topic) - NEAR
+
+    def mean_of(self, context: str) -> float:
+        """Of all topics in a context of `EVERY_TOPIC` or `NO_CONTEXT`."""
+        return fmean(self.mean(topic, context) for topic in self.topics)
+
+    @property
+    def mean_of_own(self) -> float:
+        """Of all topics, each in the context of its own documents."""
+        return fmean(self.mean(topic, topic) for topic in self.topics)
+
+    @property
+    def mean_of_others(self) -> float:
+        """Of all topics in the context of each other one."""
+        return fmean(self.mean(t, c) for t in self.topics for c in self.topics if t != c)
+
+
+def topic_scores(
+    reference: str | Path,
+    run: Run,
+    *,
+    name: str,
+    results_folder: str | Path,
+    task: str,
+    draws: int,
+    device: str = "cpu",
+) -> TopicScores:
+    """Scores of a saved model on each topic's task with documents of each topic as context.
+
+    Results are kept in the folder and not taken again.
+
+    Args:
+        run: its evaluation and held-out titles say what the tasks are.
+        task: a retrieval task of the sample.
+        draws: of each topic's context documents, as many as the model takes.
+
+    Raises:
+        AssetError, ArtifactError: the reference leads to no model, or to one without context.
+        ConfigError: no such task, or no source.
+        DataError: fewer than two topics have enough held-out articles.
+    """
+    folder, places = contextual_folder(str(reference))
+    tasks = topic_tasks(run, task)
+    weights = weights_fingerprint(folder)
+    told = instructions_for(folder, run).get(task, "")
+    names = {topic: made.metadata.name for topic, made in tasks.items()}
+    instructions = {name: told for name in names.values() if told}
+    data = {made.metadata.name: made.metadata.dataset["revision"] for made in tasks.values()}
+    model = load_contextual(folder, device)
+    found: dict[str, dict[str, list[float]]] = {topic: {} for topic in tasks}
+    wanted = list(_contexts(tasks, places, run.seed, draws))
+    for number, (label, drawn) in enumerate(wanted, start=1):
+        logger.info("context: %s (%d of %d)", label, number, len(wanted))
+        context = model.no_context()
+        if drawn.documents:
+            context = encode_context(model, drawn.documents)
+        model.set_corpus(context)
+        values = {"data": data, "instructions": instructions, "context": drawn.name}
+        meta = model_meta(
+            name,
+            f"{weights}-{fingerprint(values)[:8]}",
+            embed_dim=model.dimensions[0],
+            similarity_fn_name="cosine",
+        )
+        encoder = MtebEncoder(encoder_of(model), meta, instructions=instructions)
+        scores = run_tasks(encoder, meta, list(tasks.values()), results_folder)
+        for topic in tasks:
+            found[topic].setdefault(label, []).append(scores[names[topic]])
+    return TopicScores(
+        task,
+        {
+            topic: {label: tuple(values) for label, values in by_context.items()}
+            for topic, by_context in found.items()
+        },
+    )
+
+
+def topic_tasks(run: Run, task: str) -> dict[str, Any]:
+    """Topic → a fresh retrieval task over its held-out articles alone.
+
+    Raises:
+        ConfigError: no such retrieval task, or no source.
+        DataError: fewer than two topics have enough articles.
+    """
+    if task not in RETRIEVAL_TASKS:
+        raise ConfigError(f"no retrieval task {task!r}; {nearest(task, RETRIEVAL_TASKS)}")
+    articles = held_out_articles(run)
+    groups: dict[str, list[Any]] = {}
+    for article in articles:
+        if article.topic and article.topic != NO_TOPIC:
+            groups.setdefault(article.topic, []).append(article)
+    large = {
+        topic: groups[topic] for topic in sorted(groups) if len(groups[topic]) >= MIN_DOCUMENTS
+    }
+    if len(large) < 2:
+        raise DataError(
+            f"the {len(articles)} held-out articles have {len(large)} topics with at least "
+            f"{MIN_DOCUMENTS} articles, 2 are needed; raise data.held_out.num_titles to what the "
+            "model was trained with"
+        )
+    sizes = run.evaluation
+    return {
+        topic: retrieval_within(
+            topic,
+            task,
+            members,
+            num_documents=sizes.num_documents,
+            num_queries=sizes.num_queries,
+            max_length=sizes.max_length,
+            seed=run.seed,
+        )
+        for topic, members in large.items()
+    }
+
+
+def _contexts(
+    tasks: Mapping[str, Any], places: int, seed: int, draws: int
+) -> Iterator[tuple[str, DrawnContext]]:
+    """Label and documents of each context, as often as it is drawn; of none there is one."""
+    documents: dict[str, Sequence[str]] = {
+        topic: list(made.sample.documents.values()) for topic, made in tasks.items()
+    }
+    every = [text for texts in documents.values() for text in texts]
+    for draw in range(draws):
+        for label, texts in (*documents.items(), (EVERY_TOPIC, every)):
+            yield label, draw_context(texts, places, seed=seed + draw)
+    yield NO_CONTEXT, draw_context([], places, seed=seed)

@@ -1,0 +1,77 @@
+"""A contextual model that is loaded already as a model under evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta
+from mteb.types import PromptType
+
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.model import PooledModel
+from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.prompts import role_of
+from rayembed.evaluation.rayembed_spec import Embedder
+from rayembed.evaluation.way import Way
+from rayembed.models.contract import EmbeddingModel
+
+
+@dataclass(frozen=True)
+class LoadedSpec:
+    """The spec of a model in this process; it embeds where its weights lie."""
+
+    model: EmbeddingModel
+    meta: ModelMeta
+    instructions: Mapping[str, str]
+    """By task name, before queries and texts of symmetric tasks."""
+    context_seed: int = 0
+    num_context: int = 0
+    """Documents that a context holds, at most; 0: texts are embedded without a task's corpus."""
+    similarity: Similarity = "cosine"
+    dimension: int | None = None
+    """So many first values of each vector are kept; None: all."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The revision, which tells the weights from others."""
+        return str(self.meta.revision)
+
+    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+        """Role and instruction; texts of symmetric tasks are queries."""
+        role = role_of(prompt_type)
+        return Way(role, self.instructions.get(task_metadata.name, "") if role == "query" else "")
+
+    def shown(self, way: Way) -> str:
+        """The instruction."""
+        return way.instruction
+
+    def load(self, device: str) -> EmbedTexts:
+        """The model as it is."""
+        del device
+        return Embedder(
+            self.model, self.model.tokenizer, self.dimension or self.model.dimensions[0]
+        )
+
+
+def contextual_model(
+    model: EmbeddingModel,
+    meta: ModelMeta,
+    instructions: Mapping[str, str],
+    *,
+    seed: int,
+    num_context: int | None = None,
+    dimension: int | None = None,
+) -> PooledModel:
+    """A model of mteb that embeds each task's texts in the context of the task's corpus.
+
+    Args:
+        seed: of the draw of context documents.
+        num_context: how many are drawn; None: as many as the model takes. 0: what corpus the model
+            has, if any.
+        dimension: so many first values of each vector are kept; None: all.
+    """
+    number = model.max_context if num_context is None else num_context
+    spec = LoadedSpec(model, meta, instructions, seed, number or 0, dimension=dimension)
+    device = str(next(model.parameters()).device)
+    return PooledModel(spec, OneWorker(EncodingWorker(spec, None, device)))

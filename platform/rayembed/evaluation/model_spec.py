@@ -1,0 +1,142 @@
+"""A model under evaluation before it is loaded: what travels to the workers that load it."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta
+from mteb.types import PromptType
+
+from rayembed.config.evaluation import BM25, ModelUnderTest
+from rayembed.errors import ConfigError
+from rayembed.evaluation.way import Way
+
+EmbedTexts = Callable[[Sequence[str], Way], np.ndarray]
+"""Texts of one way to their vectors (N, D) float32, in the order of the texts."""
+
+
+@runtime_checkable
+class EmbedInContext(Protocol):
+    """What a contextual model is loaded as: an `EmbedTexts` for ways that name a context."""
+
+    def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
+        """As `EmbedTexts`, in the context that the way names."""
+        ...
+
+    def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
+        """Embed the documents of a context, unless the one of that name is known.
+
+        Args:
+            documents: gives them when they are needed.
+        """
+        ...
+
+
+Similarity = Literal["cosine", "dot"]
+
+
+class ModelSpec(Protocol):
+    """Picklable and light: all but `load` work without the model's weights in memory."""
+
+    @property
+    def meta(self) -> ModelMeta:
+        """What mteb writes down; name and revision are what results are found by.
+
+        Two models that could give a text other vectors, or that put other prompts before it, never
+        share both.
+        """
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names all that decides a text's vector besides the text and its way."""
+        ...
+
+    @property
+    def similarity(self) -> Similarity:
+        """How vectors are compared. They need not be of unit length: cosine normalises itself."""
+        ...
+
+    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+        """How the task's texts of this prompt type (None: symmetric tasks) are embedded."""
+        ...
+
+    def shown(self, way: Way) -> str:
+        """What stands before a text of this way, for people to read."""
+        ...
+
+    def load(self, device: str) -> EmbedTexts:
+        """The loaded model as a function, on the device.
+
+        Raises:
+            ArtifactError: the weights are others than those that the spec was made of, or broken.
+        """
+        ...
+
+
+@runtime_checkable
+class ContextualSpec(Protocol):
+    """A spec of a model that embeds a task's texts in the context of the task's corpus."""
+
+    @property
+    def num_context(self) -> int:
+        """Documents of a context, at most; 0: the model takes none of a task's corpus."""
+        ...
+
+    @property
+    def context_seed(self) -> int:
+        """Of the draw of the documents."""
+        ...
+
+
+def make_spec(
+    settings: ModelUnderTest, *, tracking_uri: str | None = None, own_tasks: Iterable[str] = ()
+) -> ModelSpec:
+    """The spec of the model that the settings name; no weights are loaded.
+
+    Args:
+        own_tasks: names of tasks that mteb does not have and instructions may be given for.
+        tracking_uri: MLflow's address, for `models:/…`; None: `MLFLOW_TRACKING_URI`.
+
+    Raises:
+        ArtifactError: an incomplete folder, or a model that is not supported.
+        AssetError: the reference leads nowhere.
+        ConfigError: settings that do not fit the model; instructions for unknown tasks; `bm25`,
+            which embeds nothing.
+        TrackingError: MLflow is away.
+    """
+    from rayembed.evaluation.mteb_spec import mteb_spec
+    from rayembed.evaluation.prompts import check_instructions
+    from rayembed.evaluation.rayembed_spec import rayembed_spec
+    from rayembed.evaluation.sentence_spec import sentence_spec
+
+    check_instructions(settings.prompts, own_tasks)
+    match loader_of(settings.reference):
+        case "bm25":
+            raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
+        case "sentence-transformers":
+            return sentence_spec(settings)
+        case "mteb":
+            return mteb_spec(settings)
+        case "rayembed":
+            return rayembed_spec(settings, tracking_uri=tracking_uri)
+
+
+def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
+    """What loads the model that a reference names.
+
+    `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
+    """
+    if reference == BM25:
+        return "bm25"
+    if reference.startswith("st:"):
+        return "sentence-transformers"
+    if reference.startswith("mteb:"):
+        return "mteb"
+    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?: \(.+\))?", reference)
+    if plain and not Path(reference).exists():
+        return "mteb"
+    return "rayembed"

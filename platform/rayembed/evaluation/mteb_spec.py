@@ -1,0 +1,273 @@
+"""A model that mteb loads with its own wrapper, prompts and all: how peers are measured."""
+
+import inspect
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import mteb
+import numpy as np
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_implementations import MODEL_REGISTRY
+from mteb.types import PromptType
+
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.run import fingerprint
+from rayembed.config.settings import nearest
+from rayembed.errors import AssetError, ConfigError
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.prompts import role_of
+from rayembed.evaluation.sentence_spec import (
+    BATCH_SIZE,
+    SentenceSpec,
+    adjust,
+    as_vectors,
+    refuse_for_others,
+    sentence_spec,
+)
+from rayembed.evaluation.task_text import task_metadata as read_task
+from rayembed.evaluation.task_text import task_text
+from rayembed.evaluation.way import Way
+
+logger = logging.getLogger(__name__)
+
+_MORE_THAN_TEXTS: Mapping[str, str] = {
+    "CDEWrapper": "samples its context from the task's data set by split and subset",
+    "EmbeddingGemma2Wrapper": "reads titles apart from the documents' texts",
+    "GeeVecLiteModel": "reads the subset of the task",
+    "GeeVecAPIModel": "reads the subset of the task",
+    "GoogleGeminiEmbeddingModel": "reads titles apart from the documents' texts",
+}
+"""mteb's wrappers to which a text alone, its task and its role do not tell all."""
+
+_LEAVE = re.compile(r"trust_remote_code\s*(:\s*bool\s*)?=\s*True")
+
+
+@dataclass(frozen=True)
+class MtebSpec:
+    """Vectors are those of mteb's wrapper, which gets the task's metadata and prompt type."""
+
+    settings: ModelUnderTest
+    model: str
+    """mteb's name, which is the hub's."""
+
+    @property
+    def stated(self) -> ModelMeta:
+        """What mteb says of the model; names the revision that is loaded, and how."""
+        # Looked up in each process: some of mteb's loaders cannot be pickled.
+        return mteb.get_model_meta(self.model)
+
+    @property
+    def meta(self) -> ModelMeta:
+        """As mteb has it; settings that change vectors are hung on the revision."""
+        changes = self._changes()
+        name = self.settings.name
+        update: dict[str, Any] = {}
+        if changes:
+            update["revision"] = f"{self.stated.revision}-{fingerprint(changes)[:8]}"
+        if name:
+            update["name"] = name if "/" in name else f"rayembed/{name}"
+        return self.stated.model_copy(update=update)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of name, revision, settings and the versions of mteb and sentence-transformers."""
+        versions = [version(package) for package in ("mteb", "sentence-transformers")]
+        return fingerprint([self.model, self.stated.revision, self._changes(), versions])
+
+    @property
+    def similarity(self) -> Similarity:
+        """As mteb says of the model; cosine where it says nothing."""
+        name = self.stated.similarity_fn_name
+        return "dot" if name is not None and name.value == "dot" else "cosine"
+
+    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+        """The task itself, whose prompt only the wrapper knows."""
+        return Way(
+            role_of(prompt_type),
+            task=task_text(task_metadata),
+            prompt_type=prompt_type.value if prompt_type else "",
+        )
+
+    def shown(self, way: Way) -> str:
+        """The name of the wrapper, which alone knows."""
+        return f"(as mteb's {_loader_name(self.stated)} has it)"
+
+    def load(self, device: str) -> EmbedTexts:
+        """The model in mteb's wrapper, on the device.
+
+        Raises:
+            ConfigError: it takes a setting not, or gives not one dense vector for each text.
+        """
+        options: dict[str, Any] = {}
+        if self.settings.dimensions is not None:
+            options["embed_dim"] = self.settings.dimensions
+        wrapper: Any = self.stated.load_model(device=device, **options)
+        if not hasattr(wrapper, "encode"):
+            raise ConfigError(
+                f"mteb's {type(wrapper).__name__} of {self.model!r} does not embed texts; "
+                "supported are models that give one dense vector for each text"
+            )
+        if self._changes(but=("dimensions",)):
+            _adjust(wrapper, self.settings)
+
+        def embed(texts: Sequence[str], way: Way) -> np.ndarray:
+            return as_vectors(
+                wrapper.encode(
+                    _loader(texts),
+                    task_metadata=read_task(way.task),
+                    hf_split="test",
+                    hf_subset="default",
+                    prompt_type=PromptType(way.prompt_type) if way.prompt_type else None,
+                    batch_size=BATCH_SIZE,
+                    show_progress_bar=False,
+                )
+            )
+
+        return embed
+
+    def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Settings by which vectors are others than those of the model as mteb has it."""
+        given = {
+            "dtype": None if self.settings.dtype == "saved" else self.settings.dtype,
+            "max_length": self.settings.max_length,
+            "dimensions": self.settings.dimensions,
+        }
+        return {k: v for k, v in given.items() if v is not None and k not in but}
+
+
+def mteb_spec(settings: ModelUnderTest) -> MtebSpec | SentenceSpec:
+    """The spec of a model that mteb knows.
+
+    What mteb does not know is taken for a model of the hub that sentence-transformers loads, as
+    mteb takes it.
+
+    Raises:
+        ArtifactError: the hub's model gives no single dense vector for a text.
+        AssetError: neither has it; the message names mteb's nearest.
+        ConfigError: a kind of model or a setting that is not supported.
+    """
+    name = settings.reference.removeprefix("mteb:")
+    try:
+        stated = mteb.get_model_meta(name)
+    except KeyError:
+        return _of_hub(settings, name)
+    refuse_for_others(settings, "mteb's wrapper has its own")
+    if settings.revision not in (None, stated.revision):
+        raise ConfigError(
+            f"revision = {settings.revision!r}: mteb loads {name!r} in the revision "
+            f"{stated.revision!r}; leave it out, or name hf://{name}@{settings.revision}"
+        )
+    _check_supported(name, stated)
+    allowed = stated.embed_dim if isinstance(stated.embed_dim, Sequence) else [stated.embed_dim]
+    if settings.dimensions is not None and settings.dimensions not in allowed:
+        raise ConfigError(
+            f"dimensions = {settings.dimensions}: mteb states {list(allowed)} for {name!r}"
+        )
+    return MtebSpec(settings, str(stated.name))
+
+
+def _of_hub(settings: ModelUnderTest, name: str) -> SentenceSpec:
+    close = nearest(name, MODEL_REGISTRY)
+    unknown = f"mteb has no model {name!r}" + (f"; {close}" if close.startswith("did") else "")
+    if settings.reference.startswith("mteb:"):
+        raise AssetError(f"{unknown} Leave 'mteb:' out for a model of the hub")
+    update = {
+        "reference": f"st:hf://{name}@{settings.revision or 'main'}",
+        "revision": None,
+        "name": settings.name or name,
+    }
+    try:
+        return sentence_spec(settings.model_copy(update=update))
+    except AssetError as error:
+        raise AssetError(
+            f"there is no model {name!r}: no such folder here; {unknown}; from the hub: {error}"
+        ) from error
+
+
+def _check_supported(name: str, meta: ModelMeta) -> None:
+    """Return when the model gives one dense vector for a text and a text says all it needs.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    other = [kind for kind in meta.model_type if kind != "dense"]
+    if other:
+        raise ConfigError(
+            f"{name!r} is of the kind {', '.join(other)}; supported are models that give one dense "
+            "vector for each text"
+        )
+    if "text" not in meta.modalities:
+        raise ConfigError(f"{name!r} takes {', '.join(meta.modalities)} and no text")
+    similarity = meta.similarity_fn_name
+    if similarity is not None and similarity.value not in ("cosine", "dot"):
+        raise ConfigError(
+            f"{name!r} compares vectors by {similarity.value!r}; supported are cosine and dot"
+        )
+    loader = getattr(meta.loader, "func", meta.loader)
+    reason = _MORE_THAN_TEXTS.get(_loader_name(meta))
+    compared = getattr(loader, "similarity", AbsEncoder.similarity)
+    known = (AbsEncoder.similarity, SentenceTransformerEncoderWrapper.similarity)
+    if reason is None and inspect.isclass(loader) and compared not in known:
+        reason = "compares vectors in its own way"
+    if reason is not None:
+        raise ConfigError(
+            f"mteb's wrapper of {name!r} {reason}, which cannot be spread over workers; evaluate "
+            "it with mteb itself, or its weights as a model of rayembed"
+        )
+    if _runs_remote_code(meta):
+        raise ConfigError(
+            f"mteb loads {name!r} with trust_remote_code, which runs Python files of its "
+            "repository and is never done here; where rayembed knows the model, name its weights: "
+            f"hf://{name}@{meta.revision or 'main'}"
+        )
+
+
+def _runs_remote_code(meta: ModelMeta) -> bool:
+    """Whether mteb's loader gives leave to run code of the hub: an argument, or in its text."""
+    loader = getattr(meta.loader, "func", meta.loader)
+    options = [meta.loader_kwargs, getattr(meta.loader, "keywords", {})]
+    classes = inspect.getmro(loader) if inspect.isclass(loader) else (loader,)
+    texts = [
+        inspect.getsource(part)
+        for part in classes
+        if part is not None and getattr(part, "__module__", "").startswith("mteb.")
+    ]
+    return any(map(_gives_leave, options)) or any(map(_LEAVE.search, texts))
+
+
+def _gives_leave(options: Any) -> bool:
+    """Whether nested options set `trust_remote_code`."""
+    if not isinstance(options, Mapping):
+        return False
+    return bool(options.get("trust_remote_code")) or any(map(_gives_leave, options.values()))
+
+
+def _loader_name(meta: ModelMeta) -> str:
+    loader = getattr(meta.loader, "func", meta.loader)
+    return str(getattr(loader, "__name__", loader))
+
+
+def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    model = getattr(wrapper, "model", None)
+    if not isinstance(model, SentenceTransformer):
+        raise ConfigError(
+            f"dtype and max_length cannot be set for {settings.reference!r}: mteb's "
+            f"{type(wrapper).__name__} holds no SentenceTransformer; leave them out"
+        )
+    adjust(model, settings)
+
+
+def _loader(texts: Sequence[str]) -> Any:
+    """What mteb hands to an encoder: batches of a data set with the column `text`."""
+    from datasets import Dataset
+    from torch.utils.data import DataLoader
+
+    return DataLoader(Dataset.from_dict({"text": list(texts)}), batch_size=BATCH_SIZE)

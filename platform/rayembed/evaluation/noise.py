@@ -1,0 +1,243 @@
+"""How much unrelated text behind every text lowers a model's scores (Causal2Vec, Table 3).
+
+The tasks of the Wikipedia sample are scored twice: as they are, and with a few words of articles
+that no task holds behind each text. What a last token tells is then mostly of these words. The
+paper appends to the LLM's input and does not say what; here every part of a model reads the noise.
+"""
+
+import copy
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.run import Run, fingerprint
+from rayembed.data.sources.wikipedia import Article
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation.evaluate import (
+    all_articles,
+    as_mteb_model,
+    held_out_articles,
+    instructions_for,
+    run_tasks,
+    suite_tasks,
+)
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.wikipedia_samples import (
+    CrossLingualSample,
+    RetrievalSample,
+    TableSample,
+)
+from rayembed.evaluation.wikipedia_tasks import Sample
+from rayembed.models.backbones import num_positions
+from rayembed.models.contract import Role
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.load import load_model
+
+logger = logging.getLogger(__name__)
+
+TOKENS_PER_WORD = 2
+"""Room that is made for each word of noise: English takes 1.35 on average, names more."""
+
+_TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2")
+
+
+@dataclass(frozen=True)
+class NoiseScores:
+    """Main scores by task."""
+
+    clean: Mapping[str, float]
+    noisy: Mapping[str, float]
+
+    @property
+    def drops(self) -> dict[str, float]:
+        """What the noise took, by task; negative where it helped."""
+        return {task: score - self.noisy[task] for task, score in self.clean.items()}
+
+
+def noise_scores(
+    reference: str | Path,
+    run: Run,
+    *,
+    name: str,
+    results_folder: str | Path,
+    num_words: int,
+    device: str = "cpu",
+) -> NoiseScores:
+    """Scores of a saved model with and without noise behind every text of the run's tasks.
+
+    In both cases the model reads as many tokens more as the noise may take, so that the texts are
+    the same; a warning counts texts whose noise is cut off all the same, for a model that reads
+    less than the tasks have. Results are kept in the folder and not taken again.
+
+    Args:
+        run: its evaluation, with instructions, and its held-out titles.
+        num_words: of the noise.
+
+    Raises:
+        AssetError, ArtifactError: the reference leads to no model.
+        ConfigError: the run has no suite, or the model has learnt too few positions.
+        DataError: there are no articles beside the held-out ones.
+    """
+    tasks = suite_tasks(run)
+    if not tasks:
+        raise ConfigError(
+            "evaluation.suite is none: there are no texts to put noise behind; set "
+            "evaluation.suite=wikipedia"
+        )
+    folder = resolve_model(str(reference))
+    weights = weights_fingerprint(folder)
+    instructions = instructions_for(folder, run)
+    model = load_model(folder).to(device)
+    _make_room(model, num_words * TOKENS_PER_WORD)
+    noise = Noise.of(run, num_words)
+    scores = []
+    noisy = [noise.added_to(task) for task in tasks]
+    _warn_of_cut_noise(model, name, noisy, instructions)
+    for made in (tasks, noisy):
+        data = {task.metadata.name: task.metadata.dataset["revision"] for task in made}
+        values = {"data": data, "instructions": instructions, "words": num_words}
+        meta = model_meta(
+            name,
+            f"{weights}-{fingerprint(values)[:8]}",
+            embed_dim=model.dimensions[0],
+            similarity_fn_name="cosine",
+        )
+        scored = as_mteb_model(model, meta, instructions, seed=run.seed)
+        scores.append(run_tasks(scored, meta, made, results_folder))
+    return NoiseScores(*scores)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Words of articles that no task holds, other ones behind each text."""
+
+    sources: Sequence[str]
+    num_words: int
+    seed: int
+
+    @classmethod
+    def of(cls, run: Run, num_words: int) -> "Noise":
+        """The noise of a run.
+
+        Raises:
+            DataError: there are no articles beside the held-out ones.
+        """
+        held_out = {article.title for article in held_out_articles(run)}
+        others = [a for a in all_articles(run) if a.title not in held_out and _long(a, num_words)]
+        if not others:
+            raise DataError(
+                f"no article beside the held-out ones has {num_words} words for the noise; hold "
+                "out fewer (data.held_out.num_titles) or append fewer words"
+            )
+        return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
+
+    def behind(self, text: str) -> str:
+        """The text with noise behind it: whole words from the beginning of an article.
+
+        Which article is decided by the text and the seed.
+        """
+        source = random.Random(f"{self.seed}:{text}").choice(self.sources)
+        return f"{text} {' '.join(source.split()[: self.num_words])}"
+
+    def added_to(self, task: Any) -> Any:
+        """A task of the same kind with noise behind each of its texts."""
+        return type(task)(self.in_sample(task.sample))
+
+    def in_sample(self, sample: Sample) -> Sample:
+        """The sample with noise behind each text; grades, labels and judgements are the same."""
+        if isinstance(sample, CrossLingualSample):
+            noisy = {code: self._in_retrieval(each) for code, each in sample.languages.items()}
+            return replace(sample, languages=noisy)
+        if isinstance(sample, RetrievalSample):
+            return self._in_retrieval(sample)
+        splits = {
+            split: {
+                column: [self.behind(str(value)) for value in values]
+                if column in _TEXT_COLUMNS
+                else values
+                for column, values in columns.items()
+            }
+            for split, columns in sample.splits.items()
+        }
+        return replace(sample, splits=splits)
+
+    def _in_retrieval(self, sample: RetrievalSample) -> RetrievalSample:
+        return replace(
+            sample,
+            documents={key: self.behind(text) for key, text in sample.documents.items()},
+            queries={key: self.behind(text) for key, text in sample.queries.items()},
+        )
+
+
+def _long(article: Article, num_words: int) -> bool:
+    return len(article.extract.split()) >= num_words
+
+
+def _make_room(model: Any, num_tokens: int) -> None:
+    """Let every part of the model read so many tokens more, in place.
+
+    Raises:
+        ConfigError: a part has learnt too few positions.
+    """
+    own = getattr(model.tokenizer, "encoder", None)
+    readers = {"backbone": model.tokenizer, "encoder": own or model.tokenizer}
+    wanted = {}
+    for name, part in model.parts.items():
+        tokenizer, positions = readers[name], num_positions(part)
+        lengths = {role: length + num_tokens for role, length in tokenizer.max_lengths.items()}
+        if positions is not None and max(lengths.values()) > positions:
+            raise ConfigError(
+                f"with {num_tokens} tokens of noise the {name} would read {max(lengths.values())} "
+                f"tokens, and it has learnt {positions} positions; append fewer words"
+            )
+        wanted[name] = lengths
+    model.tokenizer.max_lengths = wanted["backbone"]
+    if own is not None:  # both stages of CDE share one
+        model.tokenizer.encoder.max_lengths = wanted["encoder"]
+
+
+def _warn_of_cut_noise(
+    model: Any, name: str, tasks: Sequence[Any], instructions: Mapping[str, str]
+) -> None:
+    """Tell how many noisy texts the model does not read to their end."""
+    whole = copy.copy(model.tokenizer)
+    whole.max_lengths = dict.fromkeys(whole.max_lengths, 1_000_000)
+    number, cut = 0, 0
+    for task in tasks:
+        instruction = instructions.get(task.metadata.name, "")
+        for role, texts in _texts(task.sample):
+            told = [instruction if role == "query" else ""] * len(texts)
+            read, all_of_it = (
+                t(texts, role, told, allow_empty=True) for t in (model.tokenizer, whole)
+            )
+            number += len(texts)
+            cut += sum(
+                len(a["input_ids"]) < len(b["input_ids"])
+                for a, b in zip(read, all_of_it, strict=True)
+            )
+    if cut:
+        logger.warning(
+            "%s: %d of %d texts with noise are longer than it reads, so that some of the noise is "
+            "not seen and the drop is smaller; lower evaluation.max_length to score shorter texts",
+            *(name, cut, number),
+        )
+
+
+def _texts(sample: Sample) -> Iterator[tuple[Role, list[str]]]:
+    """Roles and the texts of a sample that have them."""
+    match sample:
+        case RetrievalSample(documents=documents, queries=queries):
+            yield "document", list(documents.values())
+            yield "query", list(queries.values())
+        case CrossLingualSample(languages=languages):
+            for each in languages.values():
+                yield from _texts(each)
+        case TableSample(splits=splits):
+            for columns in splits.values():
+                for column in _TEXT_COLUMNS:
+                    if column in columns:
+                        yield "query", [str(value) for value in columns[column]]

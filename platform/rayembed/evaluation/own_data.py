@@ -1,0 +1,362 @@
+"""The user's own queries, documents and judgements: read, checked, and written to be mapped.
+
+BEIR's layout, in a local folder or object storage. Each of the three is one file or a folder of
+files; JSONL, TSV, CSV (also with .gz) and Parquet are read, in any mixture:
+
+    corpus.jsonl          _id or id, title (may lack), text
+    queries.jsonl         _id or id, text
+    qrels/<split>.tsv     query-id, corpus-id, score: a whole number; above 0 is relevant
+
+Documents pass by one at a time; held in memory are 8 bytes of each and all judgements.
+"""
+
+import json
+import logging
+from array import array
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join, list_files
+from rayembed.data.hashes import text_hash
+from rayembed.data.sources.beir import NO_DOCUMENT, NO_QUERY, id_of
+from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
+from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.rows import Row, read_rows
+from rayembed.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+CORPUS, QUERIES, JUDGEMENTS, ABOUT = "corpus.arrow", "queries.arrow", "qrels.arrow", "about.json"
+"""Files of a written set."""
+
+_EXAMPLES = 3
+_ROWS_PER_BATCH = 10_000
+_DOCUMENTS = pa.schema([("id", pa.string()), ("title", pa.string()), ("text", pa.string())])
+_QUESTIONS = pa.schema([("id", pa.string()), ("text", pa.string())])
+_GRADES = pa.schema([("query-id", pa.string()), ("corpus-id", pa.string()), ("score", pa.int32())])
+
+Judgements = dict[str, dict[str, int]]
+"""Query → document → grade."""
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """Where the three parts of a set lie."""
+
+    path: str
+    split: str
+    corpus: tuple[Piece, ...]
+    queries: tuple[Piece, ...]
+    judgements: tuple[Piece, ...]
+
+    @property
+    def key(self) -> str:
+        """Hash of what the files hold; of object storage, of their sizes and times of change."""
+        parts = (self.corpus, self.queries, self.judgements)
+        told = [self.split, [[piece.key for piece in part] for part in parts]]
+        return xxhash.xxh3_128_hexdigest(repr(told).encode())
+
+
+@dataclass(frozen=True)
+class About:
+    """What a written set holds and what was left out of it."""
+
+    fingerprint: str
+    """Of ids, texts and grades, in the order of the files."""
+    documents: int
+    queries: int
+    judgements: int
+    dropped: dict[str, int]
+    """Reason → rows that were left out because no score depends on them."""
+
+
+@dataclass
+class _Faults:
+    """Rows that stand in the way of a score: how many of a kind, and the first ones."""
+
+    found: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
+
+    def add(self, part: str, reason: str, example: str) -> None:
+        count, examples = self.found.get(f"{part}: {reason}", (0, []))
+        kept = examples if len(examples) == _EXAMPLES else [*examples, example]
+        self.found[f"{part}: {reason}"] = (count + 1, kept)
+
+    def refuse(self, files: OwnFiles) -> None:
+        """Raise what was found, if anything."""
+        if not self.found:
+            return
+        lines = [
+            f"  {count:,} × {kind} ({', '.join(examples)}{', …' if count > len(examples) else ''})"
+            for kind, (count, examples) in self.found.items()
+        ]
+        raise DataError(
+            f"the set at {files.path!r}, split {files.split!r}, cannot be scored as it stands:\n"
+            + "\n".join(lines)
+            + "\nCorrect these rows or take them out"
+        )
+
+
+def find_files(path: str, split: str) -> OwnFiles:
+    """The files of a set.
+
+    Raises:
+        DataError: a part is missing, empty or of an unknown kind, or the judgements have no such
+            split; the message names those that there are.
+        ArtifactError: the storage cannot be read.
+    """
+    names = list_files(path, recursive=True)
+    if not names:
+        raise DataError(f"there is no set at {path!r}: no such folder, or it holds no files")
+    splits = sorted({name.split("/")[1].split(".")[0] for name in names if name[:6] == "qrels/"})
+    if splits and split not in splits:
+        raise DataError(
+            f"the set at {path!r} has no judgements of the split {split!r}; qrels/ has "
+            f"{', '.join(splits)}"
+        )
+    return OwnFiles(
+        path,
+        split,
+        _part(path, names, "corpus"),
+        _part(path, names, "queries"),
+        _part(path, names, f"qrels/{split}"),
+    )
+
+
+def _part(path: str, names: list[str], part: str) -> tuple[Piece, ...]:
+    found = [name for name in names if name.startswith((f"{part}.", f"{part}/"))]
+    if not found:
+        shown = ", ".join(names[:8])
+        raise DataError(
+            f"the set at {path!r} has no {part} (wanted: {part}.jsonl, .tsv, .csv or .parquet, or "
+            f"a folder {part}/ of such files); it holds {shown}"
+        )
+    return tuple(piece for name in found for piece in list_pieces(join(path, name)))
+
+
+def write_set(files: OwnFiles, folder: Path) -> About:
+    """What was written into the folder: three files of Arrow and `about.json`.
+
+    Left out are queries that nobody judged or that no document is relevant to, judgements that
+    are there twice, and documents without any text that nobody judged.
+
+    Raises:
+        DataError: rows without an id, with one that another row has, without a text, with a grade
+            that is no whole number, or judgements of what is not there; all are counted, and the
+            first of each kind are shown.
+        ArtifactError: a file cannot be read.
+    """
+    faults = _Faults()
+    dropped: dict[str, int] = {}
+    digest = xxhash.xxh3_128()
+    judged = _read_judgements(files, faults, dropped)
+    wanted = {document for found in judged.values() for document in found}
+    queries = _read_queries(files, judged, faults, dropped)
+    for query in judged:
+        if query not in queries:
+            faults.add(f"qrels/{files.split}", NO_QUERY, repr(query))
+    seen, num_documents = _write_corpus(files, folder, wanted, faults, dropped, digest)
+    for query, found in judged.items():
+        for document in found:
+            if document not in seen:
+                pair = f"query {query!r}, document {document!r}"
+                faults.add(f"qrels/{files.split}", NO_DOCUMENT, pair)
+    faults.refuse(files)
+    grades = {q: found for q, found in judged.items() if max(found.values()) > 0}
+    _drop(dropped, "queries that no document is relevant to", len(judged) - len(grades))
+    if not grades:
+        raise DataError(
+            f"the set at {files.path!r}, split {files.split!r}, has no query with a relevant "
+            "document (score above 0); nothing can be scored"
+        )
+    with _Table(folder / QUERIES, _QUESTIONS) as table:
+        for query, found in grades.items():
+            table.add(query, queries[query])
+            digest.update(repr((query, queries[query], sorted(found.items()))).encode())
+    num_grades = 0
+    with _Table(folder / JUDGEMENTS, _GRADES) as table:
+        for query, found in grades.items():
+            for document, grade in found.items():
+                table.add(query, document, grade)
+                num_grades += 1
+    about = About(digest.hexdigest(), num_documents, len(grades), num_grades, dropped)
+    (folder / ABOUT).write_text(json.dumps(asdict(about), indent=1), encoding="utf-8")
+    for reason, count in dropped.items():
+        logger.warning("%s: left out %d %s", files.path, count, reason)
+    return about
+
+
+def read_about(folder: Path) -> About:
+    """What `write_set` wrote down of a set."""
+    return About(**json.loads((folder / ABOUT).read_text(encoding="utf-8")))
+
+
+def _read_judgements(files: OwnFiles, faults: _Faults, dropped: dict[str, int]) -> Judgements:
+    part, repeated = f"qrels/{files.split}", 0
+    judged: Judgements = {}
+    for row in _rows(files.judgements, part, faults):
+        try:
+            query, document = name_in(row.values, "query-id"), name_in(row.values, "corpus-id")
+            grade = number_in(row.values, "score")
+            if query is None or document is None:
+                raise RowError("no query-id or no corpus-id")
+            if not grade.is_integer():
+                raise RowError("score is no whole number")
+            known = judged.get(query, {}).get(document)
+            if known not in (None, int(grade)):
+                raise RowError("another grade for the same pair")
+        except RowError as problem:
+            faults.add(part, str(problem), row.origin)
+        else:
+            repeated += known is not None
+            judged.setdefault(query, {})[document] = int(grade)
+    _drop(dropped, "judgements that are there twice", repeated)
+    return judged
+
+
+def _read_queries(
+    files: OwnFiles, judged: Judgements, faults: _Faults, dropped: dict[str, int]
+) -> dict[str, str]:
+    """Texts of the judged queries by id."""
+    queries: dict[str, str] = {}
+    passed: set[str] = set()
+    for row in _rows(files.queries, "queries", faults):
+        try:
+            name, text = _named(row), _text(row, "text")
+            if name in queries or name in passed:
+                raise RowError("id of another query")
+            if name not in judged:
+                passed.add(name)
+                continue
+            if not text.strip():
+                raise RowError("no text")
+        except RowError as problem:
+            faults.add("queries", str(problem), row.origin)
+        else:
+            queries[name] = text
+    _drop(dropped, "queries without judgements", len(passed))
+    return queries
+
+
+def _write_corpus(
+    files: OwnFiles,
+    folder: Path,
+    wanted: set[str],
+    faults: _Faults,
+    dropped: dict[str, int],
+    digest: xxhash.xxh3_128,
+) -> tuple[set[str], int]:
+    """Which of the wanted documents are there, and how many documents were written."""
+    hashes = array("q")
+    seen: set[str] = set()
+    without_text = 0
+    with _Table(folder / CORPUS, _DOCUMENTS) as table:
+        for row in _rows(files.corpus, "corpus", faults):
+            try:
+                name, title, text = _named(row), _text(row, "title"), _text(row, "text")
+            except RowError as problem:
+                faults.add("corpus", str(problem), row.origin)
+                continue
+            hashes.append(text_hash(name))
+            if name in wanted:
+                seen.add(name)
+            if title.strip() or text.strip():
+                table.add(name, title, text)
+                digest.update(repr((name, title, text)).encode())
+            elif name in wanted:
+                faults.add("corpus", "no text, and judged", f"{row.origin}: {name!r}")
+            else:
+                without_text += 1
+        num_written = table.num_rows
+    _drop(dropped, "documents without text", without_text)
+    _find_repeated(files, hashes, faults)
+    return seen, num_written
+
+
+def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: _Faults) -> None:
+    """Count documents with the id of another one; the corpus is read again only if hashes agree."""
+    ordered = np.sort(np.frombuffer(hashes, dtype=np.int64)) if hashes else np.empty(0, np.int64)
+    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not suspects:
+        return
+    known: set[str] = set()
+    for row in _rows(files.corpus, "corpus", None):
+        try:
+            name = _named(row)
+        except RowError:
+            continue
+        if text_hash(name) in suspects and name in known:
+            faults.add("corpus", "id of another document", f"{row.origin}: {name!r}")
+        elif text_hash(name) in suspects:
+            known.add(name)
+
+
+def _rows(pieces: tuple[Piece, ...], part: str, faults: _Faults | None) -> Iterator[Row]:
+    """The rows that can be read; the others are faults."""
+    for piece in pieces:
+        for row in read_rows(piece):
+            if isinstance(row, Row):
+                yield row
+            elif faults is not None:
+                faults.add(part, row.reason, row.origin)
+
+
+def _named(row: Row) -> str:
+    name = id_of(row.values)
+    if not name:
+        raise RowError("no id")
+    if not is_unicode(name):
+        raise RowError("id is not valid Unicode")
+    return name
+
+
+def _text(row: Row, column: str) -> str:
+    """The text in a cell; empty where it or the column is missing."""
+    text = text_in(row.values, column) if column in row.values else None
+    if text is not None and not is_unicode(text):
+        raise RowError(f"{column} is not valid Unicode")
+    return text or ""
+
+
+def _drop(dropped: dict[str, int], reason: str, count: int) -> None:
+    if count:
+        dropped[reason] = count
+
+
+class _Table:
+    """A file of Arrow's stream format, written a batch at a time."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self.num_rows = 0
+        self._schema = schema
+        self._waiting: list[tuple[Any, ...]] = []
+        self._writer = pa.ipc.new_stream(str(path), schema)
+
+    def __enter__(self) -> "_Table":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._flush()
+        self._writer.close()
+
+    def add(self, *row: Any) -> None:
+        """Write a row, its cells in the order of the schema."""
+        self.num_rows += 1
+        self._waiting.append(row)
+        if len(self._waiting) == _ROWS_PER_BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            columns = zip(*self._waiting, strict=True)
+            arrays = [
+                pa.array(cells, kind)
+                for cells, kind in zip(columns, self._schema.types, strict=True)
+            ]
+            self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            self._waiting.clear()

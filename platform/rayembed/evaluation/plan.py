@@ -1,0 +1,173 @@
+"""What an evaluation has to do: its tasks, the pieces that are missing, results joined again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+
+from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.errors import RayembedError
+from rayembed.evaluation.air_bench.catalogue import VERSIONS
+from rayembed.evaluation.averages import main_score
+from rayembed.evaluation.benchmarks import (
+    MtebTask,
+    benchmark_tasks,
+    named_tasks,
+    of_languages,
+)
+from rayembed.evaluation.jobs import ScoreTask, TaskFactory
+from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.pieces import joined, pieces
+from rayembed.evaluation.result_writer import ResultWriter
+from rayembed.evaluation.wikipedia_factory import wikipedia_factories
+
+WIKIPEDIA = "wikipedia"
+"""The benchmark of the sample's tasks."""
+
+
+def task_factories(run: EvaluationRun) -> list[TaskFactory]:
+    """All tasks that the run names, each once, without those of AIR-Bench.
+
+    A task that two benchmarks have with other subsets or splits is evaluated on those of both.
+
+    Raises:
+        ConfigError: an unknown benchmark, task or language.
+    """
+    found: dict[str, MtebTask] = {}
+    for benchmark in run.benchmarks:
+        if benchmark == WIKIPEDIA or benchmark in VERSIONS:
+            continue
+        for task in benchmark_tasks(benchmark, also=(*VERSIONS, WIKIPEDIA)):
+            found[task.name] = _both(found[task.name], task) if task.name in found else task
+    for task in named_tasks(run.tasks):
+        found[task.name] = _both(found[task.name], task) if task.name in found else task
+    of_mteb = tuple(found.values())
+    if run.languages and of_mteb:
+        of_mteb = of_languages(of_mteb, run.languages)
+    own = [OwnSet(s.name, s.path, s.split, s.instruction or "") for s in run.own_sets]
+    sample = wikipedia_factories(run.wikipedia) if WIKIPEDIA in run.benchmarks else []
+    return [*sample, *of_mteb, *own]
+
+
+def _both(one: MtebTask, other: MtebTask) -> MtebTask:
+    """The task on the subsets and splits of either."""
+    if one == other:
+        return one
+    tasks = one.load(), other.load()
+    splits = dict.fromkeys(split for task in tasks for split in task.eval_splits)
+    if None in (one.subsets, other.subsets):
+        return replace(one, subsets=None, eval_splits=tuple(splits))
+    subsets = dict.fromkeys(subset for task in tasks for subset in task.hf_subsets)
+    return replace(one, subsets=tuple(subsets), eval_splits=tuple(splits))
+
+
+@dataclass
+class Scoring:
+    """One task on its way to its score."""
+
+    factory: TaskFactory
+    pieces: tuple[TaskFactory, ...]
+    results: dict[TaskFactory, Any] = field(default_factory=dict)
+    """Piece → mteb's result, as its file says it: the file may hold more than the piece."""
+    result: Any | None = None
+    """Mteb's of the whole task; None: pieces are missing."""
+    score: float | None = None
+    """Mean main score over the splits and subsets that are asked; None: pieces are missing."""
+    error: RayembedError | None = None
+    seconds: float = 0.0
+    """Of the pieces that were done now; 0: all were there."""
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.factory.name
+
+    def missing(self) -> list[ScoreTask]:
+        """What is left to do."""
+        return [ScoreTask(piece) for piece in self.pieces if piece not in self.results]
+
+    def take(self, piece: TaskFactory, result: Any, writer: ResultWriter) -> None:
+        """A piece's result, written down at once: what is done is not done again."""
+        self.results[piece] = writer.save(result)
+        if len(self.results) == len(self.pieces):
+            whole = self._whole(self.results[piece])
+            if whole is not self.results[piece]:
+                writer.save(whole)
+            self._take_score(whole)
+
+    def find(self, writer: ResultWriter) -> None:
+        """Take what the folder has; the result of an aggregate is written if it is not there."""
+        for piece in self.pieces:
+            result = writer.finished(piece.load())
+            if result is not None:
+                self.results[piece] = result
+        if len(self.results) == len(self.pieces):
+            whole = self._whole(self.results[self.pieces[0]])
+            if whole.task_name != self.pieces[0].name and not writer.finished(self.factory.load()):
+                writer.save(whole)
+            self._take_score(whole)
+
+    def score_in(self, benchmark_task: MtebTask) -> float | None:
+        """The score as a benchmark takes it, which may name fewer splits and subsets than were
+        asked. None: pieces are missing.
+        """
+        if self.result is None or self.factory == benchmark_task:
+            return self.score
+        task = benchmark_task.load()
+        if not task.is_aggregate:
+            asked = set(self.factory.load().hf_subsets)
+            common = tuple(subset for subset in task.hf_subsets if subset in asked)
+            benchmark_task = replace(benchmark_task, subsets=common)
+        return main_score(benchmark_task, self.result)
+
+    def by_subset(self) -> dict[str, float]:
+        """Score of each subset (of MIRACL: language) that is done, of a task whose pieces are its
+        subsets; empty for others.
+        """
+        return {
+            piece.subsets[0]: main_score(piece, self.results[piece])
+            for piece in self.pieces
+            if isinstance(piece, MtebTask) and piece.subsets is not None
+            if len(piece.subsets) == 1 and piece in self.results
+        }
+
+    def _take_score(self, whole: Any) -> None:
+        self.result, self.score = whole, main_score(self.factory, whole)
+
+    def _whole(self, latest: Any) -> Any:
+        """The result of the task, whose subsets are in one file, which was read last. The members
+        of an aggregate have files of their own.
+        """
+        if not isinstance(self.factory, MtebTask) or latest.task_name == self.name:
+            return latest
+        of_asked = [
+            result.validate_and_filter_scores(piece.load())
+            for piece, result in self.results.items()
+        ]
+        return joined(self.factory, of_asked)
+
+
+def find_results(factories: Sequence[TaskFactory], writer: ResultWriter) -> list[Scoring]:
+    """All tasks with what the folder has of them.
+
+    Raises:
+        RayembedError: a task of the user's own cannot be made of its data.
+    """
+    scorings = []
+    for factory in factories:
+        parts = pieces(factory) if isinstance(factory, MtebTask) else (factory,)
+        scoring = Scoring(factory, parts)
+        scoring.find(writer)
+        scorings.append(scoring)
+    return scorings
+
+
+def retrieval_only(factories: Sequence[TaskFactory]) -> list[TaskFactory]:
+    """The tasks that a model without vectors can do."""
+    return [factory for factory in factories if _is_retrieval(factory.load())]
+
+
+def _is_retrieval(task: Any) -> bool:
+    members = task.metadata.tasks if task.is_aggregate else [task]
+    return all(isinstance(member, AbsTaskRetrieval) for member in members)

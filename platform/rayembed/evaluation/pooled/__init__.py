@@ -1,0 +1,1 @@
+"""Models under evaluation over a pool of workers."""

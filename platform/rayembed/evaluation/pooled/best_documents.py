@@ -1,0 +1,55 @@
+"""The best documents of each query, collected from pieces of the corpus as they come.
+
+Q queries, k results, R entries.
+"""
+
+import numpy as np
+
+
+class BestDocuments:
+    """Entries of query, document and score, of which each query's k best are kept.
+
+    Ties go to the lower document, so that the outcome does not depend on the order of the pieces.
+    """
+
+    def __init__(self, num_queries: int, k: int) -> None:
+        self._num_queries, self._k = num_queries, k
+        self._query = np.empty(0, np.int32)
+        self._document = np.empty(0, np.int64)
+        self._score = np.empty(0, np.float32)
+        self._waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._num_waiting = 0
+        self.lowest: np.ndarray | None = None
+        """(Q,) float32: a document below has no place among the k best of what was collected;
+        `-inf` for a query with fewer than k. None: nothing is known of any query."""
+
+    def add(self, query: np.ndarray, document: np.ndarray, score: np.ndarray) -> None:
+        """Collect (R,) entries."""
+        self._waiting.append((query, document, score))
+        self._num_waiting += len(query)
+        # Sorting costs as much as what it sorts; as many new ones as old keep it rare.
+        if self._num_waiting >= self._num_queries * self._k:
+            self._sort_out()
+
+    def results(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, documents and scores (R,), by rising query, then falling score."""
+        self._sort_out()
+        return self._query, self._document, self._score
+
+    def _sort_out(self) -> None:
+        if not self._waiting:
+            return
+        query = np.concatenate([self._query, *(entry[0] for entry in self._waiting)])
+        document = np.concatenate([self._document, *(entry[1] for entry in self._waiting)])
+        score = np.concatenate([self._score, *(entry[2] for entry in self._waiting)])
+        self._waiting, self._num_waiting = [], 0
+        order = np.lexsort((document, -score, query))
+        query = query[order]
+        first = np.searchsorted(query, np.arange(self._num_queries))
+        rank = np.arange(len(query)) - first[query]
+        kept = order[rank < self._k]
+        self._query = query[rank < self._k]
+        self._document, self._score = document[kept], score[kept]
+        self.lowest = np.full(self._num_queries, -np.inf, np.float32)
+        last = rank == self._k - 1
+        self.lowest[query[last]] = score[order[last]]

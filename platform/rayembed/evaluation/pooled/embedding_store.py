@@ -1,0 +1,142 @@
+"""Embeddings kept in files, so that no text is embedded twice for one model and one way.
+
+Texts are sorted into buckets by their hash. Corpora that share most of their texts (FEVER and
+Climate-FEVER) then share most of what a bucket's files hold, whatever the order and the number of
+their documents, as long as they have as many buckets.
+
+N texts of a unit, D embedding width.
+"""
+
+import io
+import logging
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
+from rayembed.config.run import fingerprint
+from rayembed.evaluation.way import Way
+
+logger = logging.getLogger(__name__)
+
+Precision = Literal["float32", "float16"]
+
+HASH_BYTES = 16
+
+_SMALL, _LARGE = 512, 8192
+"""Most texts of a bucket in a small and in a large corpus: a small one must give work to all
+workers, a large one must not make hundreds of thousands of files."""
+
+_MOST_SMALL = 256
+"""Buckets up to which they stay small."""
+
+
+def hashes_of(texts: Sequence[str]) -> np.ndarray:
+    """(N, 16) uint8: XXH3's 128 bits of each text, the highest first."""
+    digests = b"".join(xxhash.xxh3_128_digest(text.encode()) for text in texts)
+    return np.frombuffer(digests, dtype=np.uint8).reshape(len(texts), HASH_BYTES)
+
+
+def num_buckets(count: int) -> int:
+    """Buckets of a corpus of so many texts: a power of two, decided by the count alone.
+
+    Not by the workers: the texts of a unit must be the same for any number of them.
+    """
+    small = min(_power_of_two(count / _SMALL), _MOST_SMALL)
+    return max(small, _power_of_two(count / _LARGE))
+
+
+def buckets_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
+    """(N,) int64 bucket of each of (N, 16) hashes, by their highest bits."""
+    high = hashes[:, :4].copy().view(">u4")[:, 0].astype(np.int64)
+    return high >> (32 - (buckets - 1).bit_length()) if buckets > 1 else np.zeros_like(high)
+
+
+def _power_of_two(value: float) -> int:
+    return 1 << max(0, int(np.ceil(np.log2(max(1.0, value)))))
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket of a way's texts."""
+
+    way: Way
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class EmbeddingStore:
+    """The files of one model under evaluation."""
+
+    folder: str
+    """On disks or in object storage, the same for all workers; named by the model's fingerprint."""
+    precision: Precision = "float32"
+    """In which embeddings are kept, and used: a first run rounds as a later one reads."""
+
+    def read(self, bucket: Bucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
+        """Hash → embedding (D,) of those wanted (N, 16) hashes that are in the bucket's files.
+
+        The files are those of this moment: a task finds what another one embedded beside it. A
+        broken file is warned of and counts as missing.
+        """
+        left = {row.tobytes() for row in wanted}
+        found: dict[bytes, np.ndarray] = {}
+        folder = self._folder(bucket)
+        for name in list_files(folder, recursive=False):
+            if not name.endswith(".npz"):
+                continue  # one that is being written
+            path = join(folder, name)
+            try:
+                with np.load(io.BytesIO(read_bytes(path))) as loaded:
+                    hashes, vectors = loaded["hashes"], loaded["vectors"]
+            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+                logger.warning("%s cannot be read, its texts are embedded again: %s", path, error)
+                continue
+            for row, vector in zip(hashes, vectors, strict=True):
+                if (key := row.tobytes()) in left:
+                    found[key] = vector
+            left -= found.keys()
+            if not left:
+                break
+        return found
+
+    def write(self, bucket: Bucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
+        """Keep embeddings (N, D) of texts with these (N, 16) hashes."""
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, hashes=hashes, vectors=self.rounded(vectors))
+        name = f"{xxhash.xxh3_64_hexdigest(hashes.tobytes())}.npz"
+        write_atomic(join(self._folder(bucket), name), buffer.getvalue())
+
+    def rounded(self, vectors: np.ndarray) -> np.ndarray:
+        """The vectors as they will be read."""
+        return vectors.astype(np.float32 if self.precision == "float32" else np.float16)
+
+    def _folder(self, bucket: Bucket) -> str:
+        # Of another precision there may be embeddings from another run; they are not mixed.
+        way = fingerprint(asdict(bucket.way))
+        return join(self.folder, self.precision, way, str(bucket.of), f"{bucket.number:06d}")
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """Distinct texts of one bucket: a piece of work for a worker."""
+
+    bucket: Bucket
+    texts: tuple[str, ...]
+
+
+def places_by_bucket(hashes: np.ndarray, buckets: int) -> Mapping[int, np.ndarray]:
+    """Bucket → places of its texts, in rising order; buckets without texts are left out."""
+    numbers = buckets_of(hashes, buckets)
+    order = np.argsort(numbers, kind="stable")
+    starts = np.searchsorted(numbers[order], np.arange(buckets + 1))
+    return {
+        number: order[starts[number] : starts[number + 1]]
+        for number in range(buckets)
+        if starts[number] < starts[number + 1]
+    }

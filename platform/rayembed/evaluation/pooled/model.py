@@ -1,0 +1,367 @@
+"""A pool of workers as one model of mteb: `EncoderProtocol` and `SearchProtocol` in one object.
+
+mteb then asks `search` for retrieval and reranking, and `encode` for everything else. Texts go to
+the workers in units, each distinct text once; of a corpus, scores come back and no embeddings.
+
+Q queries, N texts, D embedding width.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xxhash
+from mteb._create_dataloaders import create_dataloader
+from mteb.types import PromptType
+from torch import Tensor
+
+from rayembed.evaluation.context import draw_context, packed
+from rayembed.evaluation.model_spec import ContextualSpec, ModelSpec
+from rayembed.evaluation.pooled.best_documents import BestDocuments
+from rayembed.evaluation.pooled.embedding_store import (
+    Bucket,
+    TextUnit,
+    hashes_of,
+    num_buckets,
+    places_by_bucket,
+)
+from rayembed.evaluation.pooled.encoding_worker import PairScores, TopK, comparable
+from rayembed.evaluation.pooled.pool import Pool
+from rayembed.evaluation.way import Way
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with the task's name, its texts embedded by now, and all that are known of."""
+
+_ROWS_AT_ONCE = 8192
+"""Of a corpus that are read to be hashed."""
+
+
+class _Unit(NamedTuple):
+    """A unit with the rows that its texts stand for."""
+
+    texts: TextUnit
+    row: np.ndarray
+    """(R,) rows of the data set, sorted by `place`."""
+    place: np.ndarray
+    """(R,) place of each row's text in the unit, rising."""
+
+
+def _nothing(_task: str, _done: int, _of: int) -> None:
+    pass
+
+
+class PooledModel:
+    """The model of a spec, embedded by a pool.
+
+    Retrieval scores are those of mteb's own search up to float32 rounding. Which of several texts
+    with the same score stand last among the best is decided by their hashes.
+    """
+
+    def __init__(self, spec: ModelSpec, pool: Pool, *, progress: Progress = _nothing) -> None:
+        self.mteb_model_meta = spec.meta
+        self._spec, self._pool, self._progress = spec, pool, progress
+        self._corpus: Any = None
+        self._contexts: dict[tuple[str, str, str], tuple[str, Any]] = {}
+        """Name of each task's, split's and subset's context, and what the pool made of it."""
+        self._done, self._known = 0, 0
+
+    def encode(
+        self,
+        inputs: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        prompt_type: PromptType | None = None,
+        **_options: Any,
+    ) -> np.ndarray:
+        """(N, D) float32 embeddings of all texts that the loader `inputs` gives, in its order.
+
+        A contextual model embeds all texts of a subset in the context of the first ones.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        key = task_metadata.name, hf_split, hf_subset
+        way, context = self._in_context(
+            self._spec.way(task_metadata, prompt_type), key, lambda: iter(texts)
+        )
+        return self._embed(texts, way, task_metadata.name, context)
+
+    def index(self, corpus: Any, **_options: Any) -> None:
+        """Keep the corpus for `search`, which embeds it."""
+        self._corpus = corpus
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        hf_split: str,
+        hf_subset: str,
+        top_k: int,
+        encode_kwargs: Any = None,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        num_proc: int | None = None,
+        **_options: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Scores of each query's `top_k` best documents by their ids.
+
+        Args:
+            top_ranked: the documents of each query to choose from; None: the whole corpus.
+        """
+        del encode_kwargs
+        if self._corpus is None:
+            raise ValueError("search before index: there is no corpus")
+        corpus, self._corpus = self._corpus, None
+        ids = list(queries["id"])
+        # Private, but mteb has no public way from a task's queries to their texts; its own search
+        # takes it, too. Instructions and turns of conversations are joined to the text there.
+        loader = create_dataloader(
+            queries,
+            task_metadata=task_metadata,
+            prompt_type=PromptType.query,
+            batch_size=1024,
+            num_proc=num_proc,
+        )
+        texts = [text for batch in loader for text in batch["text"]]
+        key, task = (task_metadata.name, hf_split, hf_subset), task_metadata.name
+        query_way, document_way = (
+            self._spec.way(task_metadata, side) for side in (PromptType.query, PromptType.document)
+        )
+        query_way, context = self._in_context(query_way, key, lambda: _all_documents(corpus))
+        document_way = replace(document_way, context=query_way.context)
+        vectors = self._embed(texts, query_way, task, context)
+        asked = self._pool.share(comparable(vectors, self._spec.similarity))
+        if top_ranked is not None:
+            found = self._rerank(corpus, ids, asked, document_way, top_ranked, task, context)
+        else:
+            found = self._best(corpus, len(ids), asked, document_way, top_k, task, context)
+        return _by_id(corpus, ids, top_k, *found)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Similarities (N1, N2) float32 of each vector with each."""
+        return self._comparable(embeddings1) @ self._comparable(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Similarities (N,) float32 of the vectors of one row each."""
+        return (self._comparable(embeddings1) * self._comparable(embeddings2)).sum(dim=-1)
+
+    def _comparable(self, embeddings: Any) -> Tensor:
+        vectors = np.asarray(torch.as_tensor(embeddings).cpu(), dtype=np.float32)
+        return torch.from_numpy(
+            comparable(vectors.reshape(-1, vectors.shape[-1]), self._spec.similarity)
+        )
+
+    def _in_context(
+        self, way: Way, key: tuple[str, str, str], texts: Callable[[], Iterator[str]]
+    ) -> tuple[Way, Any]:
+        """The way with its context, and what the pool made of the context's documents.
+
+        Args:
+            key: what has one context.
+            texts: those that it is drawn from, the first time.
+        """
+        spec = self._spec
+        if not isinstance(spec, ContextualSpec) or not spec.num_context:
+            return way, None
+        if key not in self._contexts:
+            drawn = draw_context(texts(), spec.num_context, seed=spec.context_seed)
+            self._contexts[key] = "", None
+            if drawn.documents:
+                self._contexts[key] = drawn.name, self._pool.share(packed(drawn.documents))
+        name, shared = self._contexts[key]
+        return replace(way, context=name), shared
+
+    def _embed(self, texts: Sequence[str], way: Way, task: str, context: Any = None) -> np.ndarray:
+        """(N, D) float32 embeddings of the texts."""
+        assert texts, f"{task}: no texts to embed"
+        vectors: np.ndarray | None = None
+        units = self._units(hashes_of(texts), way, lambda rows: [texts[row] for row in rows], task)
+        by_texts: dict[int, _Unit] = {}
+
+        def calls() -> Iterator[TextUnit]:
+            for unit in units:
+                by_texts[id(unit.texts)] = unit
+                yield unit.texts
+
+        self._known += len(texts)
+        for call, made in self._pool.run(calls(), None, context):
+            unit = by_texts.pop(id(call))
+            if vectors is None:
+                vectors = np.empty((len(texts), made.shape[1]), np.float32)
+            vectors[unit.row] = made[unit.place]
+            self._count(len(unit.row), task)
+        assert vectors is not None
+        return vectors
+
+    def _best(
+        self,
+        corpus: Any,
+        num_queries: int,
+        queries: Any,
+        way: Way,
+        k: int,
+        task: str,
+        context: Any,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, rows of the corpus and scores of the best, by query and falling score."""
+        best = BestDocuments(num_queries, k)
+        units = self._units(_hashed(corpus), way, lambda rows: document_texts(corpus, rows), task)
+        by_call: dict[int, _Unit] = {}
+
+        def calls() -> Iterator[TopK]:
+            for unit in units:
+                call = TopK(unit.texts, k, best.lowest)
+                by_call[id(call)] = unit
+                yield call
+
+        self._known += len(corpus)
+        for call, found in self._pool.run(calls(), queries, context):
+            unit = by_call.pop(id(call))
+            entry, row = _rows_of(unit, found.document)
+            best.add(found.query[entry], row, found.score[entry])
+            self._count(len(unit.row), task)
+        return best.results()
+
+    def _rerank(
+        self,
+        corpus: Any,
+        ids: Sequence[str],
+        queries: Any,
+        way: Way,
+        top_ranked: Mapping[str, Sequence[str]],
+        task: str,
+        context: Any,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Queries, rows of the corpus and scores of all pairs, by query and falling score."""
+        row_of = {document: row for row, document in enumerate(corpus["id"])}
+        query = [number for number, name in enumerate(ids) for _ in top_ranked.get(name, ())]
+        pairs_query = np.array(query, dtype=np.int32)
+        pairs_row = np.array(
+            [row_of[document] for name in ids for document in top_ranked.get(name, ())],
+            dtype=np.int64,
+        )
+        if lost := [name for name in ids if not top_ranked.get(name)]:
+            logger.warning("%s: %d queries have no documents to rank", task, len(lost))
+        wanted = np.unique(pairs_row)
+        hashes = _hashed(corpus, wanted)
+        units = self._units(hashes, way, lambda rows: document_texts(corpus, wanted[rows]), task)
+        place_of_pair = np.searchsorted(wanted, pairs_row)
+        pairs_of = places_of(place_of_pair, len(wanted))
+        by_call: dict[int, np.ndarray] = {}
+        num_texts: dict[int, int] = {}
+
+        def calls() -> Iterator[PairScores]:
+            for unit in units:
+                pairs = np.concatenate([pairs_of(row) for row in unit.row])
+                counts = [len(pairs_of(row)) for row in unit.row]
+                document = np.repeat(unit.place, counts).astype(np.int32)
+                call = PairScores(unit.texts, pairs_query[pairs], document)
+                by_call[id(call)], num_texts[id(call)] = pairs, len(unit.row)
+                yield call
+
+        scores = np.empty(len(pairs_row), np.float32)
+        self._known += len(wanted)
+        for call, found in self._pool.run(calls(), queries, context):
+            scores[by_call.pop(id(call))] = found.score
+            self._count(num_texts.pop(id(call)), task)
+        order = np.lexsort((pairs_row, -scores, pairs_query))
+        return pairs_query[order], pairs_row[order], scores[order]
+
+    def _units(
+        self, hashes: np.ndarray, way: Way, texts_at: Callable[[np.ndarray], list[str]], task: str
+    ) -> Iterator[_Unit]:
+        """Units of all texts with these (N, 16) hashes; texts are looked up when a unit is taken.
+
+        The same for any number of workers, and each distinct text in one unit alone. Each task
+        begins elsewhere: two that embed the same corpus beside each other take different texts
+        first, and find the rest in the store.
+        """
+        of = num_buckets(len(hashes))
+        by_bucket = list(places_by_bucket(hashes, of).items())
+        first_bucket = xxhash.xxh3_64_intdigest(task.encode()) % max(1, len(by_bucket))
+        for number, rows in by_bucket[first_bucket:] + by_bucket[:first_bucket]:
+            _, first, place = np.unique(
+                hashes[rows], axis=0, return_index=True, return_inverse=True
+            )
+            place = place.reshape(-1)
+            texts = tuple(texts_at(rows[first]))
+            order = np.argsort(place, kind="stable")
+            yield _Unit(TextUnit(Bucket(way, number, of), texts), rows[order], place[order])
+
+    def _count(self, texts: int, task: str) -> None:
+        self._done += texts
+        self._progress(task, self._done, self._known)
+
+
+def _all_documents(corpus: Any) -> Iterator[str]:
+    for start in range(0, len(corpus), _ROWS_AT_ONCE):
+        yield from document_texts(corpus, range(start, min(start + _ROWS_AT_ONCE, len(corpus))))
+
+
+def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
+    """What a model reads of the corpus's documents: title and text, as mteb joins them."""
+    found = corpus[rows]
+    bodies = found["text"]
+    titles = found.get("title") or [None] * len(bodies)
+    return [
+        f"{title} {body}".strip() if title else body.strip()
+        for title, body in zip(titles, bodies, strict=True)
+    ]
+
+
+def places_of(groups: np.ndarray, count: int) -> Callable[[int], np.ndarray]:
+    """Looks up the places at which a number below `count` stands in `groups`."""
+    order = np.argsort(groups, kind="stable")
+    starts = np.searchsorted(groups[order], np.arange(count + 1))
+
+    def places(number: int) -> np.ndarray:
+        found: np.ndarray = order[starts[number] : starts[number + 1]]
+        return found
+
+    return places
+
+
+def _hashed(corpus: Any, rows: np.ndarray | None = None) -> np.ndarray:
+    """(N, 16) hashes of the documents, those in these rows if any are named."""
+    count = len(corpus) if rows is None else len(rows)
+    parts = []
+    for start in range(0, count, _ROWS_AT_ONCE):
+        end = min(start + _ROWS_AT_ONCE, count)
+        some = range(start, end) if rows is None else rows[start:end]
+        parts.append(hashes_of(document_texts(corpus, some)))
+    return np.concatenate(parts) if parts else np.empty((0, 16), np.uint8)
+
+
+def _rows_of(unit: _Unit, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Entries and rows for (R,) places: an entry comes once for each row with its text."""
+    first = np.searchsorted(unit.place, places, side="left")
+    counts = np.searchsorted(unit.place, places, side="right") - first
+    entry = np.repeat(np.arange(len(places)), counts)
+    within = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return entry, unit.row[np.repeat(first, counts) + within]
+
+
+def _by_id(
+    corpus: Any,
+    ids: Sequence[str],
+    top_k: int,
+    query: np.ndarray,
+    row: np.ndarray,
+    score: np.ndarray,
+) -> dict[str, dict[str, float]]:
+    """Scores of the `top_k` first entries of each query, by ids."""
+    rows, inverse = np.unique(row, return_inverse=True)
+    names: list[str] = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        names += corpus[rows[start : start + _ROWS_AT_ONCE]]["id"]
+    found: dict[str, dict[str, float]] = {name: {} for name in ids}
+    for number, place, value in zip(query.tolist(), inverse.tolist(), score.tolist(), strict=True):
+        of_query = found[ids[number]]
+        if len(of_query) < top_k:
+            of_query[names[place]] = value
+    return found

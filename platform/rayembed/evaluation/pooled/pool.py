@@ -1,0 +1,65 @@
+"""A pool of workers, as the code that hands out work sees it."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker, Found, PairScores, TopK
+
+Call = TextUnit | TopK | PairScores
+"""A unit to embed, or to search in."""
+
+
+class Pool(Protocol):
+    """Workers that all have the model."""
+
+    def share(self, vectors: np.ndarray) -> Any:
+        """The array where every worker reads it, for `run`."""
+        ...
+
+    def run(
+        self, calls: Iterable[Call], queries: Any = None, context: Any = None
+    ) -> Iterator[tuple[Call, Any]]:
+        """Each call with its result, as they come: `EncodingWorker.embed` or `search`.
+
+        Calls are taken from the iterable only when a worker is free to take them soon, so that what
+        waits in memory is bounded by the number of workers.
+
+        Args:
+            queries: what `share` gave, for searches.
+            context: what `share` gave of `packed` documents, where the calls' way names a context.
+        """
+        ...
+
+
+class OneWorker:
+    """A pool of one worker in this process."""
+
+    def __init__(self, worker: EncodingWorker) -> None:
+        self.worker = worker
+
+    def share(self, vectors: np.ndarray) -> np.ndarray:
+        """The array itself."""
+        return vectors
+
+    def run(
+        self, calls: Iterable[Call], queries: Any = None, context: Any = None
+    ) -> Iterator[tuple[Call, Any]]:
+        """Each call with its result, in order."""
+        for call in calls:
+            yield call, do(self.worker, call, queries, context)
+
+
+def bucket_of(call: Call) -> Bucket:
+    """The bucket of the call's texts."""
+    return call.bucket if isinstance(call, TextUnit) else call.unit.bucket
+
+
+def do(
+    worker: EncodingWorker, call: Call, queries: Any, context: np.ndarray | None = None
+) -> np.ndarray | Found:
+    """The call's result, by this worker."""
+    worker.learn(bucket_of(call).way.context, context)
+    return worker.embed(call) if isinstance(call, TextUnit) else worker.search(call, queries)

@@ -1,0 +1,85 @@
+"""How far an evaluation is: what its runners tell, and the line that a user sees."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rayembed.evaluation.jobs import Job
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_LOGS = 5.0
+_SECONDS_BEFORE_GUESSES = 30.0
+
+
+class Told:
+    """What the runners say of their progress, and which worker has how much to do for them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[int, int]] = {}
+        self._loads: dict[str, dict[int, int]] = {}
+
+    def tell(self, task: str, done: int, known: int) -> None:
+        """Note texts of a task that are embedded, and all that are known of."""
+        self._of[task] = done, known
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        """Task → what was told of it last."""
+        return self._of
+
+    def least_busy(self, task: str, loads: dict[int, int], open_for: list[int], home: int) -> int:
+        """The worker of `open_for` with the fewest calls of all runners; it gets one more.
+
+        Args:
+            loads: worker → calls that it has of this task.
+            home: which of equal ones is taken: the next from this number on.
+        """
+        self._loads[task] = dict(loads)
+        totals = Counter[int]()
+        for of_task in self._loads.values():
+            totals.update(of_task)
+        most = max(open_for) + 1
+        number = min(open_for, key=lambda one: (totals[one], (one - home) % most))
+        self._loads[task][number] = loads.get(number, 0) + 1
+        return number
+
+    def settle(self, task: str) -> None:
+        """Note that no worker has anything to do for the task."""
+        self._loads.pop(task, None)
+
+
+class ProgressLog:
+    """A line every few seconds: tasks done, texts with their rate, what runs now."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._sizes = {job.name: job.num_texts for job in jobs}
+        self._began = self._logged = time.monotonic()
+        self.finished: set[str] = set()
+        """Names of the jobs that are done."""
+
+    def show(self, told: dict[str, tuple[int, int]]) -> None:
+        """Log a line, unless the last one is only seconds old."""
+        now = time.monotonic()
+        if now - self._logged < SECONDS_BETWEEN_LOGS:
+            return
+        self._logged = now
+        done = sum(texts for texts, _ in told.values())
+        seconds = now - self._began
+        rate = done / seconds
+        left = sum(
+            max(size, told.get(name, (0, 0))[1]) - told.get(name, (0, 0))[0]
+            for name, size in self._sizes.items()
+            if name not in self.finished
+        )
+        running = [
+            f"{name} {100 * texts // max(known, self._sizes.get(name, 0), 1)} %"
+            for name, (texts, known) in told.items()
+            if name not in self.finished
+        ]
+        parts = [f"{len(self.finished)}/{len(self._sizes)} tasks", f"{done:,} texts"]
+        parts.append(f"{rate:,.0f} texts/s")
+        if rate and left > 0 and seconds > _SECONDS_BEFORE_GUESSES:
+            parts.append(f"about {timedelta(seconds=round(left / rate))} left")
+        logger.info("%s", ", ".join([*parts, *running]))

@@ -1,0 +1,71 @@
+"""Published prompts of models by task, as the data files beside this module hold them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).with_name("prompt_tables")
+
+_VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
+"""What mteb hangs on the name of a task for another cut of its data."""
+
+
+@dataclass(frozen=True)
+class InstructionTable:
+    """Task definitions by task and by type of task."""
+
+    source: str
+    tasks: Mapping[str, str]
+    """By mteb's names; one that ends in `*` stands for all that begin so."""
+    types: Mapping[str, str]
+
+    def find(self, task: str, task_type: str) -> str:
+        """The instruction of a task, of the task that it is a smaller cut of, or of its type."""
+        for name in base_names(task):
+            if name in self.tasks:
+                return self.tasks[name]
+        for name, text in self.tasks.items():
+            if name.endswith("*") and task.startswith(name[:-1]):
+                return text
+        return self.types.get(task_type, "")
+
+
+@dataclass(frozen=True)
+class PrefixTable:
+    """Literal prefixes by mteb's keys: a task, a type of task, `query`, `document`."""
+
+    source: str
+    prefixes: Mapping[str, str]
+    otherwise: str
+    """For texts that no key names."""
+
+
+def base_names(task: str) -> Iterator[str]:
+    """The task's name and those of the tasks whose smaller or later cut it is, nearest first."""
+    yield task
+    base = _VERSION.sub("", task)
+    yield base
+    yield base.removesuffix("Retrieval")
+
+
+@cache
+def instruction_table(name: str) -> InstructionTable:
+    """The published instructions of `nvembed` or `causal2vec`."""
+    values = _read(name)
+    return InstructionTable(values["source"], values["tasks"], values["types"])
+
+
+@cache
+def prefix_table(name: str) -> PrefixTable:
+    """The published prefixes of `nomic` or `cde`."""
+    values = _read(name)
+    return PrefixTable(values["source"], values["prefixes"], values["otherwise"])
+
+
+def _read(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return values

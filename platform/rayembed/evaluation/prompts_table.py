@@ -1,0 +1,81 @@
+"""What stands before the texts of every task, to print before a run and to keep with its results.
+
+A prompt that is missing or another than the model was trained with costs scores without a word.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mteb.abstasks import AbsTask, AbsTaskRetrieval
+from mteb.abstasks.aggregated_task import AbsTaskAggregate
+from mteb.types import PromptType
+
+from rayembed.evaluation.model_spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """One side of one task."""
+
+    task: str
+    type: str
+    side: str
+    """`query`, `document`, or `text` where a task has no sides."""
+    role: str
+    """The model's: that of a query or a document."""
+    prompt: str
+    """The literal text before each text; empty for none."""
+
+
+def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
+    """A row for each side of each task; of aggregates for each of their parts."""
+    return [
+        PromptRow(
+            task=task.metadata.name,
+            type=task.metadata.type,
+            side=prompt_type.value if prompt_type else "text",
+            role=way.role,
+            prompt=spec.shown(way),
+        )
+        for task in _parts(tasks)
+        for prompt_type in _sides(task)
+        for way in [spec.way(task.metadata, prompt_type)]
+    ]
+
+
+def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
+    """The table with the model's name and revision, as plain values for `prompts.yaml`."""
+    return {
+        "model": spec.meta.name,
+        "revision": spec.meta.revision,
+        "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
+    }
+
+
+def format_prompts(rows: Sequence[PromptRow]) -> str:
+    """Lines of text: each prompt with the tasks that it stands in."""
+    by_prompt: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        by_prompt.setdefault((row.side, row.prompt), []).append(row.task)
+    lines = []
+    for (side, prompt), names in by_prompt.items():
+        lines.append(f"{side:9} {prompt!r}" if prompt else f"{side:9} no prompt")
+        lines.append(f"{'':9}   {', '.join(names)}")
+    return "\n".join(lines)
+
+
+def _parts(tasks: Sequence[AbsTask]) -> Iterator[AbsTask]:
+    for task in tasks:
+        if isinstance(task, AbsTaskAggregate):
+            yield from _parts(task.metadata.tasks)
+        else:
+            yield task
+
+
+def _sides(task: AbsTask) -> tuple[PromptType | None, ...]:
+    """The prompt types with which mteb asks for the texts of the task."""
+    if isinstance(task, AbsTaskRetrieval):
+        return PromptType.query, PromptType.document
+    sides = [getattr(task, f"input{i}_prompt_type", None) for i in (1, 2)]
+    return tuple(dict.fromkeys(sides))

@@ -1,0 +1,127 @@
+"""The figures of the papers: scores of tasks, categories and benchmarks, each with its source.
+
+Sources: NV-Embed (arXiv 2405.17428), Tables 1, 9, 10, 14; Nomic Embed v2 MoE (2502.07972), Tables
+1, 5, 12; Contextual Document Embeddings (2410.02525), Tables 2, 7; Causal2Vec (2507.23386), Tables
+1, 17, 18. Scores are the papers', 100 times mteb's. Where a paper's average is not the mean of its
+own rows, the file keeps what is printed.
+"""
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+
+PAPERS: Mapping[str, str] = {
+    "nvembed": "NV-Embed",
+    "nomic_v2_moe": "Nomic Embed v2 MoE",
+    "cde": "Contextual Document Embeddings",
+    "causal2vec": "Causal2Vec",
+}
+"""Name of a data file → what its paper is called."""
+
+Level = Literal["task", "category", "average", "benchmark"]
+"""What a figure is about: one task, all tasks of a category, some other part, the whole."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of one table."""
+
+    paper: str
+    """What the paper is called."""
+    table: str
+    model: str
+    """Our short name of the model, the same in all tables."""
+    benchmark: str
+    level: Level
+    name: str
+    """mteb's name of the task or the category; empty for the whole benchmark."""
+    subset: str
+    """The language, where the figure is of one language of a task; else empty."""
+    metric: str
+    score: float
+    """In the unit; as printed."""
+    unit: str
+    """`percent`: 100 times what mteb writes."""
+    row: str
+    """The table's own label of the row, and …"""
+    column: str
+    """… of the column."""
+
+    @property
+    def source(self) -> str:
+        """The paper and the table."""
+        return f"{self.paper}, Table {self.table}"
+
+
+def figures(benchmark: str | None = None, model: str | None = None) -> tuple[Figure, ...]:
+    """The figures of a benchmark and a model, in the order of the papers; None: of all.
+
+    Raises:
+        ConfigError: no paper has figures of that benchmark, or of that model.
+    """
+    found = _all()
+    if benchmark is not None:
+        check_name("benchmark", benchmark, benchmarks())
+    if model is not None:
+        check_name("model", model, labels())
+    return tuple(
+        figure
+        for figure in found
+        if benchmark in (None, figure.benchmark) and model in (None, figure.model)
+    )
+
+
+def benchmarks() -> tuple[str, ...]:
+    """Names of the benchmarks of which papers have figures."""
+    return tuple(dict.fromkeys(figure.benchmark for figure in _all()))
+
+
+@cache
+def labels() -> Mapping[str, str]:
+    """Short name of each model of which papers have figures → how tables and plots show it."""
+    return {line["model"]: line["label"] for line in _read("models")}
+
+
+def check_name(kind: str, name: str, known: Iterable[str]) -> None:
+    """Return when the name is known.
+
+    Raises:
+        ConfigError: it is not; names the nearest.
+    """
+    known = tuple(known)
+    if name not in known:
+        raise ConfigError(f"no published figures of the {kind} {name!r}; {nearest(name, known)}")
+
+
+@cache
+def _all() -> tuple[Figure, ...]:
+    return tuple(_figure(paper, line) for paper in PAPERS for line in _read(paper))
+
+
+def _figure(paper: str, line: dict[str, str]) -> Figure:
+    level: Level = line["level"]  # type: ignore[assignment] # a test reads every line's level
+    return Figure(
+        paper=PAPERS[paper],
+        table=line["table"],
+        model=line["model"],
+        benchmark=line["benchmark"],
+        level=level,
+        name=line["name"],
+        subset=line["subset"],
+        metric=line["metric"],
+        score=float(line["score"]),
+        unit=line["unit"],
+        row=line["row"],
+        column=line["column"],
+    )
+
+
+def _read(name: str) -> list[dict[str, str]]:
+    text = files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))

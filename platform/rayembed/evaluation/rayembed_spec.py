@@ -1,0 +1,346 @@
+"""A model under evaluation that rayembed loads: its own, published NV-Embed, encoder folders."""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta
+from mteb.types import PromptType
+from torch import Tensor
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig
+from rayembed.config.run import fingerprint
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.folder_prompts import folder_prompts
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
+from rayembed.evaluation.way import Way
+from rayembed.models.cde_checkpoint import published_cde_width
+from rayembed.models.contract import Role, Tokenizer, Tokens
+from rayembed.models.encoding import encode, encode_context
+from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.json_file import read_json
+from rayembed.models.load import check_loadable, load_model
+from rayembed.models.nvidia_checkpoint import published_width
+from rayembed.models.tokens import PrefixTokenizer
+from rayembed.models.weight_files import check_weight_files, count_parameters
+
+logger = logging.getLogger(__name__)
+
+MAX_LENGTH = 512
+"""Tokens of a text where settings say nothing: NV-Embed, appendix C, and the papers that compare
+with it."""
+
+
+@dataclass(frozen=True)
+class RayembedSpec:
+    """Vectors are of unit length, whatever the folder says of normalisation."""
+
+    settings: ModelUnderTest
+    reference: str
+    """As in the settings, an alias of the registry replaced by its version of now."""
+    tracking_uri: str | None
+    """MLflow's, for registered models."""
+    name: str
+    weights: str
+    """Fingerprint of weights, tokenizer and settings of the folder."""
+    dimensions: int
+    """Of the vectors that come out."""
+    max_lengths: tuple[tuple[Role, int], ...]
+    prompts: ModelPrompts
+    num_parameters: int | None
+    places: int = 0
+    """Documents that the model's context holds; 0: it takes none."""
+
+    @property
+    def num_context(self) -> int:
+        """Documents of a task's corpus; 0 with another context than the task's own."""
+        return self.places if self.settings.context == "corpus" else 0
+
+    @property
+    def context_seed(self) -> int:
+        """Of the draw of context documents."""
+        return self.settings.context_seed
+
+    @property
+    def meta(self) -> ModelMeta:
+        """Name and a revision `<weights>-<all else that could change a score>`."""
+        decided = fingerprint([self.fingerprint, self.prompts.fingerprint])
+        return model_meta(
+            self.name,
+            f"{self.weights}-{decided[:8]}",
+            n_parameters=self.num_parameters,
+            embed_dim=self.dimensions,
+            max_tokens=max(length for _, length in self.max_lengths),
+            similarity_fn_name="cosine",
+            use_instructions=self.prompts.folder.template is not None,
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of weights, number type, lengths and width, and of what context a contextual model has.
+
+        Prompts and the documents of a context stand in the way.
+        """
+        decides = [self.weights, self.settings.dtype, dict(self.max_lengths), self.dimensions]
+        if self.places:
+            decides += [self.settings.context, self.settings.context_seed]
+        return fingerprint(decides)
+
+    @property
+    def similarity(self) -> Similarity:
+        """Cosine."""
+        return "cosine"
+
+    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+        """Role and prompt; tasks with the same prompts share a way."""
+        return Way(role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type))
+
+    def shown(self, way: Way) -> str:
+        """The literal prompt, the instruction template filled."""
+        return self.prompts.shown(way.instruction)
+
+    def load(self, device: str) -> EmbedTexts:
+        """The model on the device.
+
+        Raises:
+            ArtifactError: the folder holds other weights than on the machine that made the spec.
+            AssetError: the reference leads nowhere on this machine.
+        """
+        folder = find_folder(self.reference, self.tracking_uri)
+        if (seen := weights_fingerprint(folder)) != self.weights:
+            raise ArtifactError(
+                f"the model {self.reference!r} has weights {seen} on this machine, but the "
+                f"evaluation began with {self.weights}; give all machines the same and start again"
+            )
+        dtype = None if self.settings.dtype == "saved" else self.settings.dtype
+        model: Any = load_model(folder, dtype=dtype).to(device)
+        model.tokenizer.max_lengths = dict(self.max_lengths)
+        if self.places and self.settings.context != "random":
+            # A saved corpus is not the task's, and what was asked for needs no warning.
+            model.set_corpus(model.no_context())
+        if self.places and self.settings.context == "random" and model.corpus is None:
+            raise ArtifactError(
+                f"model.context is 'random', but the model {self.reference!r} has no corpus saved "
+                "with it; give it documents of its training data (jobs/set_corpus.py)"
+            )
+        plain = model.tokenizer
+        if isinstance(plain, PrefixTokenizer):
+            model.tokenizer = LiteralPrompts(plain)
+        return Embedder(model, plain, self.dimensions, self.settings.tokens_per_batch)
+
+
+class Embedder:
+    """A loaded model as the evaluation calls it, with the contexts that it was told last."""
+
+    def __init__(
+        self, model: Any, plain: Tokenizer, dimensions: int, tokens_per_batch: int | None = None
+    ) -> None:
+        """The model.
+
+        Args:
+            plain: tokenizer of context documents, which have the prefix of their training whatever
+                stands before a task's texts.
+            dimensions: of the vectors that come out.
+            tokens_per_batch: as `encode` has it.
+        """
+        self._model, self._dimensions, self._tokens = model, dimensions, tokens_per_batch
+        self._plain = plain
+        self._contexts: OrderedDict[str, Tensor] = OrderedDict()
+
+    def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
+        """(N, D) float32 vectors of the texts."""
+        context = self._contexts[way.context] if way.context else None
+        vectors = encode(
+            self._model,
+            texts,
+            role=way.role,
+            instruction=way.instruction,
+            tokens_per_batch=self._tokens,
+            allow_empty=True,
+            context=context,
+        )
+        return cut(vectors, self._dimensions)
+
+    def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
+        """Embed the documents of a context, unless the one of that name is known."""
+        if name in self._contexts:
+            self._contexts.move_to_end(name)
+            return
+        literal, self._model.tokenizer = self._model.tokenizer, self._plain
+        try:
+            vectors = encode_context(self._model, documents(), tokens_per_batch=self._tokens)
+        finally:
+            self._model.tokenizer = literal
+        device = next(self._model.parameters()).device
+        self._contexts[name] = vectors.to(device)
+        if len(self._contexts) > _CONTEXTS:
+            self._contexts.popitem(last=False)
+
+
+_CONTEXTS = 32
+"""Of tasks that run side by side; more than run at once, so that none is embedded again."""
+
+
+class LiteralPrompts:
+    """A tokenizer that takes whole prompts in place of its folder's prefixes."""
+
+    def __init__(self, tokenizer: PrefixTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(
+        self,
+        texts: Sequence[str],
+        role: Role,
+        instructions: Sequence[str] | None = None,
+        *,
+        allow_empty: bool = False,
+    ) -> list[Tokens]:
+        """Tokens of each text behind its prompt; see `Tokenizer`."""
+        heads = instructions or [""] * len(texts)
+        return self._tokenizer.with_heads(texts, heads, role, allow_empty=allow_empty)
+
+    def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
+        """One padded micro-batch; see `Tokenizer`."""
+        return self._tokenizer.collate(tokens)
+
+
+def rayembed_spec(settings: ModelUnderTest, *, tracking_uri: str | None = None) -> RayembedSpec:
+    """The spec of a folder that `load_model` takes; reads no weights but for their fingerprint.
+
+    Raises:
+        ArtifactError: the folder is incomplete, or holds no model that rayembed loads.
+        AssetError: the reference leads nowhere.
+        ConfigError: settings that do not fit the model.
+    """
+    if settings.revision is not None:
+        raise ConfigError(
+            f"revision = {settings.revision!r} is for models that mteb loads; the reference "
+            f"{settings.reference!r} names its own (hf://org/name@revision, models:/name/3)"
+        )
+    reference = pinned_reference(settings.reference, tracking_uri)
+    folder = find_folder(reference, tracking_uri)
+    config = check_loadable(folder)
+    check_weight_files(folder)
+    prompts = ModelPrompts(settings.prompts, folder_prompts(folder, config))
+    roles: tuple[Role, ...] = ("query", "document")
+    lengths = tuple(
+        (
+            role,
+            min(
+                settings.max_length or _usual_length(config, role),
+                getattr(config, f"{role}_max_length"),
+            ),
+        )
+        for role in roles
+    )
+    return RayembedSpec(
+        settings=settings,
+        reference=reference,
+        tracking_uri=tracking_uri,
+        name=settings.name or name_of(settings.reference),
+        weights=weights_fingerprint(folder),
+        dimensions=_dimensions(settings, folder, config),
+        max_lengths=lengths,
+        prompts=prompts,
+        num_parameters=count_parameters(folder),
+        places=config.num_context if isinstance(config, CDEConfig) else 0,
+    )
+
+
+def _usual_length(config: ModelConfig, role: Role) -> int:
+    """Tokens of a text where nothing is asked: examples before a query need their own room."""
+    with_examples = isinstance(config, Causal2VecConfig) and config.examples is not None
+    if with_examples and role == "query":
+        return max(MAX_LENGTH, config.query_max_length)
+    return MAX_LENGTH
+
+
+def find_folder(reference: str, tracking_uri: str | None) -> Path:
+    """The local folder of a model; fetched when it must be."""
+    if reference.startswith("models:/"):
+        return registered_folder(reference, tracking_uri)
+    return resolve_model(reference)
+
+
+def name_of(reference: str) -> str:
+    """`org/name` of a model for results, by what its reference says.
+
+    A folder is called by its name; one called `model` or `export` by the folder that holds it.
+    """
+    path = reference.partition("?")[0].partition("@")[0].rstrip("/")
+    if path.startswith("hf://"):
+        parts = path.removeprefix("hf://").split("/")[:2]
+        return "/".join(parts) if len(parts) == 2 else f"rayembed/{parts[0]}"
+    if path.startswith("models:/"):
+        return f"rayembed/{path.removeprefix('models:/').partition('/')[0]}"
+    if path.startswith("pypi://"):
+        return f"rayembed/{path.removeprefix('pypi://').partition('==')[0]}"
+    if "://" not in path:
+        path = str(Path(path).absolute())
+    named = [part for part in path.split("/") if part and part not in ("model", "export")]
+    return "rayembed/" + re.sub(r"[^A-Za-z0-9._-]+", "-", named[-1] if named else "model")
+
+
+def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
+    """(N, dimensions): the first ones, brought to unit length again where some are left out."""
+    if dimensions >= vectors.shape[1]:
+        return vectors
+    kept = torch.from_numpy(np.ascontiguousarray(vectors[:, :dimensions]))
+    unit: np.ndarray = torch.nn.functional.normalize(kept, dim=-1).numpy()
+    return unit
+
+
+def _dimensions(settings: ModelUnderTest, folder: Path, config: ModelConfig) -> int:
+    """The width that was asked for, or the full one.
+
+    Raises:
+        ConfigError: wider than the model.
+    """
+    known = _widths(folder, config)
+    asked = settings.dimensions
+    if asked is None:
+        return known[0]
+    if asked > known[0]:
+        raise ConfigError(
+            f"dimensions = {asked} exceeds the {known[0]} of the model {settings.reference!r}"
+        )
+    if asked not in known:
+        logger.warning(
+            "the model %s was not trained to be cut to %d of its %d dimensions (it says %s); its "
+            "scores will suffer more than those of a model that was",
+            settings.reference,
+            asked,
+            known[0],
+            ", ".join(map(str, known)),
+        )
+    return asked
+
+
+def _widths(folder: Path, config: ModelConfig) -> tuple[int, ...]:
+    """Widths at which the model's vectors may be cut, the full one first."""
+    if (folder / SETTINGS_FILE).is_file():
+        return saved_dimensions(folder / SETTINGS_FILE)
+    if config.kind == "nvembed":
+        return (published_width(folder),)
+    if isinstance(config, CDEConfig):
+        return (published_cde_width(folder),)
+    if projections := getattr(config, "projections", ()):
+        return (int(projections[-1].width),)
+    stated = read_json(Path(config.backbone.path) / "config.json")
+    width = (stated.get("text_config") or stated).get("hidden_size") or stated.get("dim")
+    if width is None:
+        raise ArtifactError(f"{str(folder)!r} states no hidden size in its config.json")
+    return (int(width),)

@@ -1,0 +1,108 @@
+"""mteb's result files of one model, written by one process.
+
+`<folder>/results/<org>__<model>/<revision>/` holds `<Task>.json`, `model_meta.json` and
+`run_settings.jsonl` as mteb lays them out, so that they can go to its public collection.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mteb
+from filelock import FileLock, Timeout
+from mteb.models import ModelMeta
+
+from rayembed.assets.storage import write_atomic
+from rayembed.errors import ArtifactError
+
+logger = logging.getLogger(__name__)
+
+_LOCK = ".lock"
+
+
+class ResultWriter:
+    """The results of a model at its revision in a local folder. Made by `open_results`."""
+
+    def __init__(self, folder: Path, meta: ModelMeta) -> None:
+        self.meta = meta
+        self._cache = mteb.ResultCache(folder)
+        self.place: Path = self._cache.get_task_result_path("any", meta).parent
+        """Where its files are."""
+
+    def finished(self, task: Any) -> Any | None:
+        """The task's result by mteb, if it is there with all splits and subsets, else None.
+
+        What is half written, or was made of another revision of the data, counts as missing.
+        """
+        result = self._there(task.metadata.name)
+        if result is None or result.dataset_revision != task.metadata.revision:
+            return None
+        return None if result.get_missing_evaluations(task) else result
+
+    def save(self, result: Any) -> Any:
+        """The task's result as it is written now, with what mteb keeps of how it was made.
+
+        Splits and subsets that are there already, of the same revision of the data, stay.
+        """
+        self.place.mkdir(parents=True, exist_ok=True)
+        there = self._there(result.task_name)
+        if (
+            there is not None
+            and there.dataset_revision == result.dataset_revision
+            and _parts(there) - _parts(result)
+        ):
+            result = there.merge(result)
+            for scores in result.scores.values():  # not in the order in which they were done
+                scores.sort(key=lambda score: str(score["hf_subset"]))
+        self._cache.save_to_cache(result, self.meta)
+        return result
+
+    def keep(self, name: str, content: str) -> Path:
+        """Write a file of ours beside mteb's."""
+        path = self.place / name
+        write_atomic(str(path), content.encode())
+        return path
+
+    def _there(self, task: str) -> Any | None:
+        """What the file of the task says; None: there is none, or it cannot be read."""
+        path = self._path(task)
+        if not path.exists():
+            return None
+        try:
+            return mteb.TaskResult.from_disk(path)
+        except (ValueError, KeyError) as error:
+            logger.warning("%s cannot be read and is made again: %s", path, error)
+            return None
+
+    def _path(self, task: str) -> Path:
+        return Path(self._cache.get_task_result_path(task, self.meta))
+
+
+@contextmanager
+def open_results(folder: str | Path, meta: ModelMeta) -> Iterator[ResultWriter]:
+    """The writer of a model's results, the only one on this machine while the context lasts.
+
+    Raises:
+        ArtifactError: another process writes them.
+    """
+    writer = ResultWriter(Path(folder), meta)
+    writer.place.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(writer.place / _LOCK).acquire(timeout=0):
+            yield writer
+    except Timeout:
+        raise ArtifactError(
+            f"another evaluation writes the results of {meta.name!r} in {str(writer.place)!r} "
+            "right now; wait for it, or give this one another placement.storage_path"
+        ) from None
+
+
+def _parts(result: Any) -> set[tuple[str, str]]:
+    """The splits and subsets that have scores."""
+    return {
+        (split, str(score["hf_subset"]))
+        for split, scores in result.scores.items()
+        for score in scores
+    }

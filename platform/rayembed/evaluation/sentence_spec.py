@@ -1,0 +1,243 @@
+"""A folder that sentence-transformers loads and encodes with, as its users have it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.models import ModelMeta
+from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
+from mteb.types import PromptType
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.sentence_modules import foreign_modules, is_own_format
+from rayembed.config.evaluation import ModelUnderTest, Prompts
+from rayembed.config.run import fingerprint
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.prompts import role_of
+from rayembed.evaluation.rayembed_spec import name_of
+from rayembed.evaluation.way import Way
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.json_file import read_json, read_json_value
+from rayembed.models.weight_files import check_weight_files, count_parameters
+
+BATCH_SIZE = 32
+"""Texts of one forward pass: the default of sentence-transformers and of mteb."""
+
+_OTHER_KINDS = {
+    "CrossEncoder": "cross-encoder, which scores pairs",
+    "SparseEncoder": "sparse encoder, whose vectors have one dimension for each word",
+    "MultiVectorEncoder": "multi-vector encoder, which gives a vector for each token",
+    "ColBERT": "multi-vector encoder, which gives a vector for each token",
+}
+
+
+@dataclass(frozen=True)
+class SentenceSpec:
+    """Vectors, prompts and batches are those of `mteb.evaluate` with a `SentenceTransformer`."""
+
+    settings: ModelUnderTest
+    reference: str
+    name: str
+    weights: str
+    prompts: tuple[tuple[str, str], ...]
+    """Those of the folder that mteb heeds, by name."""
+    default_prompt: str
+    similarity: Similarity
+    num_parameters: int | None
+
+    @property
+    def meta(self) -> ModelMeta:
+        """Name and a revision `<weights>-<all else that decides a vector>`."""
+        return model_meta(
+            self.name,
+            f"{self.weights}-{self.fingerprint[:8]}",
+            n_parameters=self.num_parameters,
+            framework=["Sentence Transformers", "PyTorch"],
+            similarity_fn_name=self.similarity,
+            use_instructions=any(text for _, text in self.prompts),
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Of weights, settings and the version of sentence-transformers."""
+        decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
+        return fingerprint(
+            [self.weights, "sentence-transformers", version("sentence-transformers"), *decided]
+        )
+
+    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+        """The prompt that mteb's wrapper picks, and the method of the model that it calls."""
+        prompts = dict(self.prompts)
+        name = get_prompt_name(prompts, task_metadata, prompt_type)
+        return Way(
+            role_of(prompt_type),
+            prompts[name] if name else self.default_prompt,
+            prompt_type=prompt_type.value if prompt_type else "",
+        )
+
+    def shown(self, way: Way) -> str:
+        """The literal prompt."""
+        return way.instruction
+
+    def load(self, device: str) -> EmbedTexts:
+        """The model on the device.
+
+        Raises:
+            ArtifactError: the folder holds other weights than on the machine that made the spec.
+        """
+        from sentence_transformers import SentenceTransformer
+
+        from rayembed.models.sentence_module import as_sentence_transformer
+
+        folder = resolve_model(self.reference)
+        if (seen := weights_fingerprint(folder)) != self.weights:
+            raise ArtifactError(
+                f"the model {self.reference!r} has weights {seen} on this machine, but the "
+                f"evaluation began with {self.weights}; give all machines the same and start again"
+            )
+        width = self.settings.dimensions
+        if is_own_format(folder):
+            model = as_sentence_transformer(folder, device=device, truncate_dim=width)
+        else:
+            model = SentenceTransformer(str(folder), device=device, truncate_dim=width)
+        adjust(model, self.settings)
+        encode = {
+            "": model.encode,
+            "query": model.encode_query,
+            "document": model.encode_document,
+        }
+
+        def embed(texts: Sequence[str], way: Way) -> np.ndarray:
+            return as_vectors(
+                encode[way.prompt_type](
+                    list(texts),
+                    prompt=way.instruction,
+                    batch_size=BATCH_SIZE,
+                    show_progress_bar=False,
+                )
+            )
+
+        return embed
+
+
+def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
+    """The spec of `st:` and an asset reference of a folder.
+
+    Raises:
+        ArtifactError: an incomplete folder, or one that gives no single dense vector for a text.
+        AssetError: the reference leads nowhere.
+        ConfigError: settings that sentence-transformers does not take here.
+    """
+    reference = settings.reference.removeprefix("st:")
+    refuse_for_others(settings, "sentence-transformers encodes by itself")
+    if settings.revision is not None:
+        raise ConfigError(
+            f"revision = {settings.revision!r} is for models that mteb loads; write it into the "
+            "reference, as in st:hf://org/name@revision"
+        )
+    folder = resolve_model(reference)
+    check_weight_files(folder)
+    stated = _settings_of(folder)
+    _check_dense(folder, stated)
+    if foreign := foreign_modules(folder):
+        raise ArtifactError(
+            f"{str(folder)!r} names the modules {foreign}, code that it brings itself, which is "
+            "never run; name a folder, or an hf:// reference, that rayembed loads"
+        )
+    similarity: Any = stated.get("similarity_fn_name") or "cosine"
+    if similarity not in get_args(Similarity):
+        raise ArtifactError(
+            f"{str(folder)!r} compares vectors by {similarity!r}; supported are cosine and dot"
+        )
+    # sentence-transformers fills these two in, so that it never heeds a prompt named `passage`.
+    prompts = {"query": "", "document": ""} | (stated.get("prompts") or {})
+    kept, _ = AbsEncoder.validate_task_to_prompt_name(prompts, raise_for_invalid_keys=False)
+    default = stated.get("default_prompt_name")
+    return SentenceSpec(
+        settings=settings,
+        reference=reference,
+        name=settings.name or name_of(reference),
+        weights=weights_fingerprint(folder),
+        prompts=tuple((name, text or "") for name, text in (kept or {}).items()),
+        default_prompt=prompts.get(default) or "" if default else "",
+        similarity=similarity,
+        num_parameters=count_parameters(folder),
+    )
+
+
+def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
+    """Return when no setting is made that only models of rayembed take.
+
+    Raises:
+        ConfigError: prompts or a token budget are set.
+    """
+    for name, default in (("prompts", Prompts()), ("tokens_per_batch", None)):
+        if getattr(settings, name) != default:
+            raise ConfigError(
+                f"{name} is set for the model {settings.reference!r}, but {why}; leave it out, or "
+                "name the model's folder or hf:// reference, which rayembed loads"
+            )
+
+
+def adjust(model: Any, settings: ModelUnderTest) -> None:
+    """Set number type and maximum length of a loaded `SentenceTransformer`, in place."""
+    import torch
+
+    if settings.dtype != "saved":
+        model.to(getattr(torch, settings.dtype))
+    if settings.max_length is not None:
+        own = model.max_seq_length
+        model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)
+
+
+def as_vectors(embeddings: Any) -> np.ndarray:
+    """(N, D) float32 of whatever array or tensor an encoder gives.
+
+    Raises:
+        ArtifactError: not one dense vector for each text.
+    """
+    import torch
+
+    if isinstance(embeddings, list) and embeddings and isinstance(embeddings[0], torch.Tensor):
+        if len({one.shape for one in embeddings}) > 1:
+            raise ArtifactError("the model gives several vectors for a text; supported is one")
+        embeddings = torch.stack(embeddings)
+    if isinstance(embeddings, torch.Tensor):
+        if embeddings.is_sparse:
+            raise ArtifactError("the model gives sparse vectors; supported are dense ones")
+        embeddings = embeddings.detach().float().cpu().numpy()
+    vectors = np.asarray(embeddings, dtype=np.float32)
+    if vectors.ndim != 2:
+        raise ArtifactError(
+            f"the model gives arrays of shape {vectors.shape} for texts; supported is one dense "
+            "vector for each"
+        )
+    return vectors
+
+
+def _settings_of(folder: Path) -> dict[str, Any]:
+    path = folder / "config_sentence_transformers.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _check_dense(folder: Path, stated: dict[str, Any]) -> None:
+    kind = str(stated.get("model_type", ""))
+    if kind not in _OTHER_KINDS and (folder / "modules.json").is_file():
+        types = " ".join(str(m.get("type")) for m in read_json_value(folder / "modules.json"))
+        kind = "SparseEncoder" if "sparse_encoder" in types else ""
+        kind = "MultiVectorEncoder" if "multi_vec_encoder" in types else kind
+    elif kind not in _OTHER_KINDS:
+        architectures = read_json(folder / "config.json").get("architectures") or []
+        scores = any(str(a).endswith("ForSequenceClassification") for a in architectures)
+        kind = "CrossEncoder" if scores else ""
+    if kind in _OTHER_KINDS:
+        raise ArtifactError(
+            f"{str(folder)!r} is a {_OTHER_KINDS[kind]}; supported are models that give one dense "
+            "vector for each text"
+        )

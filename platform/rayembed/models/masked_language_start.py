@@ -1,0 +1,220 @@
+"""The model that an adaptation trains, from a folder of a BERT-like encoder; and what it leaves."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from rayembed.config.adaptation import RotaryEncoderConfig
+from rayembed.config.nomic_moe import NomicMoeConfig
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.backbones import DTYPES
+from rayembed.models.build import pretrained_tokenizer
+from rayembed.models.json_file import read_json
+from rayembed.models.masked_language import MaskedLanguageHead, MaskedLanguageModel
+from rayembed.models.masked_language_tokens import Vocabulary, vocabulary_of
+from rayembed.models.nomic_moe_checkpoint import (
+    is_nomic_layout,
+    read_weights,
+    save_encoder,
+    shape_of,
+)
+from rayembed.models.nomic_moe_encoder import NomicEncoder
+from rayembed.models.nomic_moe_start import empty_encoder, load_start
+from rayembed.models.start import find_start
+
+HEAD_FILE = "mlm_head.safetensors"
+"""The head, beside an adapted encoder; a later adaptation goes on with it, all else ignores it."""
+
+_FAMILIES = {
+    "lm_head": {"dense": "dense", "layer_norm": "layer_norm"},
+    "cls.predictions": {"dense": "transform.dense", "layer_norm": "transform.LayerNorm"},
+}
+"""Names of a head in RoBERTa and XLM-R, and in BERT."""
+
+_INITIAL_STD = 0.02
+"""Of a fresh head's weights, as BERT initialises all of its own."""
+
+
+def load_masked_language_model(
+    folder: Path, config: RotaryEncoderConfig, *, max_length: int, seed: int
+) -> MaskedLanguageModel:
+    """The encoder with rotary positions and its head, on the CPU, in training mode.
+
+    The head is the folder's own; where it has none, as models for embeddings do not, a fresh one
+    drawn by the seed. Everything is in the config's dtype.
+
+    Args:
+        folder: a transformer's, or in sentence-transformers format.
+        max_length: tokens of the sequences that it will have been trained on.
+
+    Raises:
+        ArtifactError: no such model there, damaged, or with a head that does not share its words.
+        ConfigError: its rotary base is not the config's, or its experts.
+    """
+    transformer = transformer_folder(folder, config)
+    _check_dense(read_json(transformer / "config.json"), str(transformer))
+    dtype = DTYPES[config.backbone.dtype]
+    encoder = load_start(transformer, _dense(config), dtype)
+    encoder.config = dataclasses.replace(
+        encoder.config, max_length=_trained_length(transformer, encoder, max_length)
+    )
+    num_words = vocabulary(transformer, encoder.config.vocab_size).num_words
+    head = MaskedLanguageHead(encoder.config, num_words)
+    found = read_head(transformer, num_words)
+    if found is None:
+        generator = torch.Generator().manual_seed(seed)
+        nn.init.normal_(head.dense.weight, std=_INITIAL_STD, generator=generator)
+        nn.init.zeros_(head.dense.bias)
+    else:
+        _fill(head, found, transformer)
+    return MaskedLanguageModel(encoder, head.to(dtype)).train()
+
+
+def empty_masked_language_model(
+    settings: Mapping[str, Any], config: RotaryEncoderConfig, where: str
+) -> MaskedLanguageModel:
+    """The same on the meta device, from the content of a config.json.
+
+    Raises:
+        ArtifactError, ConfigError: as `load_masked_language_model`, but for the weights.
+    """
+    _check_dense(settings, where)
+    encoder = empty_encoder(dict(settings), _dense(config), where)
+    with torch.device("meta"):
+        head = MaskedLanguageHead(encoder.config, encoder.config.vocab_size)
+    return MaskedLanguageModel(encoder, head)
+
+
+def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
+    """The vocabulary, after the folder was found adaptable without reading weights.
+
+    Raises:
+        ArtifactError, ConfigError: as `load_masked_language_model`.
+    """
+    transformer = transformer_folder(folder, config)
+    settings = read_json(transformer / "config.json")
+    _check_dense(settings, str(transformer))
+    shape = empty_encoder(settings, _dense(config), str(transformer)).config
+    return vocabulary(transformer, shape.vocab_size)
+
+
+def vocabulary(transformer: Path, num_vectors: int) -> Vocabulary:
+    """What masking must know of the folder's tokenizer.
+
+    Raises:
+        ArtifactError: no fast tokenizer, none with a mask, or more words than word vectors.
+    """
+    found = vocabulary_of(pretrained_tokenizer(transformer), str(transformer))
+    if found.num_words > num_vectors:
+        raise ArtifactError(
+            f"the tokenizer in {str(transformer)!r} has {found.num_words} words, the model "
+            f"{num_vectors}; they are not of one model"
+        )
+    return found
+
+
+def transformer_folder(folder: Path, config: RotaryEncoderConfig) -> Path:
+    """Where encoder and tokenizer lie in a model's folder."""
+    return find_start(folder, _dense(config)).transformer
+
+
+def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
+    """A head's weights by their names in `MaskedLanguageHead`, float32; None: there is none.
+
+    Raises:
+        ArtifactError: one whose word vectors are not the encoder's, or with too few words.
+    """
+    path = transformer / HEAD_FILE
+    if path.is_file():
+        try:
+            stored = safetensors.torch.load_file(path)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ArtifactError(f"cannot read the head {str(path)!r}: {error}") from error
+        return {name: value.float() for name, value in stored.items()}
+    if is_nomic_layout(read_json(transformer / "config.json")):
+        return None
+    weights = read_weights(transformer)
+    for prefix, names in _FAMILIES.items():
+        if f"{prefix}.bias" in weights or f"{prefix}.decoder.bias" in weights:
+            return _head_of(weights, prefix, names, num_words, str(transformer))
+    return None
+
+
+def _head_of(
+    weights: Mapping[str, Tensor], prefix: str, names: Mapping[str, str], num_words: int, where: str
+) -> dict[str, Tensor]:
+    words = next(w for n, w in weights.items() if n.endswith("word_embeddings.weight"))
+    decoder = weights.get(f"{prefix}.decoder.weight", words)
+    bias = weights.get(f"{prefix}.bias", weights.get(f"{prefix}.decoder.bias"))
+    assert bias is not None
+    if decoder.shape != words.shape or not torch.equal(decoder, words) or len(bias) < num_words:
+        raise ArtifactError(
+            f"the head for masked-language modelling in {where!r} has words of its own: "
+            f"{tuple(decoder.shape)} and a bias of {len(bias)} for the encoder's "
+            f"{tuple(words.shape)}; adapted are models whose head shares the encoder's words"
+        )
+    found = {"bias": bias[:num_words].float()}
+    try:
+        for ours, theirs in names.items():
+            for kind, old in (("weight", "gamma"), ("bias", "beta")):
+                name = f"{prefix}.{theirs}.{kind}"
+                stored = weights[name if name in weights else f"{prefix}.{theirs}.{old}"]
+                found[f"{ours}.{kind}"] = stored.float()
+    except KeyError as error:
+        raise ArtifactError(f"the head for masked words in {where!r} lacks {error}") from error
+    return found
+
+
+def save_adapted(
+    model: MaskedLanguageModel, folder: Path, tokenizer_from: Path, config: RotaryEncoderConfig
+) -> None:
+    """Write the encoder in its published layout, its tokenizer, and the head beside them.
+
+    Args:
+        tokenizer_from: the folder that the model was loaded from.
+    """
+    save_encoder(model.encoder, folder)
+    head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
+    safetensors.torch.save_file(head, folder / HEAD_FILE, metadata={"format": "pt"})
+    transformer = transformer_folder(tokenizer_from, config)
+    pretrained_tokenizer(transformer).save_pretrained(str(folder))
+    for path in folder.iterdir():
+        os.chmod(path, 0o644)  # noqa: PTH101
+
+
+def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
+    """The settings by which the encoder alone is built."""
+    return NomicMoeConfig(
+        backbone=config.backbone, experts=None, rotary_base=config.rotary_base, dimensions=()
+    )
+
+
+def _check_dense(settings: Mapping[str, Any], where: str) -> None:
+    if is_nomic_layout(settings) and shape_of(settings, where).num_experts:
+        raise ConfigError(
+            f"model.backbone.path {where!r} is a mixture of experts; adapted are dense encoders, "
+            "which training upcycles afterwards"
+        )
+
+
+def _trained_length(transformer: Path, encoder: NomicEncoder, max_length: int) -> int:
+    """Tokens that the encoder is trained on: absolute positions tell nothing of rotary ones."""
+    if is_nomic_layout(read_json(transformer / "config.json")):
+        return max(max_length, encoder.config.max_length)
+    return max_length
+
+
+def _fill(head: MaskedLanguageHead, found: Mapping[str, Tensor], transformer: Path) -> None:
+    try:
+        head.load_state_dict(dict(found))
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"the head for masked words in {str(transformer)!r} does not fit its encoder: {error}"
+        ) from error

@@ -1,0 +1,244 @@
+"""A mixture of experts in place of an MLP: router, experts, what balances them.
+
+Dropless: every token reaches its experts however many chose the same one. A layer's experts may be
+shared out among workers, to which rows of tokens then go and come back; routing, probabilities and
+statistics know nothing of it. N tokens, E experts, k experts of a token, H hidden size, F the
+experts' inner size, M = N·k rows of work, P workers of a group, L = E / P experts of a worker.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayembed.distributed.expert_group import ExpertGroup
+
+Products = Literal["auto", "grouped", "loop"]
+"""How experts multiply: `grouped` in one kernel, `loop` one after the other, `auto` by device."""
+
+_GROUPED_CAPABILITY = (8, 0)
+"""Of an NVIDIA GPU, from which on torch has its grouped kernel."""
+
+_GROUPED_MULTIPLE = 8
+"""Elements of bfloat16 in the 16 bytes to which the kernel's rows are aligned."""
+
+
+class Routed(NamedTuple):
+    """What a mixture gives for some tokens."""
+
+    output: Tensor
+    """(N, H)."""
+    load: Tensor
+    """(E,) float32: how many tokens went to each expert, each as often as it counts."""
+    probability: Tensor
+    """(E,) float32: the router's probabilities, summed over tokens as they count."""
+    entropy: Tensor
+    """() float32: the entropy of the router's probabilities in nats, summed likewise."""
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer whose product is in float32, whatever the dtype of its weight and input."""
+
+    def forward(self, input: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
+        """Float32 outputs."""
+        with _without_autocast(input):
+            return functional.linear(input.float(), self.weight.float())
+
+
+class Router(nn.Module):
+    """A linear layer without bias that tells how much each expert is meant for a token."""
+
+    def __init__(self, hidden_size: int, num_experts: int) -> None:
+        super().__init__()
+        self.layer = Float32Linear(hidden_size, num_experts, bias=False)
+
+    def forward(self, tokens_NH: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
+        """Logits of the experts, float32."""
+        logits: Tensor = self.layer(tokens_NH)
+        return logits
+
+
+class ExpertMlps(nn.Module):
+    """The two layers of all experts with GELU between; expert e has the rows e·F to (e+1)·F."""
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.products: Products = "auto"
+        shape = (num_experts * inner_size, hidden_size)
+        self.w1 = nn.Parameter(torch.empty(shape))
+        self.w2 = nn.Parameter(torch.empty(shape))
+        self.b1 = nn.Parameter(torch.empty(shape[0])) if hidden_bias else None
+
+    def forward(
+        self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"]
+    ) -> Float[Tensor, "M H"]:
+        """What the experts make of their rows, which stand expert after expert.
+
+        Args:
+            counts_E: how many rows each expert has.
+        """
+        hidden_size = rows_MH.shape[1]
+        w1_EFH = self.w1.view(self.num_experts, -1, hidden_size)
+        w2_EFH = self.w2.view(self.num_experts, -1, hidden_size)
+        b1_EF = None if self.b1 is None else self.b1.view(self.num_experts, -1)
+        # A worker of a group may get no row at all, which the kernel is not asked to bear.
+        if len(rows_MH) and self._grouped():
+            ends_E = counts_E.cumsum(0).to(torch.int32)
+            inner_MF = functional.grouped_mm(rows_MH, w1_EFH.transpose(1, 2), offs=ends_E)
+            if b1_EF is not None:
+                inner_MF = inner_MF + b1_EF.repeat_interleave(counts_E, dim=0)
+            return functional.grouped_mm(functional.gelu(inner_MF), w2_EFH, offs=ends_E)
+        # Unbound at once: of each block taken alone the gradient would be as large as all blocks.
+        first, second = w1_EFH.unbind(), w2_EFH.unbind()
+        biases = [None] * self.num_experts if b1_EF is None else b1_EF.unbind()
+        outputs = []
+        for expert, rows in enumerate(torch.split(rows_MH, counts_E.tolist())):
+            inner = functional.linear(rows, first[expert], biases[expert])
+            outputs.append(functional.gelu(inner) @ second[expert])
+        return torch.cat(outputs)
+
+    def keep(self, first: int, number: int) -> None:
+        """Let go of all experts but `number` of them, from the one at `first` on."""
+        inner_size = len(self.w1) // self.num_experts
+        rows = slice(first * inner_size, (first + number) * inner_size)
+        for name, whole in list(self.named_parameters()):
+            own = nn.Parameter(whole.detach()[rows].clone(), requires_grad=whole.requires_grad)
+            setattr(self, name, own)
+        self.num_experts = number
+
+    def _grouped(self) -> bool:
+        return self.products == "grouped" or (
+            self.products == "auto" and has_grouped_kernel(self.w1, self.num_experts)
+        )
+
+
+class Experts(nn.Module):
+    """The experts and the one bias that is added behind their sum, as often as there are tokens."""
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.group: ExpertGroup | None = None
+        self.mlp = ExpertMlps(hidden_size, inner_size, num_experts, hidden_bias=hidden_bias)
+        self.bias = nn.Parameter(torch.empty(hidden_size))
+
+    def forward(
+        self,
+        tokens_NH: Float[Tensor, "N H"],
+        weights_Nk: Float[Tensor, "N k"],
+        chosen_Nk: Int[Tensor, "N k"],
+    ) -> Float[Tensor, "N H"]:
+        """The weighted sum of each token's experts, summed in float32, and the bias."""
+        num_tokens, k = chosen_Nk.shape
+        order_M = chosen_Nk.flatten().argsort(stable=True)
+        counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.num_experts)
+        rows_MH = tokens_NH.unsqueeze(1).expand(-1, k, -1).reshape(num_tokens * k, -1)[order_M]
+        if self.group is None:
+            made_MH = self.mlp(rows_MH, counts_E)
+        else:
+            made_MH = self._made_by_group(rows_MH, counts_E, self.group)
+        # Put back in order and summed row by row: adding into rows would not be deterministic.
+        made_NkH = made_MH[_inverse(order_M)].view(num_tokens, k, -1)
+        with _without_autocast(made_NkH):
+            summed_NH = torch.einsum("nkh,nk->nh", made_NkH.float(), weights_Nk)
+        return summed_NH.to(tokens_NH.dtype) + self.bias
+
+    def spread(self, group: ExpertGroup) -> None:
+        """Keep this worker's share of the experts; rows for others go to their workers."""
+        number = self.num_experts // group.size
+        self.mlp.keep(group.place * number, number)
+        self.group = group
+
+    def _made_by_group(
+        self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"], group: ExpertGroup
+    ) -> Float[Tensor, "M H"]:
+        """What the group's experts make of this worker's rows, which stand expert after expert."""
+        counts_PL = group.exchange_counts(counts_E)
+        totals = torch.stack([counts_E.view(group.size, -1).sum(1), counts_PL.sum(1)])
+        sent, received = totals.tolist()
+        rows_RH = group.exchange_rows(rows_MH, sent, received)
+        # They come worker after worker; the products take them expert after expert.
+        expert_PL = torch.arange(counts_PL.shape[1], device=counts_PL.device).expand_as(counts_PL)
+        expert_R = expert_PL.flatten().repeat_interleave(
+            counts_PL.flatten(), output_size=len(rows_RH)
+        )
+        order_R = expert_R.argsort(stable=True)
+        made_RH = self.mlp(rows_RH[order_R], counts_PL.sum(0))
+        return group.exchange_rows(made_RH[_inverse(order_R)], received, sent)
+
+
+class MoeMlp(nn.Module):
+    """Router and experts: y = Σ_k p_k · expert_k(x) + bias, p over all experts (section 3.2)."""
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, num_experts: int, top_k: int, *, hidden_bias: bool
+    ) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.router = Router(hidden_size, num_experts)
+        self.experts = Experts(hidden_size, inner_size, num_experts, hidden_bias=hidden_bias)
+
+    def forward(
+        self, tokens_NH: Float[Tensor, "N H"], occurrences_N: Float[Tensor, " N"]
+    ) -> Routed:
+        """Outputs of the tokens and what they add to the statistics.
+
+        Args:
+            occurrences_N: how often each token counts.
+        """
+        logits_NE = self.router(tokens_NH)
+        probability_NE = logits_NE.softmax(dim=-1)
+        # Chosen by logits: those of an even router differ where float32's probabilities are equal.
+        chosen_Nk = logits_NE.topk(self.top_k, dim=-1).indices
+        weights_Nk = probability_NE.gather(-1, chosen_Nk)
+        output_NH = self.experts(tokens_NH, weights_Nk, chosen_Nk)
+        num_experts = probability_NE.shape[1]
+        routed_NE = functional.one_hot(chosen_Nk, num_experts).sum(dim=1).to(occurrences_N.dtype)
+        detached_NE = probability_NE.detach()
+        entropy_N = torch.special.entr(detached_NE).sum(dim=-1)
+        with _without_autocast(occurrences_N):
+            return Routed(
+                output=output_NH,
+                load=occurrences_N @ routed_NE,
+                probability=occurrences_N @ probability_NE,
+                entropy=occurrences_N @ entropy_N,
+            )
+
+
+def expert_layers(model: nn.Module) -> list[Experts]:
+    """The experts of each layer that has some, in the order of layers."""
+    return [module for module in model.modules() if isinstance(module, Experts)]
+
+
+def _without_autocast(tensor: Tensor) -> torch.autocast:
+    """Where products stay in the types that they are given, on the tensor's device."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
+    """Whether torch multiplies groups of rows by this weight's blocks, and back, in one kernel.
+
+    Args:
+        weight: (E·F, H) of the first layers; F and H are the inner sizes of the two products.
+    """
+    return (
+        weight.dtype == torch.bfloat16
+        and weight.device.type == "cuda"
+        and torch.cuda.get_device_capability(weight.device) >= _GROUPED_CAPABILITY
+        and weight.shape[1] % _GROUPED_MULTIPLE == 0
+        and (len(weight) // num_experts) % _GROUPED_MULTIPLE == 0
+    )
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """Where each row stands that `order` moved."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places

@@ -1,0 +1,138 @@
+"""An adaptation from its settings to an encoder that nomic-moe starts from."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.adaptation import Adaptation
+from rayembed.data.on_ray import prepare_corpus
+from rayembed.data.sequences.plan import SequencePlan
+from rayembed.data.sequences.prepare import find_corpus
+from rayembed.evaluation.plots import loss_curve
+from rayembed.models.masked_language_start import check_adaptable
+from rayembed.pipeline.adaptation_tables import corpus_table
+from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.report import WIDTH
+from rayembed.pipeline.run_folders import RunFolders, locked_folders
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.run_folder import check_run_folder, claim_run_folder
+from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.training.adaptation import AdaptationJob
+from rayembed.training.on_ray import (
+    check_placement,
+    check_placement_now,
+    export_encoder_on_ray,
+    train_on_ray,
+    worker_hardware,
+)
+
+logger = logging.getLogger(__name__)
+
+ENCODER = "encoder"
+"""Name of the folder that a run leaves its encoder in."""
+
+
+@dataclass(frozen=True)
+class AdaptedEncoder:
+    """What came of an adaptation."""
+
+    run: Adaptation
+    folder: str
+    """In storage: a path or an address, for `model.backbone.path`."""
+    metrics: dict[str, Any]
+    """Of the last step."""
+
+
+def adapt(run: Adaptation) -> AdaptedEncoder:
+    """What came of the run, after it was printed; a run that stopped goes on.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Raises:
+        RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
+    """
+    storage = absolute_storage(run.placement.storage_path)
+    placement = run.placement.model_copy(update={"storage_path": storage})
+    run = run.model_copy(update={"placement": placement})
+    with locked_folders(run) as folders:
+        return _adapt(run, folders)
+
+
+def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
+    if check_run_folder(folders.local, run, place=folders.storage):
+        logger.info("run %s goes on in %s", run.name, folders.storage)
+    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
+    check_reachable(tracking_uri)
+    connect()
+    check_placement_now(run.placement)
+    check_adaptable(resolve_model(run.model.backbone.path), run.model)
+    plan = SequencePlan.open(prepare_corpus(run, find_corpus(run)))
+    check_placement(run.placement)
+    # Only now the name is taken: a mistake in the settings must not use it up.
+    claim_run_folder(folders.local, run)
+    folders.files.keep()
+    tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
+    status: Status = "FAILED"
+    try:
+        found = collect_provenance(worker_hardware(run.placement))
+        found["data"] = dict(plan.manifest)
+        tracker.log_resolved_run(run.to_yaml())
+        tracker.log_provenance(found)
+        tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
+        outcome = _train(run, plan, folders, tracker)
+        status = "FINISHED"
+    finally:
+        complete = tracker.close(status)
+        folders.keep_at_the_end(status)
+    _print(outcome, plan, folders, mlflow_complete=complete)
+    return outcome
+
+
+def _train(
+    run: Adaptation, plan: SequencePlan, folders: RunFolders, tracker: Tracker
+) -> AdaptedEncoder:
+    stage = run.training.name
+    weights, encoder = folders.weights(stage), folders.model(ENCODER)
+    log = MetricsLog(folders.local / METRICS_FILE)
+    train_on_ray(
+        AdaptationJob(run, plan.files.folder, weights),
+        folders.stage(stage),
+        log.path,
+        0,
+        metrics_place=folders.metrics,
+    )
+    export_encoder_on_ray(run, weights, encoder)
+    loss_curve(log.records(), folders.local / "loss.png")
+    tracker.log_artifact(folders.local / "loss.png")
+    tracker.set_tags({"rayembed.encoder": encoder})
+    last = log.last(stage)
+    return AdaptedEncoder(run, encoder, {} if last is None else last)
+
+
+def _print(
+    outcome: AdaptedEncoder, plan: SequencePlan, folders: RunFolders, *, mlflow_complete: bool
+) -> None:
+    """Print what was drawn of each language, what came of it, and what to run next."""
+    console = Console(width=WIDTH, soft_wrap=True, highlight=False)
+    console.print(corpus_table(plan.languages_told, outcome.metrics))
+    if not mlflow_complete:
+        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folders.storage}")
+    console.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")
+
+
+def next_command(outcome: AdaptedEncoder) -> str:
+    """The command that pretrains a mixture of experts from the encoder."""
+    recipe = "nomic-v2-moe" if outcome.run.placement.use_gpu else "nomic-quickstart"
+    words = [f"python jobs/train_nomic.py --recipe {recipe}"]
+    settings = {"model.backbone.path": outcome.folder}
+    base = outcome.run.model.rotary_base
+    if base != type(outcome.run.model).model_fields["rotary_base"].default:
+        settings["model.rotary_base"] = f"{base:g}"
+    words += [f"--set {name}={value}" for name, value in settings.items()]
+    return " ".join(words)

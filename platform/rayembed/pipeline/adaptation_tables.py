@@ -1,0 +1,142 @@
+"""Tables of an adaptation: what it needs, and what was drawn of each language."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from rayembed.config.adaptation import Adaptation, TextsSource
+from rayembed.pipeline.requirements import (
+    ModelSize,
+    known_settings,
+    machines,
+    worker_memory,
+)
+
+_WIDTH = 140
+"""Columns where the output is not a terminal."""
+
+
+def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
+    """Write the run as YAML to `out` and what it would need to `tables`; see `print_dry_run`.
+
+    Raises:
+        ConfigError, ArtifactError: the model cannot be built as configured.
+    """
+    size = adaptation_size(run)
+    out.write(f"# adaptation {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    out.flush()
+    console = _console(tables)
+    console.print(_needs(run, size))
+    console.print(_texts(run))
+
+
+def print_adaptations(runs: Iterable[Adaptation], *, out: TextIO) -> None:
+    """Write a table of recipes."""
+    table = Table("recipe", "encoder", "steps", title="Recipes", title_justify="left")
+    for run in runs:
+        training = run.training
+        size = f"{training.global_sequences:,} × {run.corpus.max_length:,} tokens"
+        path = run.model.backbone.path.partition("?")[0]
+        table.add_row(run.name, path, f"{training.steps:,} of {size}")
+    _console(out).print(table)
+
+
+def adaptation_size(run: Adaptation) -> ModelSize | None:
+    """Numbers of parameters, the head's too; None where the shape is not known here."""
+    path = run.model.backbone.path
+    settings = known_settings(path, "model.backbone.path")
+    if settings is None:
+        return None
+    from rayembed.models.masked_language_start import empty_masked_language_model
+
+    model = empty_masked_language_model(settings, run.model, path)
+    total = sum(p.numel() for p in model.parameters())
+    return ModelSize(total=total, trainable=total)
+
+
+def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:
+    """Of each language its share of the corpus and of the batches, and the last step's metrics.
+
+    Args:
+        languages: as the manifest of the plan tells them.
+        metrics: of a step; of a language that it has none of nothing is shown.
+    """
+    table = Table("language", title="Languages", title_justify="left")
+    for name in (
+        "texts",
+        "tokens",
+        "sequences",
+        "share",
+        "drawn",
+        "share drawn",
+        "epochs",
+        "perplexity",
+        "masked accuracy",
+    ):
+        table.add_column(name, justify="right")
+    for told in languages:
+        code = told["language"]
+        perplexity = metrics.get(f"perplexity/{code}")
+        accuracy = metrics.get(f"masked_accuracy/{code}")
+        table.add_row(
+            code,
+            f"{told['texts']:,}",
+            f"{told['tokens']:,}",
+            f"{told['sequences']:,}",
+            f"{told['share']:.2%}",
+            f"{told['drawn']:,}",
+            f"{told['drawn_share']:.2%}",
+            f"{told['epochs']:.2f}",
+            "" if perplexity is None else f"{perplexity:,.1f}",
+            "" if accuracy is None else f"{accuracy:.1%}",
+        )
+    return table
+
+
+def _console(stream: TextIO) -> Console:
+    return Console(
+        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
+    )
+
+
+def _needs(run: Adaptation, size: ModelSize | None) -> Table:
+    placement, training, corpus = run.placement, run.training, run.corpus
+    table = Table(
+        show_header=False,
+        title=f"{run.name}, fingerprint {run.fingerprint}: what it needs",
+        title_justify="left",
+    )
+    table.add_row("encoder", run.model.backbone.path.partition("?")[0])
+    if size is None:
+        table.add_row("parameters", "not known without fetching the model")
+    else:
+        memory = worker_memory(size, run.model.backbone.dtype, placement)
+        table.add_row("parameters", f"{size.total:,}, all trained, the head's among them")
+        table.add_row(
+            "memory a worker",
+            f"{memory.total / 2**30:.2f} GiB and activations "
+            f"({run.model.backbone.dtype}, ZeRO {placement.zero_stage})",
+        )
+    tokens = training.steps * training.global_sequences * corpus.max_length
+    table.add_row(
+        "steps",
+        f"{training.steps:,} of {training.global_sequences:,} sequences of {corpus.max_length:,} "
+        f"tokens, {corpus.layout}: {tokens:,} tokens at most",
+    )
+    table.add_row("disk", f"{2 * 4 * tokens / 2**30:.2f} GiB at most for sequences and plan")
+    table.add_row("machines", machines(placement))
+    table.add_row("root of the texts", corpus.root or "the working directory")
+    table.add_row("storage", placement.storage_path)
+    return table
+
+
+def _texts(run: Adaptation) -> Table:
+    table = Table("texts", "language", "source", title="Corpus", title_justify="left")
+    for texts in run.corpus.texts:
+        source = texts.source
+        column = source.language if isinstance(source, TextsSource) else None
+        language = texts.language or f"column {column!r}"
+        table.add_row(texts.name, language, source.path.partition("?")[0])
+    return table

@@ -1,0 +1,370 @@
+"""The comparison of models: from its arguments to tables, plots and what to run next."""
+
+import argparse
+import fnmatch
+import shlex
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.console import Console
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.settings import nearest
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.benchmark_lines import Place, benchmark_lines, found_lines
+from rayembed.evaluation.comparison import Comparison, compare, measured, published
+from rayembed.evaluation.comparison_plots import category_bars, difference_dots
+from rayembed.evaluation.comparison_tables import (
+    category_table,
+    comparison_csv,
+    comparison_markdown,
+    task_tables,
+)
+from rayembed.evaluation.published.figures import check_name, figures, labels
+from rayembed.evaluation.result_files import (
+    StoredModel,
+    TaskFile,
+    newest,
+    read_results,
+    stored_models,
+)
+from rayembed.pipeline.command_line import exit_code, log_to_stderr
+
+ALL_TASKS = "all tasks with results"
+"""Stands for a benchmark where none is named."""
+
+WIDTH = 120
+"""Columns where the output is not a terminal."""
+
+Results = Mapping[StoredModel, Mapping[str, TaskFile]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a comparison is asked for."""
+
+    results: tuple[str, ...]
+    """Folders with result files."""
+    models: tuple[str, ...]
+    """Names or globs, with `@revision` where a model has several; none: all."""
+    benchmark: str | None
+    """None: every task of which a model has a result."""
+    published: tuple[str, ...]
+    """Short names of models of the papers."""
+    baseline: str | None
+    output: str
+    tasks: bool
+    """Whether the terminal shows every task."""
+
+
+def run_compare_job(argv: Sequence[str], *, about: str | None) -> int:
+    """The exit code of the job: 0, 1 when it failed, 2 when it was asked wrongly.
+
+    Errors that a user can act on are printed as their message, without a traceback.
+
+    Args:
+        argv: arguments without the script's name.
+        about: what `--help` begins with.
+    """
+
+    def work() -> None:
+        args = _parser(about).parse_args(list(argv))
+        log_to_stderr()
+        if args.list_published:
+            print_published(args.benchmark, sys.stdout)
+        else:
+            compare_models(_asked(args), sys.stdout)
+
+    return exit_code(work)
+
+
+def compare_models(asked: Asked, out: TextIO) -> Comparison:
+    """The comparison, after its tables were printed and its files written.
+
+    Raises:
+        ConfigError: nothing to compare, or a model, a benchmark or a baseline that is not there.
+        ArtifactError: a results folder cannot be read, or the output not be written.
+    """
+    for model in asked.published:
+        check_name("model", model, labels())
+    results = _results(asked)
+    if asked.benchmark is None:
+        lines = found_lines(_places(results))
+        benchmark = ALL_TASKS
+    else:
+        lines = benchmark_lines(asked.benchmark)
+        benchmark = asked.benchmark
+    taken = [labels()[model] for model in asked.published]
+    labelled = zip(_labels(list(results), taken), results.items(), strict=True)
+    columns = [
+        measured(model, files, benchmark, lines, label=label) for label, (model, files) in labelled
+    ]
+    columns += [published(model, benchmark, lines) for model in asked.published]
+    comparison = compare(benchmark, lines, columns, asked.baseline)
+    written = write_comparison(comparison, asked.output)
+    _print(comparison, asked, written, out)
+    return comparison
+
+
+def _places(results: Results) -> dict[str, list[Place]]:
+    """Task → the splits and subsets on which any of the models is scored."""
+    places: dict[str, list[Place]] = {}
+    for files in results.values():
+        for task, file in files.items():
+            places.setdefault(task, []).extend(file.scores)
+    return places
+
+
+def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
+    """Addresses of the files written: `scores.md`, `scores.csv`, `categories.png`, and
+    `differences.png` where there is a baseline that shares tasks with a model.
+
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    files = {
+        "scores.md": comparison_markdown(comparison).encode(),
+        "scores.csv": comparison_csv(comparison).encode(),
+        "categories.png": category_bars(comparison),
+        "differences.png": difference_dots(comparison),
+    }
+    written = []
+    for name, data in files.items():
+        if data is None:
+            continue
+        try:
+            write_atomic(join(folder, name), data)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write the comparison to {folder!r}: {error}; choose another --output"
+            ) from error
+        written.append(join(folder, name))
+    return tuple(written)
+
+
+def print_published(benchmark: str | None, out: TextIO) -> None:
+    """Write the short names of the papers' models and where their figures stand.
+
+    Raises:
+        ConfigError: no paper has figures of that benchmark.
+    """
+    sources: dict[str, dict[str, None]] = {}
+    for figure in figures(benchmark):
+        place = f"{figure.benchmark}: {figure.source}"
+        sources.setdefault(figure.model, {}).setdefault(place)
+    for model, places in sources.items():
+        out.write(f"{model}  ({labels()[model]})\n")
+        out.writelines(f"    {place}\n" for place in places)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    asked = Asked(
+        results=tuple(args.results),
+        models=_names(args.models),
+        benchmark=args.benchmark,
+        published=_names(args.published),
+        baseline=args.baseline,
+        output=args.output,
+        tasks=args.tasks,
+    )
+    if not asked.results and not asked.published:
+        raise ConfigError(
+            "nothing to compare: name folders with results (--results), models of the papers "
+            "(--published, see --list-published), or both"
+        )
+    if asked.models and not asked.results:
+        raise ConfigError("--models chooses among results; name their folders with --results")
+    if not asked.results and asked.benchmark is None:
+        raise ConfigError("--published without --results needs a benchmark: --benchmark NAME")
+    if asked.published and asked.benchmark is None:
+        raise ConfigError(
+            "--published needs --benchmark NAME: figures of papers are of a benchmark's tasks"
+        )
+    return asked
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """The names of a list with commas, each once."""
+    names = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _results(asked: Asked) -> dict[StoredModel, dict[str, TaskFile]]:
+    """The chosen models with what their files say, in the order in which they were named."""
+    if not asked.results:
+        return {}
+    stored = stored_models(asked.results)
+    if not stored:
+        raise ConfigError(
+            f"--results: no results of mteb's below {', '.join(asked.results)}; expected "
+            "FOLDER/results/<org>__<model>/<revision>/<Task>.json, as jobs/evaluate_model.py "
+            "writes them"
+        )
+    results = {model: read_results(model) for model in choose(stored, asked.models)}
+    _check_one_revision(results, asked.models)
+    empty = [model for model, files in results.items() if not files]
+    if empty:
+        raise ConfigError(f"--results: {empty[0].name} has no result that can be read")
+    return results
+
+
+def choose(stored: Sequence[StoredModel], wanted: Sequence[str]) -> list[StoredModel]:
+    """The models that names or globs choose, each once, in the order of the names.
+
+    A name is `<org>/<model>`, the model alone, or either with `@` and the beginning of a revision.
+
+    Raises:
+        ConfigError: a name chooses none; names the nearest.
+    """
+    if not wanted:
+        return list(stored)
+    chosen: dict[StoredModel, None] = {}
+    for name in wanted:
+        found = [model for model in stored if _matches(model, name)]
+        if not found:
+            known = {known for model in stored for known in _names_of(model)}
+            if "@" in name and any(_matches(model, name.partition("@")[0]) for model in stored):
+                known = {f"{model.name}@{model.revision}" for model in stored}
+            raise ConfigError(f"--models: no results of {name!r}; {nearest(name, known)}")
+        chosen |= dict.fromkeys(found)
+    return list(chosen)
+
+
+def _matches(model: StoredModel, wanted: str) -> bool:
+    name, _, revision = wanted.lower().partition("@")
+    right_name = any(fnmatch.fnmatchcase(one.lower(), name) for one in _names_of(model))
+    return right_name and fnmatch.fnmatchcase(model.revision.lower(), f"{revision}*")
+
+
+def _names_of(model: StoredModel) -> tuple[str, str]:
+    """With the organisation and without."""
+    return model.name, model.name.rpartition("/")[2]
+
+
+def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
+    """Return when no model has a second revision that was not asked for by its name.
+
+    Raises:
+        ConfigError: it has; lists them with the dates of their results.
+    """
+    named = [name for name in wanted if "@" in name]
+    by_name: dict[str, list[StoredModel]] = {}
+    for model in results:
+        if not any(_matches(model, name) for name in named):
+            by_name.setdefault(model.name, []).append(model)
+    for name, revisions in by_name.items():
+        if len(revisions) < 2:
+            continue
+        lines = []
+        for model in revisions:
+            date = newest(results[model])
+            when = "no date" if date is None else f"{date:%Y-%m-%d %H:%M}"
+            lines.append(f"  {name}@{model.revision}  {len(results[model])} tasks, last {when}")
+        raise ConfigError(
+            f"{name} has results of {len(revisions)} revisions; choose with --models "
+            f"{name}@REVISION (several, separated by commas, to compare them):\n" + "\n".join(lines)
+        )
+
+
+def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
+    """What tables call the models: as short as tells them apart, and from the labels taken."""
+    short = [model.name.rpartition("/")[2] for model in models]
+    labels = []
+    for model, name in zip(models, short, strict=True):
+        alike = [other for other, one in zip(models, short, strict=True) if one == name]
+        ambiguous = name in taken or len({other.name for other in alike}) > 1
+        label = model.name if ambiguous else name
+        revisions = [other.revision for other in alike if other.name == model.name]
+        labels.append(f"{label}@{model.revision[:10]}" if len(revisions) > 1 else label)
+    return labels
+
+
+def _print(comparison: Comparison, asked: Asked, written: Sequence[str], out: TextIO) -> None:
+    width = None if out.isatty() else WIDTH
+    console = Console(file=out, width=width, highlight=False, markup=False)
+    console.print(category_table(comparison))
+    if asked.tasks:
+        for table in task_tables(comparison):
+            console.print()
+            console.print(table)
+    console.print()
+    for column in comparison.columns:
+        for note in column.notes:
+            console.print(note)
+    for address in written:
+        console.print(f"Written  {address}", soft_wrap=True)
+    for command in _next(comparison, asked):
+        console.print(f"Next     {command}", soft_wrap=True)
+
+
+def _next(comparison: Comparison, asked: Asked) -> list[str]:
+    """Commands that complete the comparison, or that show more of it."""
+    commands = []
+    for column in comparison.columns:
+        missing = comparison.missing(column)
+        if column.published or not missing:
+            continue
+        parts = ["python", "jobs/evaluate_model.py", "--model", column.name]
+        parts += (
+            ["--benchmark", asked.benchmark]
+            if asked.benchmark
+            else ["--tasks", ",".join(dict.fromkeys(line.task for line in missing))]
+        )
+        commands.append(
+            f"{shlex.join(parts)}  # {len(missing)} of {len(comparison.lines)} tasks are missing"
+        )
+    if not asked.tasks:
+        commands.append("the same command with --tasks shows every task")
+    return commands
+
+
+def _parser(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser.add_argument(
+        "--results",
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="folders or addresses of object storage with mteb's result files",
+    )
+    parser.add_argument(
+        "--models",
+        metavar="A,B",
+        help="names or globs of models that have results, as org/name@revision, where org/ and "
+        "@revision may be left out; default: all",
+    )
+    parser.add_argument(
+        "--benchmark",
+        metavar="NAME",
+        help='one of mteb\'s benchmarks, as "MTEB(eng, v1)" or BEIR, or MIRACL; default: every '
+        "task that has results",
+    )
+    parser.add_argument(
+        "--published",
+        metavar="A,B",
+        help="models of the papers to show beside them, by the short names of --list-published",
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="NAME",
+        help="model from which differences are taken; default: the first of --published, else the "
+        "first model",
+    )
+    parser.add_argument(
+        "--output",
+        default="outputs/comparison",
+        metavar="FOLDER",
+        help="where scores.md, scores.csv, categories.png and differences.png go; default: "
+        "%(default)s",
+    )
+    parser.add_argument(
+        "--tasks", action="store_true", help="print every task, not categories only"
+    )
+    parser.add_argument(
+        "--list-published",
+        action="store_true",
+        help="print the short names of the papers' models and their tables; compare nothing",
+    )
+    return parser

@@ -1,0 +1,356 @@
+"""Analyses of contextual embeddings: from arguments to a table, a picture and a sentence."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rayembed.assets.storage import check_writable, join
+from rayembed.config.data import DatasetConfig
+from rayembed.config.data_run import data_of
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
+from rayembed.pipeline.storage import absolute_storage
+
+Analysis = Callable[[argparse.Namespace, Run, str], None]
+"""Does it for the arguments, the run and the folder of its output."""
+
+RECIPE = "cde-quickstart"
+
+FOLDER = "analysis"
+"""In storage, for results of mteb and for tables."""
+
+_BATCH_SIZES = (16, 64, 256)
+_SMALLEST_CLUSTER = 8
+_SENTENCES = "WikiSentenceRetrieval"
+
+
+def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
+    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
+
+    Args:
+        argv: arguments without the script's name.
+        about: what `--help` begins with.
+    """
+
+    def work() -> None:
+        args = _parser(about).parse_args(list(argv))
+        run = override(base_run(args.recipe), args.assignments)
+        storage = absolute_storage(run.placement.storage_path)
+        placement = run.placement.model_copy(update={"storage_path": storage})
+        run = run.model_copy(update={"placement": placement})
+        log_to_stderr()
+        analyse: Analysis = args.analyse
+        analyse(args, run, args.output or join(storage, FOLDER, args.analysis))
+
+    return exit_code(work)
+
+
+def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
+    """Difficulty of batches over sizes of clusters and of batches (CDE, Figure 6).
+
+    Raises:
+        ConfigError: no data set with clusters, or sizes larger than the data.
+    """
+    from rayembed.data.clusters.difficulty import Difficulty, measure_batches
+    from rayembed.data.on_ray import workshop_on_ray
+    from rayembed.data.prepare import check_sources, prepare_datasets
+    from rayembed.pipeline.checks import check_teachers
+    from rayembed.pipeline.context_report import deliver, difficulty_report
+    from rayembed.pipeline.on_ray import connect
+
+    datasets = clustered_datasets(run, args.datasets)
+    check_teachers(datasets)
+    data, names = data_of(run), {dataset.name for dataset in datasets}
+    check_writable(output)
+    sources = check_sources(data, names)
+    connect()
+    workshop = workshop_on_ray(data)
+    # Clusters are made of the rows that the filter leaves; mining changes no pair.
+    prepared = prepare_datasets(data, workshop, names, "filtered", sources)
+    pairs = {name: sum(part.rows for part in done[-1].parts) for name, done in prepared.items()}
+    cluster_sizes, batch_sizes = asked_sizes(
+        args.cluster_sizes, args.batch_sizes, pairs, args.pairs
+    )
+    total: dict[int | None, dict[int, Difficulty]] = {}
+    for dataset in datasets:
+        found = measure_batches(
+            workshop,
+            dataset,
+            prepared[dataset.name][-1],
+            cluster_sizes=cluster_sizes,
+            batch_sizes=batch_sizes,
+            max_pairs=args.pairs,
+            max_batches=args.batches,
+        )
+        for size, by_batch in found.items():
+            kept = total.setdefault(size, {})
+            for batch, one in by_batch.items():
+                kept[batch] = kept[batch].with_more(one) if batch in kept else one
+    deliver(difficulty_report(total), output, sys.stdout)
+
+
+def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
+    """The data sets of these names (None: all) that have clusters.
+
+    Raises:
+        ConfigError: an unknown name, or none has clusters.
+    """
+    known = {dataset.name: dataset for dataset in run.data.datasets}
+    wanted = [name.strip() for name in names.split(",")] if names else list(known)
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"--datasets: no data set {name!r}; {nearest(name, known)}")
+    found = [known[name] for name in wanted if known[name].clusters is not None]
+    if not found:
+        raise ConfigError(
+            f"data.datasets.{wanted[0]}.clusters is null in the run {run.name!r}: no teacher is "
+            "named that makes clusters; take a recipe with clusters or set one, for instance "
+            f"--set data.datasets.{wanted[0]}.clusters.teacher=hf://owner/model --set "
+            f"data.datasets.{wanted[0]}.clusters.batch_pairs=64"
+        )
+    return found
+
+
+def asked_sizes(
+    cluster_sizes: Sequence[int] | None,
+    batch_sizes: Sequence[int] | None,
+    pairs: dict[str, int],
+    most: int,
+) -> tuple[list[int], list[int]]:
+    """Sizes of clusters and of batches, rising; where none are asked for, some that fit.
+
+    Args:
+        pairs: of each data set.
+        most: pairs that are taken of each.
+
+    Raises:
+        ConfigError: a size larger than the data.
+    """
+    smallest = min(pairs, key=lambda name: pairs[name])
+    there = min(pairs[smallest], most)
+    for option, sizes in (("--cluster-sizes", cluster_sizes), ("--batch-sizes", batch_sizes)):
+        if sizes and max(sizes) > there:
+            raise ConfigError(
+                f"{option} {max(sizes)} is more than the {there} pairs of the data set "
+                f"{smallest!r}; ask for smaller ones, or raise --pairs (it is {most}) and the "
+                "data set's num_samples"
+            )
+    powers = [2**power for power in range(2, there.bit_length())]
+    clusters = [size for size in powers if _SMALLEST_CLUSTER <= size <= there // 4]
+    batches = [size for size in _BATCH_SIZES if size <= there // 4]
+    if not (cluster_sizes or clusters) or not (batch_sizes or batches):
+        raise ConfigError(
+            f"the data set {smallest!r} has {there} pairs, too few for sizes of clusters and "
+            "batches to differ; add rows"
+        )
+    return sorted(set(cluster_sizes or clusters)), sorted(set(batch_sizes or batches))
+
+
+def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
+    """Scores over the number of context documents (CDE, Figure 16).
+
+    Raises:
+        ArtifactError: a model that takes no context, or no model.
+        ConfigError: more documents than the model takes or a task has, or an unknown task.
+    """
+    from rayembed.evaluation.context_sizes import (
+        check_sizes,
+        contextual_folder,
+        scores_by_size,
+        tasks_of,
+    )
+    from rayembed.evaluation.on_ray import measured_on_ray
+    from rayembed.pipeline.context_report import deliver, size_report
+    from rayembed.pipeline.on_ray import connect
+
+    reference = args.model or trained_model(run)
+    _, places = contextual_folder(reference)
+    tasks = tasks_of(run, args.tasks)
+    fewest = min(len(set(task.sample.documents.values())) for task in tasks)
+    sizes = args.sizes or default_sizes(min(places, fewest))
+    check_sizes(sizes, places, tasks)
+    check_writable(output)
+    connect()
+    found = measured_on_ray(
+        scores_by_size,
+        reference,
+        run,
+        sizes=sorted(set(sizes)),
+        draws=args.draws,
+        tasks=args.tasks,
+        **_where(run),
+    )
+    deliver(size_report(found), output, sys.stdout)
+
+
+def default_sizes(most: int) -> list[int]:
+    """0, powers of two, and all that there are."""
+    return [0, *(2**power for power in range(most.bit_length()) if 2**power < most), most]
+
+
+def analyse_topics(args: argparse.Namespace, run: Run, output: str) -> None:
+    """Scores of each topic's texts in the context of each topic (CDE, Figure 7).
+
+    Raises:
+        ArtifactError: a model that takes no context, or no model.
+        ConfigError: an unknown task.
+        DataError: too few topics with enough held-out articles.
+    """
+    from rayembed.evaluation.context_sizes import contextual_folder
+    from rayembed.evaluation.context_topics import topic_scores, topic_tasks
+    from rayembed.evaluation.on_ray import measured_on_ray
+    from rayembed.pipeline.context_report import deliver, topic_report
+    from rayembed.pipeline.on_ray import connect
+
+    reference = args.model or trained_model(run)
+    contextual_folder(reference)
+    topic_tasks(run, args.task)
+    check_writable(output)
+    connect()
+    found = measured_on_ray(
+        topic_scores, reference, run, task=args.task, draws=args.draws, **_where(run)
+    )
+    deliver(topic_report(found), output, sys.stdout)
+
+
+def trained_model(run: Run) -> str:
+    """Where the run's training left its model."""
+    return join(run.placement.storage_path, "runs", run.name, "models", run.stages[-1].name)
+
+
+def _where(run: Run) -> dict[str, Any]:
+    placement = run.placement
+    return {
+        "name": f"{run.name}-context",
+        "results_folder": join(placement.storage_path, FOLDER),
+        "num_cpus": placement.cpus_per_worker,
+        "num_gpus": 1.0 if placement.use_gpu else 0.0,
+        "num_threads": placement.threads_per_worker,
+    }
+
+
+def _parser(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    analyses = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
+
+    def add(name: str, analyse: Analysis, what: str) -> argparse.ArgumentParser:
+        made = analyses.add_parser(name, help=what, description=what, allow_abbrev=False)
+        made.set_defaults(analyse=analyse)
+        return made
+
+    batches = add(
+        "batches", analyse_batches, "how hard batches are, by sizes of clusters and batches"
+    )
+    _add_batches(batches)
+    sizes = add("sizes", analyse_sizes, "scores by the number of context documents")
+    sizes.add_argument(
+        "--sizes",
+        type=_numbers(0),
+        metavar="0,8,32",
+        help="numbers of documents; default: 0, powers of two, as many as the model takes",
+    )
+    sizes.add_argument(
+        "--tasks",
+        type=_names,
+        default=_names(f"{_SENTENCES},WikiDescriptionRetrieval"),
+        metavar="A,B",
+        help="retrieval tasks of the sample; default: both",
+    )
+    topics = add("topics", analyse_topics, "scores of each topic's texts in each topic's context")
+    topics.add_argument(
+        "--task",
+        default=_SENTENCES,
+        help="the retrieval task that is made of each topic; default: %(default)s",
+    )
+    for one in (sizes, topics):
+        one.add_argument(
+            "--model",
+            metavar="REFERENCE",
+            help="a saved CDE model; default: that of the recipe's run in storage",
+        )
+        one.add_argument(
+            "--draws",
+            type=_number(1),
+            default=3,
+            help="of the context documents, by other seeds; default: %(default)s",
+        )
+    for one in (batches, sizes, topics):
+        _add_run(one)
+    return parser
+
+
+def _add_batches(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--datasets", metavar="A,B", help="only these of the run; default: all")
+    parser.add_argument(
+        "--cluster-sizes",
+        type=_numbers(1),
+        metavar="16,64,256",
+        help="mean pairs of a cluster; default: powers of two up to a quarter of the pairs",
+    )
+    parser.add_argument(
+        "--batch-sizes",
+        type=_numbers(2),
+        metavar="16,64",
+        help="pairs of a batch; default: those of 16, 64 and 256 that fit the data",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=_number(2),
+        default=100_000,
+        help="of each data set, a seeded sample of more; default: %(default)s",
+    )
+    parser.add_argument(
+        "--batches",
+        type=_number(1),
+        default=1000,
+        help="measured for each size of clusters and of batches; default: %(default)s",
+    )
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--recipe",
+        default=RECIPE,
+        metavar="NAME|run.yaml",
+        help="the run whose data or evaluation is taken; default: %(default)s",
+    )
+    parser.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="path.to.setting=value",
+        help="change a setting of it, such as evaluation.num_queries=50; may be given often",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FOLDER",
+        help=f"where table.md, table.csv and plot.png go; default: {FOLDER}/ANALYSIS in storage",
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing; expected names like A,B")
+    return names
+
+
+def _number(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
+        return int(text)
+
+    return number
+
+
+def _numbers(least: int) -> Callable[[str], list[int]]:
+    def numbers(text: str) -> list[int]:
+        return [_number(least)(part) for part in text.split(",")]
+
+    return numbers

@@ -1,0 +1,215 @@
+"""What an analysis of context leaves: a table, a picture, and a sentence of what they show."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TextIO
+
+from rich.box import HORIZONTALS
+from rich.console import Console
+from rich.table import Table
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.data.clusters.difficulty import RANDOM
+from rayembed.errors import ArtifactError
+from rayembed.evaluation.context_plots import (
+    Difficulties,
+    difficulty_lines,
+    size_lines,
+    topic_squares,
+)
+from rayembed.evaluation.context_sizes import SizeScores
+from rayembed.evaluation.context_topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
+from rayembed.evaluation.spread import (
+    SpreadTable,
+    shown,
+    spread_csv,
+    spread_markdown,
+    spread_table,
+)
+from rayembed.evaluation.tables import heading, markdown_line
+
+WIDTH = 132
+"""Columns where the output is not a terminal."""
+
+_SIZE = "documents"
+_TOPIC = "texts of"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is written and printed of an analysis."""
+
+    table: Table
+    markdown: str
+    csv: str
+    png: bytes
+    sentence: str
+    """What the table shows, in figures."""
+
+
+def deliver(report: Report, folder: str, out: TextIO) -> None:
+    """Write `table.md`, `table.csv` and `plot.png`; print the table, the places, the sentence.
+
+    Raises:
+        ArtifactError: the folder cannot be written.
+    """
+    files = {
+        "table.md": f"{report.markdown}\n{report.sentence}\n".encode(),
+        "table.csv": report.csv.encode(),
+        "plot.png": report.png,
+    }
+    for name, data in files.items():
+        try:
+            write_atomic(join(folder, name), data)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write to {folder!r}: {error}; choose another --output"
+            ) from error
+    width = None if out.isatty() else WIDTH
+    console = Console(file=out, width=width, highlight=False, markup=False)
+    console.print(report.table)
+    console.print(f"Written  {', '.join(join(folder, name) for name in files)}", soft_wrap=True)
+    console.print(report.sentence, soft_wrap=True)
+
+
+def difficulty_report(found: Difficulties) -> Report:
+    """Of the difficulty of batches over sizes of clusters and of batches."""
+    heads = [
+        "pairs of a cluster",
+        "pairs of a batch",
+        "batches",
+        "mean cosine",
+        "deviation",
+        "after the filter",
+        "filtered",
+    ]
+    rows = [
+        [
+            RANDOM if size is None else str(size),
+            str(pairs),
+            str(len(one.means)),
+            f"{one.mean:.4f}",
+            f"{one.deviation:.4f}",
+            f"{one.mean_left:.4f}",
+            f"{one.masked_share:.2%}",
+        ]
+        for size, by_batch in found.items()
+        for pairs, one in by_batch.items()
+    ]
+    table = Table(title="Difficulty of in-batch negatives", title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    lines = [markdown_line(heads), markdown_line(["---:"] * len(heads)), *map(markdown_line, rows)]
+    return Report(
+        table=table,
+        markdown="\n".join(lines) + "\n",
+        csv=_csv(heads, rows),
+        png=difficulty_lines(found),
+        sentence=_of_difficulty(found),
+    )
+
+
+def _of_difficulty(found: Difficulties) -> str:
+    sizes = [size for size in found if size is not None]
+    hardest = []
+    for pairs, random in found[None].items():
+        best = max(sizes, key=lambda size: found[size][pairs].mean)
+        hardest.append(
+            f"{pairs} pairs with clusters of {best} (mean cosine {found[best][pairs].mean:.3f}, "
+            f"{random.mean:.3f} in random order)"
+        )
+    return f"Hardest are batches of {', of '.join(hardest)}."
+
+
+def size_report(found: SizeScores) -> Report:
+    """Of scores over the number of context documents."""
+    table = SpreadTable({str(size): scores for size, scores in sorted(found.items())})
+    title = "Scores by the number of context documents, mean ± deviation over draws"
+    return Report(
+        table=spread_table(table, _SIZE, title=title),
+        markdown=spread_markdown(table, _SIZE),
+        csv=spread_csv(table, _SIZE),
+        png=size_lines(table),
+        sentence=_of_sizes(table),
+    )
+
+
+def _of_sizes(table: SpreadTable) -> str:
+    column = table.columns[-1]
+    scores = {label: table.scores(label, column) for label in table.rows}
+    means = {label: fmean(values) for label, values in scores.items()}
+    first, last = next(iter(means)), list(means)[-1]
+    best = max(means, key=lambda label: means[label])
+    if len(means) == 1:
+        return f"The score with {first} context documents is {shown(scores[first])}."
+    what = "The mean score" if len(table.tasks) > 1 else "The score"
+    return (
+        f"{what} is {shown(scores[first])} with {first} context documents and "
+        f"{shown(scores[last])} with {last} ({means[last] - means[first]:+.3f}); it is highest "
+        f"with {best}."
+    )
+
+
+def topic_report(found: TopicScores) -> Report:
+    """Of the scores of each topic's texts in the context of each topic."""
+    name, metric = heading(found.task)
+    heads = [_TOPIC, *found.contexts]
+    numbers = [str(number) for number, _ in enumerate(found.topics, start=1)]
+    table = Table(
+        title=f"{name}, {metric} × 100, by context",
+        title_justify="left",
+        box=HORIZONTALS,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column(_TOPIC, no_wrap=True)
+    for head in (*numbers, "all", "none"):
+        table.add_column(head, justify="right", no_wrap=True)
+    lines = [markdown_line(heads), markdown_line(["---", *["---:"] * len(found.contexts)])]
+    rows = []
+    for number, topic in zip(numbers, found.topics, strict=True):
+        cells = [f"{found.mean(topic, context):.3f}" for context in found.contexts]
+        near = [found.near_best(topic, context) for context in found.contexts]
+        marked = [f"**{c}**" if n else c for c, n in zip(cells, near, strict=True)]
+        means = [f"{100 * found.mean(topic, context):.1f}" for context in found.contexts]
+        shown_means = [f"{m}*" if n else m for m, n in zip(means, near, strict=True)]
+        table.add_row(f"{number:>2} {topic}", *shown_means)
+        lines.append(markdown_line([topic, *marked]))
+        rows += [
+            [topic, context, str(draw), repr(score)]
+            for context in found.contexts
+            for draw, score in enumerate(found.scores[topic][context])
+        ]
+    table.caption = "columns: context documents of these topics; * within one point of the best"
+    table.caption_justify = "left"
+    return Report(
+        table=table,
+        markdown="\n".join(lines) + "\n\nBold: within one point of the best of its row.\n",
+        csv=_csv([_TOPIC, "context of", "draw", "score"], rows),
+        png=topic_squares(found),
+        sentence=_of_topics(found),
+    )
+
+
+def _of_topics(found: TopicScores) -> str:
+    near = sum(found.near_best(topic, topic) for topic in found.topics)
+    return (
+        f"The own topic's documents come within one point of the best context for {near} of "
+        f"{len(found.topics)} topics. Mean score with them {found.mean_of_own:.3f}, with another "
+        f"topic's {found.mean_of_others:.3f}, with all topics' {found.mean_of(EVERY_TOPIC):.3f}, "
+        f"without context {found.mean_of(NO_CONTEXT):.3f}."
+    )
+
+
+def _csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(heads)
+    writer.writerows(rows)
+    return text.getvalue()

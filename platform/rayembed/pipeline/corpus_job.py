@@ -1,0 +1,156 @@
+"""The corpus job: a saved CDE model and files of documents become a model that has the corpus."""
+
+import argparse
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rayembed.errors import ArtifactError, DataError
+from rayembed.pipeline.command_line import exit_code, log_to_stderr
+
+logger = logging.getLogger(__name__)
+
+_DOCUMENTS_BETWEEN_LOGS = 100_000
+_SECONDS_BETWEEN_LOGS = 5.0
+
+
+def run_corpus_job(argv: Sequence[str], *, about: str | None) -> int:
+    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
+
+    Args:
+        argv: arguments without the script's name.
+        about: what `--help` begins with.
+    """
+
+    def work() -> None:
+        args = _parser(about).parse_args(list(argv))
+        log_to_stderr()
+        number = save_with_corpus(
+            args.model,
+            documents_in(args.documents, args.column),
+            Path(args.output),
+            pick=args.pick,
+            seed=args.seed,
+        )
+        sys.stdout.write(f"Model with a corpus of {number} context documents: {args.output}\n")
+
+    return exit_code(work, stopped="stopped; nothing was written")
+
+
+def save_with_corpus(
+    reference: str, documents: Iterable[str], output: Path, *, pick: str, seed: int
+) -> int:
+    """How many context documents the model in `output` has; it is the one of the reference else.
+
+    Args:
+        reference: asset reference of a saved CDE model, or a copy of a published one.
+        pick: `random` reads the documents once; `clusters` holds and embeds all of them.
+
+    Raises:
+        ArtifactError: the model takes no context, or `output` holds something else than a model.
+        AssetError: the reference leads nowhere.
+        DataError: the corpus has no document.
+    """
+    import torch
+
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.data.corpus_clusters import clustered_context
+    from rayembed.models.cde import CDE
+    from rayembed.models.encoding import corpus_context
+    from rayembed.models.export import check_target, saved_instructions
+    from rayembed.models.load import check_loadable, load_model
+
+    check_target(output)
+    folder = resolve_model(reference)
+    config = check_loadable(folder)
+    if config.kind != "cde":
+        raise ArtifactError(
+            f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; CDE does"
+        )
+    model = load_model(folder)
+    assert isinstance(model, CDE)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    documents = _counted(documents)
+    if pick == "clusters":
+        context = clustered_context(model, documents, seed=seed, progress=_progress())
+    else:
+        context = corpus_context(model, documents, seed=seed)
+    if context is None:
+        raise DataError("the corpus has no document that is not empty")
+    model.set_corpus(context)
+    model.save(output, instructions=saved_instructions(folder, config.instruction_template))
+    return len(context)
+
+
+def _counted(documents: Iterable[str]) -> Iterator[str]:
+    """The documents; tells now and then how many were read."""
+    number = 0
+    for number, text in enumerate(documents, start=1):
+        if number % _DOCUMENTS_BETWEEN_LOGS == 0:
+            logger.info("%s documents read", f"{number:,}")
+        yield text
+    logger.info("%s documents read, that is all", f"{number:,}")
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Tells now and then how many documents are embedded."""
+    told = time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal told
+        if done == of or time.monotonic() - told > _SECONDS_BETWEEN_LOGS:
+            told = time.monotonic()
+            logger.info("%s of %s documents embedded", f"{done:,}", f"{of:,}")
+
+    return progress
+
+
+def documents_in(path: str, column: str) -> Iterator[str]:
+    """All texts of a column of Parquet, JSONL or CSV files, in their order.
+
+    Raises:
+        ConfigError: no such column; at once.
+        DataError: nothing there, at once; later a row without a text there.
+    """
+    from rayembed.data.mining.documents import documents_of
+    from rayembed.data.sources.files import list_pieces
+    from rayembed.data.sources.rows import check_columns, read_rows
+
+    pieces = list_pieces(path)
+    check_columns(pieces[0], {"--column": column})
+
+    def texts() -> Iterator[str]:
+        rows = itertools.chain.from_iterable(read_rows(piece, (column,)) for piece in pieces)
+        for row in rows:
+            found = documents_of(row, column)
+            if isinstance(found, str):
+                if found == "no text":
+                    continue  # an empty document stands for nothing
+                raise DataError(f"{row.origin}: {found}; leave the row out")
+            yield from found
+
+    return texts()
+
+
+def _parser(about: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser.add_argument("--model", required=True, metavar="REFERENCE", help="a saved CDE model")
+    parser.add_argument(
+        "--documents",
+        required=True,
+        metavar="PATH",
+        help="the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",
+    )
+    parser.add_argument("--column", default="text", help="of a document; default: %(default)s")
+    parser.add_argument(
+        "--pick",
+        choices=("random", "clusters"),
+        default="random",
+        help="context documents: a random draw, or one of each cluster; default: %(default)s",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the draw; default: %(default)s")
+    parser.add_argument("--output", required=True, metavar="FOLDER", help="where the model goes")
+    return parser

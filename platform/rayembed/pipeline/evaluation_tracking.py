@@ -1,0 +1,51 @@
+"""An evaluation in MLflow: scores by task and category, and the result files."""
+
+import hashlib
+
+from rayembed.assets.cache import cache_folder
+from rayembed.config.run import fingerprint
+from rayembed.evaluation.air_bench.scores import read_dev_scores
+from rayembed.pipeline.evaluate import Evaluated, dev_places
+from rayembed.pipeline.evaluation_report import benchmark_averages
+from rayembed.registry.mlflow_run import flatten
+from rayembed.registry.provenance import collect_provenance
+from rayembed.registry.tracking import Tracker
+
+
+def track(evaluated: Evaluated, tracking_uri: str) -> bool:
+    """Whether MLflow has all of the evaluation now.
+
+    The run of a model at its revision is one, however often and with whichever tasks it is scored:
+    a score that MLflow has already makes no second point.
+
+    Raises:
+        TrackingError: MLflow is away or refuses.
+    """
+    run, meta = evaluated.run, evaluated.meta
+    key = fingerprint([str(meta.name), str(meta.revision)])
+    name = f"{meta.name}@{meta.revision}"
+    place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
+    tracker = Tracker.open(
+        tracking_uri,
+        run.placement.experiment,
+        name.replace("/", "__"),
+        key,
+        flatten({"model": run.model.model_dump(mode="json")}),
+        {"rayembed.results": evaluated.results, "rayembed.model_revision": str(meta.revision)},
+        folder=cache_folder() / "evaluation-runs" / place,
+        total_steps=1,
+    )
+    complete = False
+    try:
+        tracker.log_provenance(collect_provenance({}))
+        tracker.log_scores("score", evaluated.scores, 0)
+        for benchmark, values in benchmark_averages(evaluated).items():
+            tracker.log_scores(f"average/{benchmark}", values, 0)
+        for folder, version, retriever in dev_places(evaluated.air_bench):
+            found = read_dev_scores(folder, version, retriever)
+            known = {name: score for name, score in found.scores.items() if score is not None}
+            tracker.log_scores(f"dev/{version}", known, 0)
+        tracker.log_artifact(evaluated.local, "results")
+    finally:
+        complete = tracker.close("FAILED" if evaluated.failed else "FINISHED")
+    return complete

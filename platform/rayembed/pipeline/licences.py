@@ -1,0 +1,67 @@
+"""Licences of what a model was made of, as far as they are known."""
+
+import logging
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+
+from rayembed.assets.resolver import resolve
+from rayembed.config.data import DatasetConfig
+from rayembed.config.run import Run
+from rayembed.config.sources import WikipediaSource
+from rayembed.errors import AssetError
+from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
+
+_WIKIPEDIA = "cc-by-sa-4.0"
+_CARD = "README.md"
+
+_logger = logging.getLogger(__name__)
+
+
+def base_licence(reference: str, folder: Path | None = None) -> str:
+    """The licence that a model's own card states; empty where it states none or has no card.
+
+    Args:
+        reference: of the model; on the hub its card is fetched.
+        folder: where the model lies on this machine, with or without a card; None: not looked at.
+    """
+    if folder is not None and (folder / _CARD).is_file():
+        return _stated(folder / _CARD)
+    try:
+        if reference.startswith("hf://"):
+            path, _, revision = reference.partition("@")
+            repository = "/".join(path.removeprefix("hf://").split("/")[:2])
+            return _stated(resolve(f"hf://{repository}/{_CARD}@{revision.partition('/')[0]}"))
+        if "://" not in reference and (Path(reference).expanduser() / _CARD).is_file():
+            return _stated(Path(reference).expanduser() / _CARD)
+    except AssetError as error:
+        _logger.info("no card of %s: %s", reference, error)
+    return ""
+
+
+def data_licences(run: Run) -> dict[str, str]:
+    """The licence of each data set of the run that the catalogue knows, by its name in the run."""
+    found = {dataset.name: _data_licence(dataset) for dataset in run.data.datasets}
+    return {name: licence for name, licence in found.items() if licence}
+
+
+def _data_licence(dataset: DatasetConfig) -> str:
+    if isinstance(dataset.source, WikipediaSource):
+        return _WIKIPEDIA
+    for name in dataset_names():
+        entry = get_dataset(name)
+        # By where rows come from: a run may call a data set as it likes.
+        if entry.home.layout != "own" and entry.config.source == dataset.source:
+            return entry.home.licence
+    return ""
+
+
+def _stated(card: Path) -> str:
+    try:
+        licence = ModelCard.load(card).data.get("license")
+    except ValueError as error:
+        _logger.info("the card %s cannot be read: %s", card, error)
+        return ""
+    if isinstance(licence, list):
+        return ", ".join(str(one) for one in licence)
+    return str(licence or "")

@@ -1,0 +1,276 @@
+"""A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from rayembed.assets.cache import cache_folder
+from rayembed.assets.storage import check_writable, exists, is_remote, join, read_bytes
+from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.run import Run, fingerprint
+from rayembed.config.settings import parse
+from rayembed.config.space import apply
+from rayembed.config.sweep import Sweep
+from rayembed.config.yaml_text import read_yaml
+from rayembed.data.on_ray import prepare_data
+from rayembed.errors import ArtifactError, ConfigError, TrackingError, WorkerError
+from rayembed.models.contract import PromptTokenizer
+from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.report import Outcome
+from rayembed.pipeline.run_folders import fetched_folder
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.sweep_check import check_all
+from rayembed.pipeline.sweep_report import print_swept, write_report
+from rayembed.pipeline.sweep_trial import run_trial
+from rayembed.pipeline.train import TrialOf, train
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, write_atomic
+from rayembed.registry.mlflow_run import flatten
+from rayembed.registry.tracking import Status, Tracker
+from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.training.elastic.on_ray import free_nodes
+from rayembed.training.on_ray import check_placement, check_placement_now
+from rayembed.tuning.concurrency import trials_at_once
+from rayembed.tuning.events import Pointer, start_of
+from rayembed.tuning.ledger import Ledger, TrialRecord, best
+from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
+from rayembed.tuning.trials import data_runs, known_trials, number_left
+
+logger = logging.getLogger(__name__)
+
+SWEEP_FILE = "sweep.yaml"
+"""The resolved sweep, in its folder."""
+
+ENDED_TAG = "rayembed.sweep.ended_at_step"
+"""On the MLflow run of a trial that the scheduler ended."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What came of a sweep."""
+
+    sweep: Sweep
+    records: Mapping[str, TrialRecord]
+    report: str
+    """Path of the report in storage."""
+    outcome: Outcome | None
+    """Of the best trial's run, registered; None: no trial has finished."""
+
+
+def sweep_runs(
+    sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
+) -> Swept:
+    """What came of the sweep, after its tables were printed; a sweep that stopped goes on.
+
+    Everything that a user can get wrong is checked before a worker starts.
+
+    Args:
+        printed: figures of a paper to stand beside: row → column → figure.
+        source: paper and table that they are of.
+
+    Raises:
+        RayembedError: what is wrong and what to do; a trial that failed stops no other, and is
+            told at the end.
+    """
+    sweep = _at(sweep, absolute_storage(sweep.base.placement.storage_path))
+    check_all(sweep)
+    storage = sweep.base.placement.storage_path
+    check_writable(storage)
+    files = _files(sweep, storage)
+    files.local.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{files.local}.lock").acquire(timeout=0):
+            files.fetch()
+            return _sweep(sweep, files, printed or {}, source)
+    except Timeout:
+        raise ArtifactError(
+            f"another job runs the sweep {sweep.name!r} in {files.place!r} right now; wait for it, "
+            "stop it (`ray job stop`), or give this sweep another --name"
+        ) from None
+
+
+def _at(sweep: Sweep, storage: str) -> Sweep:
+    """The sweep with the storage in all its runs."""
+    placement = sweep.base.placement.model_copy(update={"storage_path": storage})
+    runs = {
+        label: run.model_copy(update={"placement": placement}) for label, run in sweep.runs.items()
+    }
+    return sweep.model_copy(update={"runs": runs})
+
+
+def _files(sweep: Sweep, storage: str) -> StoredFolder:
+    place = join(storage, "sweeps", sweep.name)
+    if not is_remote(storage):
+        return StoredFolder(place, Path(place))
+    key = hashlib.sha256(place.encode()).hexdigest()[:12]
+    return StoredFolder(place, cache_folder() / "sweeps" / f"{sweep.name}-{key}")
+
+
+def _sweep(
+    sweep: Sweep,
+    files: StoredFolder,
+    printed: Mapping[str, Mapping[str, float]],
+    source: str,
+) -> Swept:
+    _check_folder(sweep, files.place)
+    placement = sweep.base.placement
+    tracking_uri = resolve_tracking_uri(placement.tracking_uri, placement.storage_path)
+    check_reachable(tracking_uri)
+    connect()
+    validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
+    check_placement_now(placement, validates=validates)
+    if not placement.wait_for_nodes_seconds:
+        trials_at_once(placement, free_nodes(), validates=validates)
+    check_dashboard()
+    trials = known_trials(sweep)
+    _prepare(sweep, [trial.run for trial in trials])
+    ledger = Ledger(files.place)
+    left = number_left(sweep, trials, ledger.read())
+    if left:
+        runs = min(left, sweep.trials_at_once or 1)
+        check_placement(placement, validates=validates, runs=runs)
+    # Only now the name is taken: a mistake in the settings must not use it up.
+    write_atomic(files.local / SWEEP_FILE, sweep.to_yaml())
+    files.keep()
+    tracker = Tracker.open(
+        tracking_uri,
+        placement.experiment,
+        sweep.name,
+        sweep.fingerprint,
+        flatten(sweep.model_dump(mode="json", exclude={"runs"})),
+        {"rayembed.kind": "sweep"},
+        folder=files.local,
+        total_steps=0,
+    )
+    status: Status = "FAILED"
+    try:
+        tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
+        try:
+            run_trials(TuneJob(sweep, trials, ledger, run_trial, tags))
+        finally:
+            records = ledger.read()
+            _close_ended(sweep, records)
+            report = write_report(sweep, records, files, tracker, printed, source)
+            files.keep()
+        outcome = _register_best(sweep, records, tracker)
+        status = "FAILED" if _failed(records) else "FINISHED"
+    finally:
+        complete = tracker.close(status)
+        files.keep()
+    swept = Swept(sweep, records, report, outcome)
+    print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
+    _refuse_failed(records)
+    return swept
+
+
+def _check_folder(sweep: Sweep, place: str) -> None:
+    """Return when the folder is the sweep's, or nobody's.
+
+    Raises:
+        ArtifactError: another sweep of that name was begun there.
+    """
+    path = join(place, SWEEP_FILE)
+    if not exists(path):
+        return
+    try:
+        found = parse(Sweep, read_yaml(read_bytes(path).decode())).fingerprint
+    except (ConfigError, ValueError) as error:
+        raise ArtifactError(
+            f"{path!r} cannot be read: {error}\nGive this sweep another --name or move the folder "
+            "away"
+        ) from None
+    if found != sweep.fingerprint:
+        raise ArtifactError(
+            f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot go on in {place!r}:"
+            f" a sweep with fingerprint {found} was begun there. Runs, space, search, scheduler or "
+            "metric differ; give this one another --name, or put the settings back"
+        )
+    logger.info("sweep %s goes on in %s", sweep.name, place)
+
+
+def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
+    """Have all assets checked and the data of all trials in storage, each different one once.
+
+    Args:
+        runs: of the trials that are known; none with Optuna.
+    """
+    needed = data_runs(sweep, runs)
+    tokenizers: dict[str, PromptTokenizer] = {}
+    for run in [*runs, *needed]:
+        key = _assets(run)
+        if key not in tokenizers:
+            tokenizers[key] = check_inputs(run)
+    for run in needed:
+        check_row_instructions(run, prepare_data(run), tokenizers[_assets(run)])
+    logger.info("the data are prepared: %d different ones for all trials", len(needed))
+
+
+def _assets(run: Run) -> str:
+    """Fingerprint of all that `check_inputs` looks at."""
+    return fingerprint(run.model_dump(mode="json", include={"model", "data", "evaluation"}))
+
+
+def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
+    """Tell MLflow of trials whose process was ended before it could."""
+    ended = [(name, record) for record in records.values() for name in record.former]
+    ended += [(record.run, record) for record in records.values() if record.state == "stopped"]
+    for name, record in ended:
+        run = sweep.base.model_copy(update={"name": name})
+        try:
+            folder = fetched_folder(run)
+            tracker = Tracker.reopen(folder)
+            tracker.send_all(MetricsLog(folder / METRICS_FILE))
+        except (ArtifactError, TrackingError) as error:
+            logger.warning("MLflow does not know that %s was ended: %s", name, error)
+            continue
+        step = record.reports[-1].global_step if record.reports else 0
+        tracker.set_tags({ENDED_TAG: str(step)})
+        tracker.close("KILLED")
+
+
+def _register_best(
+    sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
+) -> Outcome | None:
+    """The outcome of the best trial's run, which is trained already: scored beside its baselines,
+    and registered as `candidate`.
+    """
+    found = best(records)
+    if found is None or found.final is None:
+        return None
+    tracker.log_scores("best", {"score": found.final.score}, found.final.global_step)
+    tracker.set_tags({"rayembed.sweep.best": found.run})
+    pointer = Pointer(found.key, found.run, 0, found.values, found.origin)
+    start = start_of(sweep, found.key, found.label, found.values, pointer)
+    whole = apply(sweep.runs[found.label], found.values)
+    name = sweep.base.placement.registered_model or sweep.name
+    run = start.run.model_copy(
+        update={
+            "evaluation": whole.evaluation,
+            "placement": start.run.placement.model_copy(update={"registered_model": name}),
+        }
+    )
+    logger.info("the best trial is %s with %.4f", found.run, found.final.score)
+    return train(run, TrialOf({}, lambda *_: None, start.checkpoint))
+
+
+def _failed(records: Mapping[str, TrialRecord]) -> list[TrialRecord]:
+    return [record for record in records.values() if record.state == "failed"]
+
+
+def _refuse_failed(records: Mapping[str, TrialRecord]) -> None:
+    """Return when no trial has failed.
+
+    Raises:
+        WorkerError: names those that have, each with its problem.
+    """
+    failed = _failed(records)
+    if failed:
+        told = "\n".join(f"  {record.key}: {record.problem}" for record in failed)
+        raise WorkerError(
+            f"{len(failed)} of {len(records)} trials failed; the others are done. Submit the sweep "
+            f"again to try these anew:\n{told}"
+        )

@@ -1,0 +1,148 @@
+"""What a user reads when a sweep is done: tables and pictures, on disk and in MLflow."""
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from rayembed.assets.storage import join
+from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.sweep import Sweep, metric_source
+from rayembed.pipeline.report import WIDTH, Outcome
+from rayembed.registry.metrics_log import write_atomic
+from rayembed.registry.tracking import Tracker
+from rayembed.tuning.importance import LEAST_TRIALS, importance
+from rayembed.tuning.ledger import TrialRecord, best
+from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
+from rayembed.tuning.results import (
+    SEED,
+    Row,
+    paper_table,
+    rows_of,
+    rows_table,
+    trials_csv,
+    trials_table,
+)
+
+REPORT = "report.md"
+
+Printed = Mapping[str, Mapping[str, float]]
+"""A paper's figures: row → column → figure, of 100."""
+
+
+def write_report(
+    sweep: Sweep,
+    records: Mapping[str, TrialRecord],
+    files: StoredFolder,
+    tracker: Tracker,
+    printed: Printed,
+    source: str,
+) -> str:
+    """Path in storage of the report; its tables and pictures lie beside it and in MLflow."""
+    folder = files.local
+    rows = rows_of(sweep, records)
+    shares = importance(sweep, records)
+    write_atomic(folder / REPORT, report_text(sweep, records, rows, shares, printed, source))
+    write_atomic(folder / "trials.csv", trials_csv(sweep, records))
+    names = [REPORT, "trials.csv", "parallel_coordinates.png"]
+    parallel_coordinates(sweep, records, folder / "parallel_coordinates.png")
+    if shares:
+        importance_bars(shares, folder / "importance.png")
+        names.append("importance.png")
+    if _has_rows(sweep):
+        rows_with_spread(rows, folder / "rows.png")
+        names.append("rows.png")
+    for name in names:
+        tracker.log_artifact(folder / name)
+    return join(files.place, REPORT)
+
+
+def report_text(
+    sweep: Sweep,
+    records: Mapping[str, TrialRecord],
+    rows: list[Row],
+    shares: Mapping[str, float],
+    printed: Printed,
+    source: str,
+) -> str:
+    """The report in Markdown."""
+    found = best(records)
+    states = {
+        state: sum(record.state == state for record in records.values())
+        for state in ("finished", "stopped", "failed", "running")
+    }
+    told = ", ".join(f"{number} {state}" for state, number in states.items() if number)
+    parts = [
+        f"# Sweep {sweep.name}\n",
+        f"{len(records)} trials: {told or 'none yet'}. Compared by {_metric(sweep)}; higher is "
+        "better. `stopped` trials were ended by the scheduler, their score is the last one.\n",
+    ]
+    if found is not None and found.final is not None:
+        values = "".join(f"- `{path}={value}`\n" for path, value in found.values.items())
+        parts.append(f"## Best trial\n\n`{found.run}`: {found.final.score:.4f}\n\n{values}")
+    if _has_rows(sweep):
+        parts.append(
+            "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score.\n\n"
+            + rows_table(rows)
+            + "\n![rows](rows.png)\n"
+        )
+    if printed:
+        parts.append(
+            f"## Beside the paper\n\nThe figures of {source} are of its models, data and "
+            "benchmarks; what is measured here is of the runs of this sweep. Only the differences "
+            "between rows can be compared, and with small models, little data and few steps they "
+            "may be other ones.\n\n" + paper_table(rows, printed)
+        )
+    parts.append("## Trials\n\n" + trials_table(sweep, records))
+    parts.append("![parallel coordinates](parallel_coordinates.png)\n")
+    if shares:
+        lines = "".join(f"- `{path}`: {share:.1%}\n" for path, share in shares.items())
+        parts.append(
+            "## What decides the score\n\nShare of the variance of the score that each setting "
+            f"explains (fANOVA over {states['finished']} finished trials).\n\n{lines}\n"
+            "![importance](importance.png)\n"
+        )
+    else:
+        parts.append(
+            f"## What decides the score\n\nNot told: it takes at least {LEAST_TRIALS} finished "
+            "trials with different scores.\n"
+        )
+    return "\n".join(parts)
+
+
+def print_swept(
+    sweep: Sweep,
+    records: Mapping[str, TrialRecord],
+    report: str,
+    outcome: Outcome | None,
+    printed: Printed,
+    source: str,
+    *,
+    mlflow_complete: bool,
+) -> None:
+    """Print the tables, and where everything lies."""
+    console = Console(width=WIDTH, soft_wrap=True, highlight=False, markup=False)
+    rows = rows_of(sweep, records)
+    console.print(rows_table(rows) if _has_rows(sweep) else trials_table(sweep, records))
+    if printed:
+        console.print(f"Beside {source}:\n{paper_table(rows, printed)}")
+    console.print(f"Report     {report}")
+    if outcome is not None:
+        version = outcome.version
+        console.print(f"Best       {outcome.run.name}")
+        console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+    if not mlflow_complete:
+        folder = report.removesuffix(f"/{REPORT}")
+        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folder}")
+
+
+def _has_rows(sweep: Sweep) -> bool:
+    """Whether several trials stand for one thing that is compared."""
+    return len(sweep.runs) > 1 or SEED in sweep.domains
+
+
+def _metric(sweep: Sweep) -> str:
+    weights = ", ".join(f"{task} × {weight:g}" for task, weight in sweep.metric.weights.items())
+    if metric_source(sweep) == "validation":
+        what = weights or "the runs' own deciding score"
+        return f"validation on held-out texts ({what}) of the weights that a run hands on"
+    return f"the held-out tasks after training ({weights or 'mean of the retrieval tasks'})"

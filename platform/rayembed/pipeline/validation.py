@@ -1,0 +1,97 @@
+"""Validation of a run's stages: the model, the tasks and MLflow brought to the training."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rayembed.config.run import Run
+from rayembed.evaluation.validation import (
+    data_revision,
+    deciding_score,
+    validate,
+    validation_tasks,
+)
+from rayembed.registry.metrics_log import LogReader, Record, write_atomic
+from rayembed.training.validation.folder import Validated, ValidationFolder
+from rayembed.training.validation.handing_in import STEP
+from rayembed.training.validation.on_ray import Validation
+from rayembed.training.weights import load_weights, read_made_of
+
+VALIDATION_FILE = "validation.jsonl"
+"""Name of the log of all scores in a run's folder: a line for each step that was scored, in the
+order of steps, with `stage`, `step`, `global_step`, `score` and the `scores` by task."""
+
+SCORE = "score"
+"""Name of the mean that decides, beside the tasks of a curve."""
+
+
+def validation_of(
+    run: Run, offset: int, log_scores: Callable[[str, dict[str, float], int], None]
+) -> Validation | None:
+    """How a stage's weights are scored; None: the run has no validation.
+
+    Args:
+        offset: steps of the stages before.
+        log_scores: takes the name of a curve, scores and the step of the run.
+
+    Raises:
+        RayembedError: as `validation_tasks`.
+    """
+    config = run.evaluation.validation
+    if config is None:
+        return None
+
+    def on_scored(record: Validated) -> None:
+        assert record.score is not None
+        values = {**record.scores, SCORE: record.score}
+        log_scores("validation", values, offset + record.step)
+
+    deciding = partial(deciding_score, weights=config.weights)
+    return Validation(score_weights, data_revision(validation_tasks(run)), deciding, on_scored)
+
+
+def score_weights(run: Run, weights: str, device: str) -> dict[str, float]:
+    """Score by task of the run's model with trained weights of storage.
+
+    The weights are whole whatever the ZeRO stage, so one process on one device takes them.
+
+    Raises:
+        RayembedError: backbone, weights or tasks cannot be had.
+    """
+    return validate(load_weights(run, weights).to(device), run)
+
+
+def kept_step(weights: str) -> str | None:
+    """After which step of its stage the weights are that it handed on; None: it was trained without
+    validation, to its last step.
+    """
+    return read_made_of(weights).get(STEP)
+
+
+def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]:
+    """All scores of the run so far, as `VALIDATION_FILE` has them; steps without one are left out.
+
+    Args:
+        stage_folder: a stage's folder in storage by its name.
+    """
+    lines: list[Record] = []
+    offset = 0
+    for stage in run.stages:
+        for step, record in ValidationFolder(stage_folder(stage.name)).records().items():
+            if record.score is not None:
+                told = {"stage": stage.name, "step": step, "global_step": offset + step}
+                lines.append({**told, "score": record.score, "scores": record.scores})
+        offset += stage.steps
+    return lines
+
+
+def write_validation_log(lines: Sequence[Record], path: Path) -> None:
+    """Write the log; a run without scores gets none."""
+    if lines:
+        write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def read_validation_log(path: Path) -> list[Record]:
+    """The lines of a run's log; none when there is no log."""
+    return LogReader(path).read()

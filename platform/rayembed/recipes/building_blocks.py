@@ -1,0 +1,73 @@
+"""What several recipes have alike: scores over the Wikipedia sample, a laptop, a node of GPUs."""
+
+from collections.abc import Mapping
+
+from rayembed.assets.samples import (
+    CLASSIFICATION_TASK,
+    CLUSTERING_TASK,
+    DESCRIPTION_TASK,
+    MINILM,
+    SENTENCE_TASK,
+)
+from rayembed.config.placement import Placement, ZeroStage
+from rayembed.config.run import EvaluationConfig
+
+EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
+    "WikiSentenceRetrieval": SENTENCE_TASK,
+    "WikiDescriptionRetrieval": DESCRIPTION_TASK,
+    "WikiTopicClassification": CLASSIFICATION_TASK,
+    "WikiTopicClustering": CLUSTERING_TASK,
+}
+"""The tasks that are trained are evaluated with the instruction of their training."""
+
+
+def sample_scores(
+    *,
+    num_documents: int = 500,
+    num_queries: int = 200,
+    instructions: Mapping[str, str] | None = None,
+    source: str | None = None,
+    translations: Mapping[str, str] | None = None,
+) -> EvaluationConfig:
+    """Scores over held-out titles of the Wikipedia sample, beside those of BM25 and all-MiniLM."""
+    return EvaluationConfig(
+        suite="wikipedia",
+        num_documents=num_documents,
+        num_queries=num_queries,
+        max_length=64,
+        baselines=("bm25", MINILM),
+        instructions=dict(instructions or {}),
+        source=source,
+        translations=dict(translations or {}),
+    )
+
+
+def on_a_laptop(*, micro_batch_tokens: int, grad_cache: bool = False) -> Placement:
+    """One worker on two CPU cores."""
+    return Placement(
+        workers=1,
+        cpus_per_worker=1.0,
+        threads_per_worker=2,
+        zero_stage=2,
+        grad_cache=grad_cache,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+
+def on_gpus(
+    *,
+    workers: int = 8,
+    zero_stage: ZeroStage = 2,
+    micro_batch_tokens: int,
+    gradient_checkpointing: bool = True,
+) -> Placement:
+    """A worker on each of several GPUs."""
+    return Placement(
+        workers=workers,
+        use_gpu=True,
+        cpus_per_worker=8.0,
+        zero_stage=zero_stage,
+        micro_batch_tokens=micro_batch_tokens,
+        grad_cache=True,
+        gradient_checkpointing=gradient_checkpointing,
+    )

@@ -1,0 +1,180 @@
+"""Rows of the tables of NV-Embed and Causal2Vec, at both sizes, and the figures in print."""
+
+from collections.abc import Mapping
+
+from rayembed.config.model import (
+    Causal2VecConfig,
+)
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import changed
+from rayembed.recipes import causal2vec, nvembed
+
+Printed = Mapping[str, Mapping[str, float]]
+"""Row → column → figure, of 100."""
+
+NVEMBED_2 = {
+    "model.pooling.kind": ("eos", "mean", "latent_attention", "self_attention"),
+    "model.mask": ("bidirectional", "causal"),
+}
+CONTEXTUAL_TOKENS = {"model.num_contextual_tokens": ("1", "2", "4", "8")}
+REPRESENTATIONS = {"model.representation": ("concat", "concat_encoder", "average", "eos")}
+
+_SLLAMA, _MISTRAL = "S-LLaMA-1.3B", "Mistral-7B"
+
+
+def _both(small: float, large: float) -> dict[str, float]:
+    return {_SLLAMA: small, _MISTRAL: large}
+
+
+CAUSAL2VEC_2: Printed = {
+    "neither": _both(61.81, 64.84),
+    "Contextual token": _both(62.19, 65.44),
+    "Contextual token and concatenation": _both(62.83, 65.85),
+}
+CAUSAL2VEC_5: Printed = {
+    "model.num_contextual_tokens=1": _both(62.83, 65.85),
+    "model.num_contextual_tokens=2": _both(62.77, 65.76),
+    "model.num_contextual_tokens=4": _both(62.51, 65.72),
+    "model.num_contextual_tokens=8": _both(62.67, 65.68),
+}
+CAUSAL2VEC_12: Printed = {
+    "model.representation=concat": _both(62.83, 65.85),
+    "model.representation=concat_encoder": _both(62.44, 65.59),
+    "model.representation=average": _both(62.67, 65.55),
+    "model.representation=eos": _both(62.19, 65.44),
+}
+
+
+def by_backbone(printed: Printed) -> Printed:
+    """The figures of both LLMs as rows of their own, as at the size of the paper."""
+    return {
+        f"{backbone}, {row}": {"MTEB-MINI (30)": figures[backbone]}
+        for backbone in (_SLLAMA, _MISTRAL)
+        for row, figures in printed.items()
+    }
+
+
+def printed_nvembed_2() -> Printed:
+    """After the second stage."""
+    figures = {
+        "eos": ((67.85, 58.39), (66.50, 56.59)),
+        "mean": ((68.97, 58.71), (68.13, 57.88)),
+        "latent_attention": ((69.32, 59.36), (68.47, 58.33)),
+        "self_attention": ((69.10, 58.64), (68.16, 57.71)),
+    }
+    return {
+        f"pooling.kind={pooling}, model.mask={mask}": {
+            "Average (56)": average,
+            "Retrieval (15)": retrieval,
+        }
+        for pooling, both in figures.items()
+        for mask, (average, retrieval) in zip(("bidirectional", "causal"), both, strict=True)
+    }
+
+
+def nvembed_2() -> dict[str, Run]:
+    """NV-Embed-v1: the table is of public data alone, before mining and synthetic data."""
+    return {"": nvembed.nvembed_v1()}
+
+
+def nvembed_2_small() -> dict[str, Run]:
+    """The quickstart, whose pooling and mask the space sets."""
+    return {"": nvembed.quickstart()}
+
+
+def printed_nvembed_4() -> Printed:
+    """All rows; two stages with examples and S3 are one run."""
+    figures = {
+        "single stage, in-batch": (70.83, 61.25),
+        "single stage": (71.94, 61.37),
+        "two stages": (72.31, 62.65),
+        "reversed stages": (71.85, 61.91),
+        "labels for documents": (70.82, 62.40),
+        "S0: no positive-aware mining": (70.73, 59.22),
+        "S1: with mining": (71.83, 61.52),
+        "S2: with added data": (72.07, 62.28),
+        "NV-Embed-v1": (69.32, 59.36),
+    }
+    return {
+        row: {"Average (56)": average, "Retrieval (15)": retrieval}
+        for row, (average, retrieval) in figures.items()
+    }
+
+
+def nvembed_4() -> dict[str, Run]:
+    """NV-Embed-v2 and what is taken from it."""
+    whole = nvembed.nvembed_v2()
+
+    def built(name: str, *, mined: bool, added: bool) -> Run:
+        return nvembed.published(name, mined=mined, added=added, synthetic=False, labels="example")
+
+    return {
+        "single stage, in-batch": nvembed.single_stage(whole, "table4-a", in_batch=True),
+        "single stage": nvembed.single_stage(whole, "table4-b", in_batch=False),
+        "two stages": whole,
+        "reversed stages": nvembed.reversed_stages(whole, "table4-d"),
+        "labels for documents": nvembed.published(
+            "table4-e", mined=True, added=True, synthetic=True, labels="label"
+        ),
+        "S0: no positive-aware mining": built("table4-f", mined=False, added=False),
+        "S1: with mining": built("table4-g", mined=True, added=False),
+        "S2: with added data": built("table4-h", mined=True, added=True),
+        "NV-Embed-v1": nvembed.nvembed_v1(),
+    }
+
+
+def nvembed_4_small() -> dict[str, Run]:
+    """Rows whose data the quickstart has: it adds none to the sample and synthesises none.
+
+    Its second stage has no in-batch negatives, so without any mining it could not learn retrieval;
+    S0 mines without regard to the positive's score.
+    """
+    whole = nvembed.quickstart()
+    topics = ("wiki-topic-classification", "wiki-topic-clustering")
+    mined = ("wiki-description", "wiki-sentence")
+    return {
+        "single stage, in-batch": nvembed.single_stage(whole, "table4-a", in_batch=True),
+        "single stage": nvembed.single_stage(whole, "table4-b", in_batch=False),
+        "two stages": whole,
+        "reversed stages": nvembed.reversed_stages(whole, "table4-d"),
+        "labels for documents": override(
+            whole, [f"data.datasets.{name}.source.label_form=label" for name in topics]
+        ),
+        "S0: no positive-aware mining": override(
+            whole, [f"data.datasets.{name}.mining.rule.kind=top_k" for name in mined]
+        ),
+    }
+
+
+def causal2vec_bases() -> dict[str, Run]:
+    """Both LLMs of the ablations."""
+    return {_SLLAMA: causal2vec.sheared_llama_1_3b(), _MISTRAL: causal2vec.mistral_7b()}
+
+
+def causal2vec_small() -> dict[str, Run]:
+    """The quickstart, whose settings the space sets."""
+    return {"": causal2vec.quickstart()}
+
+
+def causal2vec_2() -> dict[str, Run]:
+    """Rows of both LLMs."""
+    return {
+        f"{backbone}, {row}": run
+        for backbone, whole in causal2vec_bases().items()
+        for row, run in _parts_of_causal2vec(whole).items()
+    }
+
+
+def causal2vec_2_small() -> dict[str, Run]:
+    """Rows of the quickstart."""
+    return _parts_of_causal2vec(causal2vec.quickstart())
+
+
+def _parts_of_causal2vec(whole: Run) -> dict[str, Run]:
+    assert isinstance(whole.model, Causal2VecConfig)
+    return {
+        "neither": causal2vec.last_token(whole, "causal2vec-table2"),
+        "Contextual token": changed(whole, model=changed(whole.model, representation="eos")),
+        "Contextual token and concatenation": whole,
+    }

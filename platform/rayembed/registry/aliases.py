@@ -1,0 +1,205 @@
+"""Moves of the aliases `champion` and `previous`, one at a time over all machines.
+
+MLflow writes one alias at a time, has no transaction over two and no write that asks for the value
+before it. What it does have is a name that only one process can create. What is made of that:
+
+- Who asks for `champion` gets the old or the new version, never none and never a third: it moves by
+  one write, and `previous` is written before it. In between both name the old champion.
+- One move at a time, whichever machines want one: who moves holds a registered model of a set name
+  (`lock_name`), which the store creates for one of them and refuses to the others.
+- What a move is going to do stands in that lock before an alias is touched. A process that dies
+  leaves the lock; the next one that finds it unchanged for `LEASE_SECONDS` finishes the move and
+  removes it. Waiting is timed by the waiter's clock alone.
+
+Not guaranteed: tools that set aliases without asking for the lock, and a process that stops for
+longer than the lease between asking for the time and its next write.
+"""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rayembed.errors import TrackingError
+
+CHAMPION = "champion"
+PREVIOUS = "previous"
+
+ROLLED_BACK_TAG = "rayembed.rolled_back"
+"""On a version that was champion and was taken back: when."""
+
+LEASE_SECONDS = 60.0
+"""A lock that stays unchanged for so long was left by a process that died."""
+
+WAIT_SECONDS = 300.0
+"""How long to wait for the moves of others."""
+
+POLL_SECONDS = 0.5
+
+_HOLDER_TAG = "rayembed.holder"
+_MOVE_TAG = "rayembed.move"
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Where both aliases point after a move."""
+
+    champion: int
+    previous: int | None
+    former: int | None
+    """The champion before the move."""
+    rolled_back: bool = False
+    """Whether the former champion was taken back."""
+
+
+def lock_name(name: str) -> str:
+    """Name of the registered model that exists while the aliases of `name` are moved."""
+    return f"{name}-aliases-being-moved"
+
+
+def alias_version(client: Any, name: str, alias: str) -> int | None:
+    """The number of the version that the alias points to; None: there is no such alias."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return int(client.get_model_version_by_alias(name, alias).version)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+@contextmanager
+def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
+    """The turn to move the aliases of a registered model: gives the function that does it.
+
+    What a process that died left undone is finished before. Aliases that are read within the turn
+    are those that the move starts from.
+
+    Raises:
+        TrackingError: others have not come to an end within `WAIT_SECONDS`, or this process took
+            longer than its lease allows.
+    """
+    holder = uuid.uuid4().hex
+    _take(client, name, holder)
+    end = time.monotonic() + LEASE_SECONDS / 2
+    unfinished = False
+
+    def move(wanted: Move) -> None:
+        nonlocal unfinished
+        if time.monotonic() > end or _holder(client, name) != holder:
+            raise TrackingError(
+                f"MLflow answers too slowly to move the aliases of {name!r} safely; nothing was "
+                "changed, run this again"
+            )
+        # From here on the move is finished, by this process or the next one.
+        unfinished = True
+        client.set_registered_model_tag(lock_name(name), _MOVE_TAG, json.dumps(asdict(wanted)))
+        _apply(client, name, wanted, end=end)
+        unfinished = False
+
+    try:
+        yield move
+    finally:
+        if not unfinished and _holder(client, name) == holder:
+            client.delete_registered_model(lock_name(name))
+
+
+def _take(client: Any, name: str, holder: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    began = time.monotonic()
+    seen, since = None, began
+    while True:
+        try:
+            client.create_registered_model(
+                lock_name(name),
+                tags={_HOLDER_TAG: holder},
+                description=f"Exists while the aliases of {name} are moved; removed by itself.",
+            )
+            return
+        except MlflowException as error:
+            # The store reads the one that it found, which may be gone by then.
+            if error.error_code not in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
+                raise
+        other, now = _holder(client, name), time.monotonic()
+        if other != seen:
+            seen, since = other, now
+        elif other is not None and now - since > LEASE_SECONDS:
+            _finish_for(client, name, other)
+            continue
+        if now - began > WAIT_SECONDS:
+            raise TrackingError(
+                f"the aliases of {name!r} are being moved by others, for {WAIT_SECONDS:.0f} s now; "
+                "nothing was changed, run this again later"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _finish_for(client: Any, name: str, holder: str) -> None:
+    """Do what a process that died was about to do, and remove its lock."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_registered_model(lock_name(name)).tags
+        if tags.get(_HOLDER_TAG) != holder:
+            return
+        if _MOVE_TAG in tags:
+            move = Move(**json.loads(tags[_MOVE_TAG]))
+            if alias_version(client, name, CHAMPION) in (move.former, move.champion):
+                _logger.warning(
+                    "finishing what a process that died was doing: the champion of %s is version "
+                    "%d",
+                    name,
+                    move.champion,
+                )
+                _apply(client, name, move, end=time.monotonic() + LEASE_SECONDS / 2)
+        if _holder(client, name) == holder:
+            client.delete_registered_model(lock_name(name))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+
+
+def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
+    """Set both aliases; doing it twice does no harm."""
+
+    def write(call: Callable[..., Any], *arguments: str) -> None:
+        if time.monotonic() > end:
+            raise TrackingError(
+                f"MLflow answers too slowly to move the aliases of {name!r} safely; run this "
+                "again: it finishes the move first"
+            )
+        call(*arguments)
+
+    if move.previous is None:
+        if alias_version(client, name, PREVIOUS) is not None:
+            write(client.delete_registered_model_alias, name, PREVIOUS)
+    else:
+        write(client.set_registered_model_alias, name, PREVIOUS, str(move.previous))
+    write(client.set_registered_model_alias, name, CHAMPION, str(move.champion))
+    if move.rolled_back:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        client.set_model_version_tag(name, str(move.former), ROLLED_BACK_TAG, now)
+    if ROLLED_BACK_TAG in client.get_model_version(name, str(move.champion)).tags:
+        client.delete_model_version_tag(name, str(move.champion), ROLLED_BACK_TAG)
+
+
+def _holder(client: Any, name: str) -> str | None:
+    """Who holds the lock; None: nobody."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        tags = client.get_registered_model(lock_name(name)).tags
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+    return str(tags.get(_HOLDER_TAG))

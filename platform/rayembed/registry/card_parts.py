@@ -1,0 +1,143 @@
+"""What model cards of trained models and of others' have in common: front matter and scores."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from rayembed.registry.scores import TaskScore, by_category, mean
+
+_LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+
+def front_matter(
+    name: str,
+    *,
+    base_model: str | None,
+    licence: str,
+    datasets: Sequence[str],
+    results: Sequence[TaskScore],
+) -> str:
+    """YAML between dashes as model hubs read it, with the scores as `model-index`.
+
+    Args:
+        base_model: its name on the hub; None: it has none there.
+        licence: of the base, as its home states it; empty: not known.
+        datasets: names of training sets on the hub.
+    """
+    known = _LICENCE_ID.fullmatch(licence)
+    data = ModelCardData(
+        model_name=name,
+        base_model=base_model,
+        license=licence if known else ("other" if licence else "unknown"),
+        license_name=licence if licence and not known else None,
+        datasets=sorted(set(datasets)) or None,
+        library_name="sentence-transformers",
+        pipeline_tag="feature-extraction",
+        tags=["sentence-transformers", "feature-extraction", "sentence-similarity", "rayembed"]
+        + (["mteb"] if results else []),
+        eval_results=_eval_results(results) or None,
+    )
+    if data.eval_results is None:
+        data.pop("model_name")
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
+    """One result a task. Hubs take numbers only, so a collapsed model's are left out."""
+    return [
+        EvalResult(
+            task_type=score.category,
+            dataset_type=score.dataset or score.task,
+            dataset_name=f"MTEB {score.task}",
+            dataset_config=_single(part.partition("/")[2] for part in score.parts),
+            dataset_split=_single(part.partition("/")[0] for part in score.parts),
+            dataset_revision=score.dataset_revision,
+            metric_type=score.metric,
+            metric_name=score.metric,
+            metric_value=round(score.value, 6),
+        )
+        for score in results
+        if math.isfinite(score.value)
+    ]
+
+
+def _single(values: Iterable[str]) -> str | None:
+    """The one value that all have; None where they differ."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def score_section(table: str, results: Sequence[TaskScore]) -> str:
+    """Scores as Markdown: a table that is there already, or one of all tasks; then categories.
+
+    Args:
+        table: of several models, for comparison; empty: none.
+    """
+    parts = [table.strip()] if table.strip() else []
+    if results and not parts:
+        lines = ["| task | category | metric | score | data revision |", "|---|---|---|---:|---|"]
+        ordered = sorted(results, key=lambda score: (score.category, score.task))
+        lines += [
+            f"| {s.task} | {s.category} | {s.metric} | {s.value:.4f} | `{s.dataset_revision}` |"
+            for s in ordered
+        ]
+        parts.append("\n".join(lines))
+    if results:
+        lines = ["| category | tasks | mean |", "|---|---:|---:|"]
+        for name, value in by_category(results).items():
+            number = sum(score.category == name for score in results)
+            lines.append(f"| {name} | {number} | {value:.4f} |")
+        lines.append(f"| all | {len(results)} | {mean(results):.4f} |")
+        parts.append("\n".join(lines))
+        versions = sorted({score.mteb_version for score in results if score.mteb_version})
+        if versions:
+            parts.append(f"Measured with mteb {', '.join(versions)}.")
+    return "\n\n".join(parts) or "Not scored."
+
+
+def serving_section(registered_model: str, field: str, alias: str) -> str:
+    """How to take the model from MLflow's registry, loaded or served.
+
+    Args:
+        field: a further field of the request, with a comma before it; may be empty.
+    """
+    return (
+        "From MLflow's registry, in OpenAI's embeddings schema:\n\n"
+        "```python\n"
+        "import mlflow\n\n"
+        f'model = mlflow.pyfunc.load_model("models:/{registered_model}@{alias}")\n'
+        'model.predict({"input": ["what do foxes eat"], "role": "query"' + field + "})\n"
+        "```\n\n"
+        "Served at OpenAI's path `/v1/embeddings`, from a checkout of rayembed: "
+        f"`python jobs/serve_model.py --model models:/{registered_model}@{alias}`."
+    )
+
+
+def plain_card(
+    name: str,
+    *,
+    reference: str,
+    hub_name: str | None,
+    licence: str,
+    dimensions: int,
+    registered_model: str,
+    results: Sequence[TaskScore],
+) -> str:
+    """The card of a model that others trained and that was registered and scored here.
+
+    Args:
+        reference: where it comes from, without paths of somebody's disk.
+        hub_name: its name on the hub; None: it has none there.
+    """
+    stated = f"Its home states the licence {licence}." if licence else "Its licence is not known."
+    return (
+        front_matter(name, base_model=hub_name, licence=licence, datasets=(), results=results)
+        + f"\n\n# {name}\n\nAn embedding model that was not trained here, from `{reference}`: it "
+        f"maps a text to a vector of {dimensions} numbers. {stated} What it was trained on is told "
+        f"by its own home.\n\n## Use\n\n{serving_section(registered_model, '', 'candidate')}\n\n"
+        f"## Scores\n\n{score_section('', results)}\n\n"
+        "## Limits\n\nScores say what they were measured on and no more. Vectors of other models "
+        "cannot be compared with its own.\n"
+    )

@@ -1,0 +1,221 @@
+"""What scores a version must have before it becomes champion, judged without MLflow."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from rayembed.config.settings import nearest
+from rayembed.errors import ConfigError
+from rayembed.registry.scores import TaskScore, by_category, mean
+
+MEAN = "mean"
+"""Names the mean over all tasks in a requirement."""
+
+ROUNDING = 1e-6
+"""Result files keep six decimals: what differs by less is the same score."""
+
+_FORM = re.compile(r"\s*(?:(?P<metric>\S+)\s+)?(?P<name>\S+)\s*>=\s*(?P<minimum>\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A score that must be reached."""
+
+    name: str
+    """Of a task, of a category of tasks, or `mean`."""
+    minimum: float
+    metric: str | None = None
+    """None: the main score of each task."""
+
+    def __str__(self) -> str:
+        metric = f"{self.metric} " if self.metric else ""
+        return f"{metric}{self.name} >= {self.minimum:g}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A version that must not be beaten by the one before it."""
+
+    version: int
+    scores: tuple[TaskScore, ...]
+    tolerance: float
+    """By how much a single task may be lower."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One gate and what was seen of it."""
+
+    gate: str
+    figure: float | None
+    """None: there is none."""
+    limit: float | None
+    holds: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a version may become champion, with the figure of every gate."""
+
+    version: str
+    """`name/number`, or what is to be registered."""
+    checks: tuple[Check, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all gates hold."""
+        return all(check.holds for check in self.checks)
+
+    def to_json(self) -> str:
+        """All of it, to be kept; a figure that is no number becomes null."""
+        rows = [asdict(check) for check in self.checks]
+        for row in rows:
+            row["figure"] = _finite(row["figure"])
+        return json.dumps({"version": self.version, "holds": self.holds, "gates": rows}, indent=1)
+
+    def to_markdown(self) -> str:
+        """A table with a gate in each row."""
+        lines = ["| gate | figure | limit | holds | |", "|---|---:|---:|---|---|"]
+        for check in self.checks:
+            cells = [check.gate, _shown(check.figure), _shown(check.limit)]
+            cells += ["yes" if check.holds else "**no**", check.note]
+            lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join(lines) + "\n"
+
+
+def parse_requirement(text: str) -> Requirement:
+    """A requirement from `SciFact>=0.6`, `Retrieval>=0.5`, `mean>=0.5`, `ndcg_at_1 SciFact>=0.4`.
+
+    Raises:
+        ConfigError: not of the form.
+    """
+    match = _FORM.fullmatch(text)
+    try:
+        minimum = float(match["minimum"]) if match else math.nan
+    except ValueError:
+        minimum = math.nan
+    if match is None or not math.isfinite(minimum):
+        raise ConfigError(
+            f"--require {text!r} is no gate; write 'NAME>=NUMBER' with a task, a category of tasks "
+            "or 'mean' as the name ('Retrieval>=0.5'), and a metric before it if it is not to be "
+            "the main score ('ndcg_at_1 SciFact>=0.4')"
+        )
+    return Requirement(match["name"], minimum, match["metric"])
+
+
+def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]) -> None:
+    """Return when every requirement can be judged by the scores.
+
+    Raises:
+        ConfigError: it names a task or category that was not scored, or a metric that it lacks.
+    """
+    known = {score.task for score in scores} | {score.category for score in scores} | {MEAN}
+    for requirement in requirements:
+        if requirement.name not in known:
+            raise ConfigError(
+                f"the gate '{requirement}' cannot be judged: this model has no scores of a task or "
+                f"category {requirement.name!r}; {nearest(requirement.name, known)}"
+            )
+        for score in _meant(requirement, scores):
+            if requirement.metric is not None and _value(score, requirement.metric) is None:
+                names = {score.metric, *score.metrics}
+                raise ConfigError(
+                    f"the gate '{requirement}' cannot be judged: {score.task} has no metric "
+                    f"{requirement.metric!r}; {nearest(requirement.metric, names)}"
+                )
+
+
+def decide(
+    version: str,
+    scores: Sequence[TaskScore],
+    requirements: Sequence[Requirement],
+    comparison: Comparison | None,
+) -> Decision:
+    """The decision, with one check for each requirement and those of the comparison.
+
+    Raises:
+        ConfigError: as `check_names`.
+    """
+    check_names(requirements, scores)
+    checks = [_minimum(requirement, scores) for requirement in requirements]
+    if comparison is not None:
+        checks += _not_beaten(scores, comparison)
+    return Decision(version, tuple(checks))
+
+
+def _minimum(requirement: Requirement, scores: Sequence[TaskScore]) -> Check:
+    meant = _meant(requirement, scores)
+    values = [_value(score, requirement.metric) for score in meant]
+    figure = sum(v for v in values if v is not None) / len(values)
+    note = "" if len(meant) == 1 else f"mean of {len(meant)} tasks"
+    holds = _reaches(figure, requirement.minimum)
+    return Check(str(requirement), figure, requirement.minimum, holds, note)
+
+
+def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Check]:
+    """Checks of the mean and of each task, over what was measured on the same data."""
+    former = {score.measured_on: score for score in comparison.scores}
+    shared = [(s, former[s.measured_on]) for s in scores if s.measured_on in former]
+    against = f"version {comparison.version}"
+    left_out = _left_out(scores, comparison.scores, len(shared))
+    if not shared:
+        note = f"nothing was measured on the same data; {left_out}"
+        return [Check(f"mean, against {against}", None, None, holds=False, note=note)]
+    now, before = mean(new for new, _ in shared), mean(old for _, old in shared)
+    note = f"mean of {len(shared)} shared tasks" + (f"; {left_out}" if left_out else "")
+    checks = [Check(f"mean, against {against}", now, before, _reaches(now, before), note)]
+    for new, old in shared:
+        limit = old.value - comparison.tolerance
+        note = f"{against} has {old.value:.4f}"
+        holds = _reaches(new.value, limit)
+        checks.append(Check(f"{new.task}, against {against}", new.value, limit, holds, note))
+    return checks
+
+
+def _reaches(figure: float, limit: float) -> bool:
+    """A collapsed model (NaN) reaches nothing and is reached by every model that is not."""
+    return math.isfinite(figure) and not figure < limit - ROUNDING
+
+
+def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shared: int) -> str:
+    """What was not compared, in words; empty where all was."""
+    both = {score.task for score in scores} & {score.task for score in former}
+    parts = [
+        (len(both) - num_shared, "of other data revisions, splits or subsets"),
+        (len({s.task for s in scores} - both), "scored for this version alone"),
+        (len({s.task for s in former} - both), "scored for the other alone"),
+    ]
+    told = [f"{number} {words}" for number, words in parts if number]
+    return "not compared: " + ", ".join(told) if told else ""
+
+
+def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskScore]:
+    """The scores that a requirement is about; a task's name goes before a category's."""
+    if requirement.name == MEAN:
+        return list(scores)
+    named = [score for score in scores if score.task == requirement.name]
+    return named or [score for score in scores if score.category == requirement.name]
+
+
+def _value(score: TaskScore, metric: str | None) -> float | None:
+    if metric is None or metric == score.metric:
+        return score.value
+    return score.metrics.get(metric)
+
+
+def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
+    """Figures of all tasks, of `category/<name>` and of `mean`, as MLflow keeps them."""
+    figures = {score.task: score.value for score in scores}
+    figures |= {f"category/{name}": value for name, value in by_category(scores).items()}
+    return figures | {MEAN: mean(scores)} if figures else {}
+
+
+def _finite(figure: float | None) -> float | None:
+    return None if figure is None or not math.isfinite(figure) else figure
+
+
+def _shown(figure: float | None) -> str:
+    return "–" if figure is None else f"{figure:.4f}"

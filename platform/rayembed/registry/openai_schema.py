@@ -1,0 +1,123 @@
+"""OpenAI's embeddings request and response, with a role and an instruction beside its own fields.
+
+One reading of it for the registered MLflow model and for the server, so that both take and refuse
+the same. Travels with the registered model as code: knows neither MLflow nor torch.
+"""
+
+import base64
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+Role = Literal["query", "document"]
+
+ROLES: tuple[Role, ...] = ("query", "document")
+FORMATS = ("float", "base64")
+
+
+class RequestError(ValueError):
+    """A request that does not hold. The message says what was asked and what is allowed."""
+
+    def __init__(self, message: str, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+        """The field of the request that it is about."""
+
+    def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str]]:
+        return type(self), (str(self), self.field)
+
+
+class Way(NamedTuple):
+    """How texts are embedded and sent; texts of one way go through the model together."""
+
+    role: Role
+    instruction: str
+    dimensions: int | None
+    """Width of the vectors; None: the full one."""
+    encoding_format: str
+
+
+def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
+    """How the request wants its texts embedded; absent fields have OpenAI's defaults.
+
+    Args:
+        widths: dimensions that the model offers, the full one first.
+
+    Raises:
+        RequestError: a field has a value that is not offered.
+    """
+    role = str(request.get("role", "document"))
+    if role not in ROLES:
+        raise RequestError(f"role = {role!r}; allowed: {', '.join(ROLES)}", "role")
+    encoding_format = str(request.get("encoding_format", "float"))
+    if encoding_format not in FORMATS:
+        raise RequestError(
+            f"encoding_format = {encoding_format!r}; allowed: {FORMATS}", "encoding_format"
+        )
+    dimensions = request.get("dimensions")
+    if dimensions is not None:
+        if dimensions not in widths:
+            raise RequestError(
+                f"dimensions = {dimensions}; this model has {list(widths)}", "dimensions"
+            )
+        dimensions = int(dimensions)
+    instruction = str(request.get("instruction", ""))
+    return Way("query" if role == "query" else "document", instruction, dimensions, encoding_format)
+
+
+def read_texts(value: Any) -> list[str]:
+    """The texts of the field `input`: one text, or a list of texts.
+
+    Raises:
+        RequestError: none, an empty one, or token numbers.
+    """
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, np.ndarray):
+        texts = texts.tolist()
+    if isinstance(texts, numbers.Number):
+        texts = [texts]  # MLflow makes a table of a list of numbers, one in each row
+    if not isinstance(texts, list | tuple) or not texts:
+        raise RequestError(
+            f"'input' must be a text or a list of texts, not empty: {value!r}", "input"
+        )
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise RequestError(
+                f"input[{i}] = {text!r} must be a text; token numbers are not taken", "input"
+            )
+        if not text.strip():
+            raise RequestError(f"input[{i}] is an empty text, which has no embedding", "input")
+    return list(texts)
+
+
+def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
+    """(N, dimensions) float32: the first components of (N, D) vectors, of unit length again."""
+    if dimensions is None or dimensions >= vectors.shape[1]:
+        return vectors
+    kept = vectors[:, :dimensions]
+    return np.asarray(kept / np.linalg.norm(kept, axis=1, keepdims=True))
+
+
+def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | str:
+    """The vector as numbers, or as OpenAI's base64 of little-endian float32."""
+    if encoding_format == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    found: list[float] = vector.tolist()
+    return found
+
+
+def response(
+    embeddings: Sequence[list[float] | str], *, model: str, num_tokens: int
+) -> dict[str, Any]:
+    """The answer to one request: encoded vectors in the order of its texts."""
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": i, "embedding": embedding}
+            for i, embedding in enumerate(embeddings)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+    }

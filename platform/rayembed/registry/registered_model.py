@@ -1,0 +1,262 @@
+"""Versions in MLflow's registry by reference: what they are, their scores, their folder."""
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayembed.assets.cache import cache_folder, filled
+from rayembed.errors import ArtifactError, ConfigError, TrackingError
+from rayembed.registry.gates import summary
+from rayembed.registry.mlflow_run import METRICS_PER_BATCH, allowed_key, as_tracking_error
+from rayembed.registry.register import MODEL_ID_TAG, WEIGHTS_TAG
+from rayembed.registry.scores import TaskScore, from_json, to_json
+from rayembed.registry.tracking_uri import check_reachable, limit_retries, sqlite_path
+
+SCHEME = "models:/"
+
+SCORES_FILE = "scores.json"
+"""All scores of a version, with what they were measured on; an artifact of its run."""
+
+_REFERENCE = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))")
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelReference:
+    """A registered model's version, by its number or by an alias."""
+
+    name: str
+    number: int | None
+    alias: str | None
+
+
+def parse_reference(reference: str) -> ModelReference:
+    """The parts of `models:/name@alias` or `models:/name/3`.
+
+    Raises:
+        ConfigError: not of the form.
+    """
+    match = _REFERENCE.fullmatch(reference)
+    if match is None:
+        raise ConfigError(
+            f"cannot read the registered model {reference!r}; write models:/name@alias or "
+            "models:/name/version"
+        )
+    number = match["number"]
+    return ModelReference(match["name"], int(number) if number else None, match["alias"])
+
+
+def connect(tracking_uri: str, *, made: bool = True) -> Any:
+    """An MLflow client of a store that answers.
+
+    Args:
+        tracking_uri: as `resolve_tracking_uri` gives it.
+        made: whether the store must be there; a SQLite file is made otherwise.
+
+    Raises:
+        TrackingError: it is away, or there is no such SQLite file.
+    """
+    database = sqlite_path(tracking_uri)
+    if made and database is not None and not database.is_file():
+        raise TrackingError(
+            f"there is no MLflow database {str(database)!r}; name the one that has the model with "
+            "--tracking-uri (sqlite:///path/to/mlflow.db or http://host:port)"
+        )
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    limit_retries()
+    check_reachable(tracking_uri)
+    with as_tracking_error(tracking_uri):
+        from mlflow import MlflowClient
+
+        return MlflowClient(tracking_uri, tracking_uri)
+
+
+def get_version(client: Any, reference: ModelReference) -> Any:
+    """MLflow's `ModelVersion` that the reference names.
+
+    Raises:
+        ArtifactError: no such model, version or alias; the message tells what there is.
+    """
+    from mlflow.exceptions import MlflowException
+
+    name = reference.name
+    try:
+        if reference.alias is not None:
+            return client.get_model_version_by_alias(name, reference.alias)
+        return client.get_model_version(name, str(reference.number))
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+    numbers = sorted(int(v.version) for v in client.search_model_versions(f"name='{name}'"))
+    if not numbers:
+        raise ArtifactError(f"MLflow has no registered model {name!r} with a version")
+    aliases = client.get_registered_model(name).aliases
+    told = ", ".join(f"{alias} (version {number})" for alias, number in sorted(aliases.items()))
+    asked = f"alias {reference.alias!r}" if reference.alias else f"version {reference.number}"
+    raise ArtifactError(
+        f"the registered model {name!r} has no {asked}; it has the versions {numbers} and the "
+        f"aliases {told or 'none'}"
+    )
+
+
+def weights_of(version: Any) -> str:
+    """The weights fingerprint of a version.
+
+    Raises:
+        ArtifactError: rayembed did not register it.
+    """
+    found = version.tags.get(WEIGHTS_TAG)
+    if not found or not version.run_id:
+        raise ArtifactError(
+            f"version {version.version} of {version.name!r} was not registered by rayembed, so "
+            "there is nothing to keep its scores with; register its folder (--model folder)"
+        )
+    return str(found)
+
+
+def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
+    """The scores that were kept with a version; none where none were.
+
+    Raises:
+        ArtifactError: they cannot be read, or rayembed did not register the version.
+    """
+    place = _score_place(version)
+    if not any(
+        file.path == place for file in client.list_artifacts(version.run_id, _folder(place))
+    ):
+        return ()
+    with tempfile.TemporaryDirectory(prefix="scores-") as scratch:
+        path = client.download_artifacts(version.run_id, place, scratch)
+        return from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def keep_scores(
+    client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None
+) -> tuple[TaskScore, ...]:
+    """All scores of the version, after new ones were put with it in place of older ones.
+
+    They become metrics `model/<task>`, `model/category/<category>` and `model/mean` of its run and
+    of its logged model, tags `score.…` of the version, and artifacts. Doing it twice adds nothing.
+
+    Args:
+        files: folder with the result files that the scores were read from; kept as they are.
+    """
+    kept = {score.task: score for score in read_scores(client, version)}
+    kept |= {score.task: score for score in scores}
+    merged = tuple(kept[task] for task in sorted(kept))
+    place = _score_place(version)
+    client.log_text(version.run_id, to_json(merged), place)
+    if files is not None:
+        client.log_artifacts(version.run_id, str(files), f"{_folder(place)}/results")
+    figures = summary(merged)
+    _log_metrics(client, version, figures)
+    for name, value in figures.items():
+        key, text = allowed_key(f"score.{name}"), f"{value:.6g}"
+        if version.tags.get(key) != text:
+            client.set_model_version_tag(version.name, str(version.version), key, text)
+    return merged
+
+
+def _log_metrics(client: Any, version: Any, figures: dict[str, float]) -> None:
+    from mlflow.entities import Metric
+
+    model_id = version.tags.get(MODEL_ID_TAG)
+    if model_id:
+        metrics_there = client.get_logged_model(model_id).metrics or ()
+        there = {metric.key: metric.value for metric in metrics_there}
+        step = max((metric.step for metric in metrics_there), default=0)
+    else:
+        there, step = client.get_run(version.run_id).data.metrics, 0
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(key, value, now, step, model_id=model_id, run_id=version.run_id)
+        for key, value in ((allowed_key(f"model/{name}"), v) for name, v in figures.items())
+        if there.get(key) != value
+    ]
+    for start in range(0, len(metrics), METRICS_PER_BATCH):
+        client.log_batch(version.run_id, metrics[start : start + METRICS_PER_BATCH])
+
+
+def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
+    """The folder of a version's model on this machine, fetched once.
+
+    Raises:
+        ArtifactError: it is no model that rayembed registered.
+        AssetError: the cache cannot be written.
+    """
+    store = hashlib.sha256(tracking_uri.encode()).hexdigest()[:12]
+    # The model's id, since a name and number can be given again after they were deleted.
+    told = version.tags.get(MODEL_ID_TAG) or version.tags.get(WEIGHTS_TAG, "")
+    entry = cache_folder() / "mlflow" / f"{store}-{version.name}-{version.version}-{told}"
+
+    def fill(folder: Path) -> None:
+        _logger.info("fetching version %s of %s from MLflow", version.version, version.name)
+        _artifacts(client, version).download_artifacts("", str(folder))
+
+    files = filled(entry, fill)
+    return files / _model_folder(files / "MLmodel", version)
+
+
+def model_settings(client: Any, version: Any) -> dict[str, Any]:
+    """What the registered model was told of itself: `name`, `dimensions`, `instruction_template`.
+
+    Raises:
+        ArtifactError: it is no model that rayembed registered.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlmodel-") as scratch:
+        path = Path(_artifacts(client, version).download_artifacts("MLmodel", scratch))
+        found = _function(path, version).get("config")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def _artifacts(client: Any, version: Any) -> Any:
+    """MLflow's repository of the files of a version's model."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    source = client.get_model_version_download_uri(version.name, str(version.version))
+    if source.startswith(SCHEME):
+        source = client.get_logged_model(source.removeprefix(SCHEME)).artifact_location
+    tracking_uri = client.tracking_uri
+    return get_artifact_repository(source, tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def _model_folder(description: Path, version: Any) -> str:
+    """The exported folder within an MLflow model, from its `MLmodel` file."""
+    found = _function(description, version).get("artifacts") or {}
+    try:
+        return str(found["model"]["path"])
+    except (KeyError, TypeError):
+        raise _foreign(version, "its MLmodel file names no artifact 'model'") from None
+
+
+def _function(description: Path, version: Any) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(description.read_text(encoding="utf-8"))
+        return dict(found["flavors"]["python_function"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise _foreign(version, f"its MLmodel file cannot be read ({error!r})") from error
+
+
+def _foreign(version: Any, seen: str) -> ArtifactError:
+    return ArtifactError(
+        f"version {version.version} of {version.name!r} is no embedding model that rayembed "
+        f"registered: {seen}"
+    )
+
+
+def _score_place(version: Any) -> str:
+    return f"scores/{weights_of(version)}/{SCORES_FILE}"
+
+
+def _folder(place: str) -> str:
+    return place.rpartition("/")[0]

@@ -1,0 +1,195 @@
+"""Scores of a model as mteb's result files have them: by task, with what they were measured on."""
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayembed.errors import ArtifactError
+
+OTHER = "Other"
+"""Category of tasks of which no category is known."""
+
+_NOT_RESULTS = frozenset({"model_meta.json"})
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What a result file does not say about its task."""
+
+    category: str
+    """mteb's type of task: `Retrieval`, `Classification`, `STS`, …"""
+    metric: str
+    """Name of the main score."""
+    dataset: str
+    """Where the data set lives, `org/name` on the hub."""
+
+
+Describe = Callable[[str], TaskFacts | None]
+"""The facts of a task by its name; None: nobody knows the task."""
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The main score of a model on a task, over all splits and subsets that were run."""
+
+    task: str
+    category: str
+    metric: str
+    value: float
+    """Between 0 and 1 for nearly all metrics; NaN of a model that collapsed."""
+    dataset: str
+    dataset_revision: str
+    parts: tuple[str, ...]
+    """`split/subset` of all that the score is the mean of."""
+    model_revision: str
+    """Revision under which the scores were stored: weights and what else decides vectors."""
+    mteb_version: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """All other numbers of the task, each a mean over the parts."""
+
+    @property
+    def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
+        """Scores are comparable where this is the same."""
+        return self.task, self.dataset_revision, self.parts
+
+
+def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
+    """The scores in the folder of one model revision, by task name.
+
+    Raises:
+        ArtifactError: a file is no result of mteb, or there is none.
+    """
+    files = _result_files(folder)
+    if not files:
+        raise ArtifactError(
+            f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
+            "model first (jobs/evaluate_model.py)"
+        )
+    return tuple(_read(path, folder.name, describe) for path in files)
+
+
+def _result_files(folder: Path) -> list[Path]:
+    """What may be results of tasks; hidden files are of whoever copied the folder."""
+    found = sorted(folder.glob("*.json"))
+    return [path for path in found if path.name[0] != "." and path.name not in _NOT_RESULTS]
+
+
+def _read(path: Path, revision: str, describe: Describe) -> TaskScore:
+    import mteb
+
+    try:
+        result = mteb.TaskResult.from_disk(path, load_historic_data=False)
+        value = float(result.get_score())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(
+            f"{str(path)!r} is no result file of mteb: {error}; remove it or evaluate again"
+        ) from error
+    facts = describe(result.task_name) or TaskFacts(OTHER, "main_score", "")
+    entries = [
+        (f"{split}/{entry['hf_subset']}", entry)
+        for split, entries in sorted(result.scores.items())
+        for entry in entries
+    ]
+    return TaskScore(
+        task=result.task_name,
+        category=facts.category,
+        metric=facts.metric,
+        value=value,
+        dataset=facts.dataset,
+        dataset_revision=result.dataset_revision,
+        parts=tuple(sorted(part for part, _ in entries)),
+        model_revision=revision,
+        mteb_version=result.mteb_version or "",
+        metrics=_means([entry for _, entry in entries]),
+    )
+
+
+def _means(entries: list[Any]) -> dict[str, float]:
+    """Means of the numbers that all parts have."""
+    names = set.intersection(*(set(entry) for entry in entries)) - {"main_score"}
+    found = {}
+    for name in sorted(names):
+        values = [entry[name] for entry in entries]
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+            found[name] = sum(values) / len(values)
+    return found
+
+
+def find_results(place: Path, weights_fingerprint: str) -> Path:
+    """The folder of one model revision in a results folder.
+
+    Args:
+        place: a results folder in mteb's layout, `results/<org>__<model>/<revision>/<Task>.json`,
+            or the folder of the revision itself.
+        weights_fingerprint: of the model; revisions that rayembed made begin with it.
+
+    Raises:
+        ArtifactError: nothing there for these weights, or more than one revision of them.
+    """
+    if not place.is_dir():
+        raise ArtifactError(f"there is no results folder {str(place)!r}; evaluate the model first")
+    if _result_files(place):
+        if not place.name.startswith(weights_fingerprint):
+            _logger.warning(
+                "the scores in %s are taken as they are: their revision does not name the weights "
+                "%s of this model",
+                place,
+                weights_fingerprint,
+            )
+        return place
+    root = place / "results" if (place / "results").is_dir() else place
+    revisions = sorted(path for path in root.glob("*/*") if _result_files(path))
+    found = [path for path in revisions if path.name.startswith(weights_fingerprint)]
+    if len(found) == 1:
+        return found[0]
+    shown = [str(path.relative_to(place)) for path in found or revisions]
+    listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
+    if found:
+        raise ArtifactError(
+            f"{str(place)!r} has {len(found)} sets of scores of the weights {weights_fingerprint}, "
+            f"taken with different settings: {listed}; name the folder of one of them"
+        )
+    raise ArtifactError(
+        f"{str(place)!r} has no scores of the weights {weights_fingerprint}; it has "
+        f"{listed or 'none at all'}. Evaluate the model, or name the folder of its revision "
+        "(<results>/results/<org>__<model>/<revision>)"
+    )
+
+
+def by_category(scores: Iterable[TaskScore]) -> dict[str, float]:
+    """Mean of the main scores of each category, each task with the same weight."""
+    groups: dict[str, list[float]] = {}
+    for score in scores:
+        groups.setdefault(score.category, []).append(score.value)
+    return {name: sum(values) / len(values) for name, values in sorted(groups.items())}
+
+
+def mean(scores: Iterable[TaskScore]) -> float:
+    """Mean of the main scores of all tasks; NaN without a task."""
+    values = [score.value for score in scores]
+    return sum(values) / len(values) if values else math.nan
+
+
+def to_json(scores: Iterable[TaskScore]) -> str:
+    """The scores as text that `from_json` reads."""
+    ordered = sorted(scores, key=lambda score: score.task)
+    return json.dumps([asdict(score) for score in ordered], indent=1, ensure_ascii=False) + "\n"
+
+
+def from_json(text: str) -> tuple[TaskScore, ...]:
+    """What `to_json` wrote.
+
+    Raises:
+        ArtifactError: something else.
+    """
+    try:
+        values = json.loads(text)
+        return tuple(TaskScore(**{**value, "parts": tuple(value["parts"])}) for value in values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ArtifactError(f"the stored scores cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""A model behind OpenAI's embeddings path: batches of requests, the HTTP application, Ray Serve."""

@@ -1,0 +1,172 @@
+"""A served model as an application of Ray Serve."""
+
+import logging
+import socket
+import time
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.exceptions import RayServeException
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.serving import ServingConfig
+from rayembed.errors import PlacementError, WorkerError
+from rayembed.models.contract import EmbeddingModel
+from rayembed.models.load import load_model
+from rayembed.registry.registered_model import (
+    SCHEME,
+    connect,
+    download,
+    get_version,
+    parse_reference,
+)
+from rayembed.serving.app import make_app
+from rayembed.serving.service import EmbeddingService
+
+APPLICATION = "rayembed-embeddings"
+"""Name of the Serve application."""
+
+_POLL_SECONDS = 0.2
+
+_logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """One copy of the model with its HTTP application; loads after it was started."""
+
+    def __init__(
+        self, config: ServingConfig, name: str, tracking_uri: str | None, key_digest: str | None
+    ) -> None:
+        # Ray shows an actor's output in the job's log.
+        logging.basicConfig(level="WARNING")
+        self._key_digest = key_digest
+        self._service = EmbeddingService(
+            name,
+            lambda: load(config, tracking_uri),
+            source=config.model,
+            tokens_per_batch=config.tokens_per_batch,
+            limits=config.limits,
+        )
+        self._service.start_loading()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """The application that Serve calls for each request."""
+        return make_app(self._service, key_digest=self._key_digest)
+
+    def status(self) -> tuple[str, str]:
+        """Whether the model is loaded, and what went wrong if it never will be."""
+        return self._service.state, self._service.failure
+
+
+def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
+    """The model of a served reference, on its device, ready to embed.
+
+    Raises:
+        RayembedError: it cannot be fetched or loaded.
+    """
+    import torch
+
+    torch.set_num_threads(config.threads_per_replica or max(1, int(config.cpus_per_replica)))
+    if config.model.startswith(SCHEME):
+        assert tracking_uri is not None
+        client = connect(tracking_uri)
+        version = get_version(client, parse_reference(config.model))
+        folder = download(client, version, tracking_uri=tracking_uri)
+    else:
+        folder = resolve_model(config.model)
+    model = load_model(folder, dtype=config.dtype)
+    return model.to("cuda" if config.use_gpu else "cpu")
+
+
+def start(
+    config: ServingConfig, *, name: str, tracking_uri: str | None, key_digest: str | None
+) -> None:
+    """Return when the model answers at the config's address.
+
+    A Ray cluster must be joined already. An application that is served there under our name is
+    replaced.
+
+    Args:
+        name: what requests call the model.
+        tracking_uri: MLflow's address for `models:/` references; every node must reach it.
+        key_digest: see `make_app`.
+
+    Raises:
+        PlacementError: the port is taken, or the cluster does not have what the copies need.
+        WorkerError: the model could not be loaded.
+    """
+    if not _serves():
+        _check_port(config.host, config.port)
+    serve.start(
+        http_options=HTTPOptions(host=config.host, port=config.port), proxy_location="HeadOnly"
+    )
+    _check_resources(config)
+    deployment = serve.deployment(
+        name="model",
+        num_replicas=config.replicas,
+        # Texts are counted by the service; Serve must not keep requests from waiting together.
+        max_ongoing_requests=config.limits.waiting_texts,
+        ray_actor_options={
+            "num_cpus": config.cpus_per_replica,
+            "num_gpus": 1 if config.use_gpu else 0,
+        },
+    )(serve.ingress()(Replica))
+    application = deployment.bind(config, name, tracking_uri, key_digest)
+    try:
+        handle = serve.run(application, name=APPLICATION, route_prefix="/")
+        _wait(handle)
+    except (ray.exceptions.RayError, RayServeException, RuntimeError) as error:
+        raise WorkerError(f"Ray Serve could not start the model: {error}") from error
+
+
+def stop() -> None:
+    """Stop serving; Serve itself ends with its last application."""
+    if APPLICATION in serve.status().applications:
+        serve.delete(APPLICATION)
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _wait(handle: Any) -> None:
+    """Return when a copy has loaded its model."""
+    while True:
+        state, failure = handle.status.remote().result()
+        if state == "ready":
+            return
+        if state == "failed":
+            raise WorkerError(f"the model could not be loaded: {failure}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _serves() -> bool:
+    """Whether Ray Serve runs on this cluster already; its address is then as it was started."""
+    return bool(serve.status().proxies)
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PlacementError(
+                f"cannot listen on {host}:{port}: {error}; choose another --port or stop what "
+                "listens there"
+            ) from None
+
+
+def _check_resources(config: ServingConfig) -> None:
+    """Return when one copy fits on some node; Serve itself would wait for ever."""
+    wanted = {"CPU": config.cpus_per_replica, "GPU": 1.0 if config.use_gpu else 0.0}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if not any(
+        all(resources.get(name, 0.0) >= number for name, number in wanted.items())
+        for resources in nodes
+    ):
+        most = {name: max(r.get(name, 0.0) for r in nodes) for name in wanted}
+        raise PlacementError(
+            f"no node of the cluster has the {wanted} that a copy of the model needs; the most "
+            f"are {most}. Lower cpus_per_replica or set use_gpu=false"
+        )

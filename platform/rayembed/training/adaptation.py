@@ -1,0 +1,132 @@
+"""An adaptation as each worker trains it, and the encoder that it leaves."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import exists, read_bytes
+from rayembed.config.adaptation import Adaptation, MaskedTraining
+from rayembed.config.placement import Placement
+from rayembed.data.sequences.batch import MaskedSteps
+from rayembed.data.sequences.plan import SequencePlan
+from rayembed.distributed.collectives import rank, world_size
+from rayembed.models.masked_language import MaskedLanguageModel
+from rayembed.models.masked_language_start import (
+    check_adaptable,
+    load_masked_language_model,
+    save_adapted,
+)
+from rayembed.models.trainable import load_trainable_state
+from rayembed.training.export import leave_model
+from rayembed.training.masked_step import MaskedStep
+from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.validation.handing_in import whole_weights
+from rayembed.training.weights import check_made_of, weights_content, write_weights
+
+
+@dataclass(frozen=True)
+class AdaptationJob:
+    """An adaptation, as every worker gets it."""
+
+    run: Adaptation
+    plan_folder: str
+    weights: str
+    """Where in storage the trained weights go; there they mean that it is done."""
+
+    @property
+    def course(self) -> MaskedTraining:
+        """Its steps."""
+        return self.run.training
+
+    @property
+    def placement(self) -> Placement:
+        """Where it runs."""
+        return self.run.placement
+
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """Reference of the encoder that it starts from."""
+        return (self.run.model.backbone.path,)
+
+    @property
+    def start_checkpoint(self) -> None:
+        """An adaptation begins with the pretrained encoder."""
+        return
+
+    def is_done(self) -> bool:
+        """Whether the weights are in storage, made by this run from this plan.
+
+        Raises:
+            ArtifactError: the weights there are of another run or of other texts.
+        """
+        if not exists(self.weights):
+            return False
+        check_made_of(self.weights, _made_of(self.run, SequencePlan.open(self.plan_folder)))
+        return True
+
+    def train(self, surroundings: Surroundings) -> None:
+        """Train on this worker and leave the weights in storage.
+
+        Raises:
+            RayembedError: an asset, plan or checkpoint cannot be used.
+        """
+        run, plan = self.run, SequencePlan.open(self.plan_folder)
+        vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
+        steps = MaskedSteps(plan, run.masking, vocabulary, run.seed, rank(), world_size())
+        training = Training(
+            course=self.course,
+            placement=self.placement,
+            seed=run.seed,
+            number=0,
+            dtype=run.model.backbone.dtype,
+            run_fingerprint=run.fingerprint,
+            plan_fingerprint=plan.fingerprint,
+            load=lambda: load_adapted(run, None),
+            batches=lambda _: steps,
+            run_step=MaskedStep(plan.languages, vocabulary.pad_id),
+        )
+        engine = train_on_worker(training, surroundings)
+        state = whole_weights(engine)
+        if rank() == 0:
+            write_weights(self.weights, state, _made_of(run, plan))
+
+
+def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
+    """The run's encoder and head on the CPU with trained weights from storage; None: at the start.
+
+    Raises:
+        RayembedError: the start model or the weights cannot be had or do not fit.
+    """
+    model = load_masked_language_model(
+        resolve_model(run.model.backbone.path),
+        run.model,
+        max_length=run.corpus.max_length,
+        seed=run.seed,
+    )
+    if weights is not None:
+        load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
+    return model
+
+
+def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
+    """Leave the adapted encoder in a folder of storage, as a `model.backbone.path` of nomic-moe.
+
+    One that is there whole, of the same run and weights, stays; another is replaced.
+
+    Raises:
+        RayembedError: the start model or the weights cannot be had, or the storage refuses it.
+    """
+    made_of = {"run": run.fingerprint, "weights": weights_content(weights)}
+
+    def save(place: Path) -> None:
+        start = resolve_model(run.model.backbone.path)
+        save_adapted(load_adapted(run, weights), place, start, run.model)
+
+    leave_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+
+
+def _made_of(run: Adaptation, plan: SequencePlan) -> dict[str, str]:
+    return {"run": run.fingerprint, "plan": plan.fingerprint, "start": ""}

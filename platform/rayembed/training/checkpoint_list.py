@@ -1,0 +1,143 @@
+"""Ray Train's list of a stage's checkpoints, put right before Train reads it.
+
+Train trusts its list. It goes on from the newest listed checkpoint, damaged or not, and does not
+start at all when a listed one is gone or the list itself was cut off, as a full disk leaves it.
+Knows the list's file and no Ray.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayembed.assets.storage import (
+    exists,
+    join,
+    list_files,
+    read_bytes,
+    remove_file,
+    remove_folder,
+    write_atomic,
+)
+from rayembed.errors import ArtifactError
+from rayembed.training.checkpoint import find_damage
+
+logger = logging.getLogger(__name__)
+
+LIST_FILE = "checkpoint_manager_snapshot.json"
+"""Train's name of its list."""
+
+_PREFIX = "step-"
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder's name of the checkpoint after so many steps; names sort as steps do."""
+    return f"{_PREFIX}{step:07d}"
+
+
+def mend_checkpoint_list(folder: str, ray_version: str) -> bool:
+    """Whether listed checkpoints were damaged, each of which is warned of.
+
+    Afterwards the folder holds whole checkpoints alone, and the list names all of them: also those
+    that were whole when Train was killed, before it could list them. What else a killed worker left
+    is removed without a word.
+
+    Args:
+        folder: in storage, of a stage's checkpoints and the list of them.
+        ray_version: that is to read the list; Train takes those of its own version alone.
+
+    Raises:
+        ArtifactError: the storage cannot be read, or refuses what must be changed.
+    """
+    there = _checkpoints(folder)
+    listed = _read(folder, ray_version)
+    damages = {name: find_damage(join(folder, name)) for name in {*there, *(listed or ())}}
+    whole = sorted(name for name, damage in damages.items() if damage is None)
+    damaged = {name: damages[name] or "" for name in listed or () if name not in whole}
+    if listed is None and exists(join(folder, LIST_FILE)):
+        logger.warning(
+            "%s is cut off or of another version of Ray: it is made anew of the whole checkpoints "
+            "beside it (%s)",
+            *(join(folder, LIST_FILE), ", ".join(whole) or "none"),
+        )
+    _warn_of(damaged, whole)
+    # The list first: killed in between, one that names what is gone would stop Train.
+    if listed is None or sorted(listed) != whole:
+        _write(folder, whole, ray_version)
+    for name in there:
+        if name not in whole:
+            remove_folder(join(folder, name))
+    return bool(damaged)
+
+
+def listed_checkpoints(folder: str) -> list[str]:
+    """Names of the checkpoints in the list, sorted; none where it is missing or cannot be read."""
+    return sorted(_read(folder) or ())
+
+
+def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
+    for name, damage in damages.items():
+        logger.warning("checkpoint %s is incomplete and is removed: %s", name, damage)
+    if damages and (not whole or max(damages) > whole[-1]):
+        before = whole[-1] if whole else "its beginning"
+        logger.warning("the stage goes on from %s", before)
+
+
+def _checkpoints(folder: str) -> list[str]:
+    """Names of the checkpoints' folders, whole or not, by their steps."""
+    tops = {path.partition("/")[0] for path in list_files(folder, recursive=True)}
+    return sorted(top for top in tops if re.fullmatch(rf"{_PREFIX}\d+", top))
+
+
+def _read(folder: str, ray_version: str | None = None) -> list[str] | None:
+    """Names in Train's list; None: there is none that can be read, or it is of another version."""
+    path = join(folder, LIST_FILE)
+    if not exists(path):
+        return None
+    try:
+        listed = json.loads(read_bytes(path))
+        names = [str(result["checkpoint_dir_name"]) for result in listed["checkpoint_results"]]
+        right = ray_version in (None, listed["ray_version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return names if right else None
+
+
+def _write(folder: str, names: Sequence[str], ray_version: str) -> None:
+    path = join(folder, LIST_FILE)
+    if not names:
+        if exists(path):
+            remove_file(path)
+        return
+    try:
+        write_atomic(path, json.dumps(_new_list(names, ray_version)).encode())
+    except OSError as error:
+        raise ArtifactError(
+            f"the list of checkpoints {path!r} cannot be written: {error}; correct the storage, "
+            "then submit the run again"
+        ) from error
+
+
+def _new_list(names: Sequence[str], ray_version: str) -> dict[str, Any]:
+    """A list of checkpoints, the newest last, of the form of Ray 2.60."""
+    results = [
+        {
+            "version": 0,
+            "checkpoint_dir_name": name,
+            "metrics": {"step": int(name.removeprefix(_PREFIX))},
+        }
+        for name in names
+    ]
+    return {
+        "ray_version": ray_version,
+        "checkpoint_results": results,
+        "checkpoint_report_indices": list(range(len(results))),
+        "latest_checkpoint_result": results[-1],
+        "pending_training_results": [],
+        "pending_validation_specs": [],
+        "current_report_index": len(results),
+        "validated_checkpoint_dir_names": [],
+        "timed_out_validation_checkpoint_dir_names": [],
+        "failed_validation_checkpoint_dir_names": [],
+    }

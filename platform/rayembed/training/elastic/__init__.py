@@ -1,0 +1,1 @@
+"""Training with a number of workers that follows the nodes of the cluster."""

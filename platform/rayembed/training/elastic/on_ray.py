@@ -1,0 +1,184 @@
+"""Ray Train with a number of workers that follows the nodes of the cluster.
+
+It leans on Ray Train's own policy, which is no public interface: pyproject.toml fixes Ray's
+version, and tests/ray/test_train_on_ray.py tells when another one differs.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.exceptions import InsufficientClusterResourcesError
+from ray.train.v2._internal.execution.controller.state import ReschedulingState, RunningState
+from ray.train.v2._internal.execution.scaling_policy import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ResizeDecision,
+)
+
+from rayembed.config.course import Course
+from rayembed.config.placement import Placement
+from rayembed.config.worker_numbers import worker_numbers
+from rayembed.training.capacity import Node, most_workers, workers_that_fit
+from rayembed.training.failures.on_ray import FAILED_STARTS
+from rayembed.training.on_worker import Job
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 30
+"""That a start waits for CPUs and GPUs, which were free when it was decided on."""
+
+_FEWEST_SECONDS = 240.0
+"""That a run waits for room for its fewest workers at least, as long as a run that is not elastic
+tries to start them."""
+
+_ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 1.0
+
+
+def free_nodes() -> list[Node]:
+    """What nobody holds on each live node that stays."""
+    found, leaving = ray._private.state.available_resources_per_node(), leaving_nodes()
+    return [dict(resources) for node, resources in found.items() if node not in leaving]
+
+
+def leaving_nodes() -> set[str]:
+    """Ids of nodes that are announced to be taken away, on which nothing more is started."""
+    return set(ray._private.state.state.get_draining_nodes())
+
+
+class ElasticTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
+    """Ray Train's trainer whose workers are as many as `ElasticPolicy` finds room for."""
+
+    def __init__(self, train: Callable[..., None], *, job: Job, **settings: Any) -> None:
+        super().__init__(train, **settings)
+        self._job = job
+
+    def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+        arguments["scaling_policy"] = ElasticPolicy(
+            self.scaling_config, self._job.placement, self._job.course
+        )
+        return super()._initialize_and_run_controller(**arguments)
+
+
+class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not typed
+    """Ray Train's own policy, but for these.
+
+    - Of the numbers of workers only those are taken that share a global batch equally.
+    - More workers are taken just after a checkpoint, so that hardly a step is done twice.
+    - CPUs and GPUs that other jobs hold are no room. Ray's own policy counts them: it would end
+      workers that are at work, and then find no place for more.
+    - Nodes that have gone, or are announced to go, count no more at once: not up to 20 s later.
+    - Waiting for room for the fewest workers comes to an end, as do starts that fail one after the
+      other; how many fail in a long run with many changes does not matter.
+
+    An object of it lives in Train's controller.
+    """
+
+    def __init__(self, scaling_config: Any, placement: Placement, course: Course) -> None:
+        super().__init__(scaling_config)
+        self._placement = placement
+        self._numbers = worker_numbers(
+            course.global_rows, placement.fewest_workers, placement.workers
+        )
+        self._steps = course.steps
+        self._held: int | None = None
+        """Workers whose CPUs and GPUs are this run's now; None: it is not known."""
+        self._failed_starts = 0
+        self._waits_since: float | None = None
+        self._group: float | None = None
+        self._reports: list[int] = []
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: Any, worker_group_status: Any
+    ) -> Any:
+        """More workers after a checkpoint, if there is room for them."""
+        self._held = worker_group_state.num_workers
+        if not self._has_saved(worker_group_state, worker_group_status):
+            self._maybe_send_resource_request()
+            return NoopDecision()
+        decision = super().make_decision_for_running_worker_group(
+            worker_group_state, worker_group_status
+        )
+        grows = isinstance(decision, ResizeDecision) and decision.num_workers > self._held
+        return decision if grows else NoopDecision()
+
+    def make_decision_for_non_running_worker_group(self) -> Any:
+        """As many workers as there is room for, or to wait.
+
+        Raises:
+            ControllerError: there was none for too long.
+        """
+        # What a start that failed had was given back. Workers that died may still have theirs: then
+        # the nodes count, not what is free on them.
+        self._held = 0 if self._failed_starts else None
+        if self._failed_starts > FAILED_STARTS:
+            raise _no_room(f"workers were started {self._failed_starts} times in a row in vain")
+        decision = super().make_decision_for_non_running_worker_group()
+        if isinstance(decision, ResizeDecision):
+            self._waits_since = None
+        else:
+            self._wait()
+        return decision
+
+    def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+        """Count starts that fail one after the other."""
+        if isinstance(current_state, RunningState):
+            self._failed_starts = 0
+        elif isinstance(current_state, ReschedulingState):
+            self._failed_starts += not isinstance(previous_state, ReschedulingState)
+
+    def _count_possible_workers(self, reserved_resources: dict[str, Node]) -> int:
+        leaving = leaving_nodes()
+        staying = [has for node, has in reserved_resources.items() if node not in leaving]
+        room = workers_that_fit(self._placement, staying)
+        if self._held is not None:
+            room = min(room, self._held + workers_that_fit(self._placement, free_nodes()))
+        return most_workers(self._numbers, room)
+
+    def _get_reserved_resources(self) -> dict[str, Node] | None:
+        """What Ray's coordinator lets this run have on each node, as of now; None: no answer."""
+        asked = self._autoscaling_coordinator.get_reserved_resources.remote(
+            self._requester_id, recompute=True
+        )
+        try:
+            answer: dict[str, Node] = ray.get(asked, timeout=_ANSWER_SECONDS)
+        except ray.exceptions.RayError as error:
+            logger.warning("Ray's coordinator of resources does not answer: %s", error)
+            return None
+        return answer
+
+    def _has_saved(self, group: Any, status: Any) -> bool:
+        """Whether the last worker has just told of a checkpoint, after which steps are left."""
+        if group.start_time != self._group:
+            self._group, self._reports = group.start_time, [0] * group.num_workers
+        before = min(self._reports)
+        reports = {rank: worker.training_report for rank, worker in status.worker_statuses.items()}
+        for rank, report in reports.items():
+            self._reports[rank] += report is not None
+        told = [report.metrics["step"] for report in reports.values() if report is not None]
+        return min(self._reports) > before and max(told) < self._steps
+
+    def _wait(self) -> None:
+        seconds = max(_FEWEST_SECONDS, self._placement.wait_for_nodes_seconds)
+        now = time.monotonic()
+        if self._waits_since is None:
+            self._waits_since = now
+            logger.warning(
+                "the cluster has no room for placement.min_workers=%d workers: waiting for nodes, "
+                "up to %g s",
+                *(self._placement.fewest_workers, seconds),
+            )
+        if now - self._waits_since > seconds:
+            raise _no_room(f"there was none for {self._placement.fewest_workers} for {seconds:g} s")
+        time.sleep(_POLL_SECONDS)  # Train's controller asks again at once
+
+
+def _no_room(why: str) -> Exception:
+    # Wrapped already, so that Train's controller does not print its own traceback.
+    error: Exception = ray.train.ControllerError(InsufficientClusterResourcesError(why))
+    return error

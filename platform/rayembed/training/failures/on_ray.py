@@ -1,0 +1,215 @@
+"""What Ray Train tries again after a failure, and the error of ours that a run ends with."""
+
+import logging
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ray
+import ray.train
+from ray.exceptions import RayActorError
+from ray.train import UserCallback
+from ray.train.v2._internal.exceptions import (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
+
+from rayembed.config.placement import Placement
+from rayembed.errors import PlacementError, RayembedError, WorkerError
+from rayembed.training.capacity import worker_resources
+from rayembed.training.on_worker import Job
+
+logger = logging.getLogger(__name__)
+
+FAILED_STARTS = 3
+"""Starts of workers that may fail before the run does; Ray's own default is no limit."""
+
+_NOT_STARTED = (
+    InsufficientClusterResourcesError,
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+)
+
+LOSSES_IN_A_ROW = 3
+"""Of nodes without notice, with no checkpoint between them, after which an elastic run goes on."""
+
+_WITHOUT_LIMIT = -1
+
+_NODE_DEATH_SECONDS = 90.0
+"""In which Ray finds out that a node has gone: at least five health checks of 10 s fail."""
+
+_ANSWER_SECONDS = 2.0
+_POLL_SECONDS = 0.5
+
+_REASON_CHARACTERS = 300
+
+AGAIN = "Submit the run again under the same name to go on from its last checkpoint."
+
+
+def failure_config(placement: Placement) -> Any:
+    """How often Ray Train tries again. An elastic run counts itself: `LostNodes`, `ElasticPolicy`.
+
+    Nodes that are taken away with notice never count.
+    """
+    if placement.is_elastic:
+        return ray.train.FailureConfig(
+            max_failures=_WITHOUT_LIMIT, controller_failure_limit=_WITHOUT_LIMIT
+        )
+    return ray.train.FailureConfig(
+        max_failures=placement.max_failures, controller_failure_limit=FAILED_STARTS
+    )
+
+
+def failure_callbacks(job: Job) -> list[Any]:
+    """What Ray Train tells of failures before it decides whether to try again."""
+    if job.placement.is_elastic:
+        return [OnWorkerErrors(), LostNodes(job.course.name, job.placement.max_failures)]
+    return [OnWorkerErrors()]
+
+
+class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
+    """Ends a run at the first error of ours, which the same input would raise again; tells others.
+
+    What a callback raises in Train's controller is never tried again.
+    """
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Raise the error if it is ours; else warn of the one that the others came from."""
+        ours = _ours(worker_exceptions.values())
+        if ours is not None:
+            # Wrapped already, so that Train's controller does not print its own traceback.
+            raise ray.train.ControllerError(ours)
+        # Workers that were waiting for one that died raise errors of their own.
+        died = [
+            w for w, e in worker_exceptions.items() if isinstance(e, WorkerHealthCheckFailedError)
+        ]
+        worker = min(died or worker_exceptions)
+        logger.warning(
+            "worker %d %s; all go on from the last checkpoint, as often as placement.max_failures "
+            "allows: %s",
+            *(worker, "died" if died else "failed", reason(worker_exceptions[worker])),
+        )
+
+
+class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
+    """Counts failures of workers, and those in which a node was lost apart: they are the rule where
+    nodes come and go, and count only from one checkpoint to the next.
+
+    A job that brings its nodes down, or trains too short a time on them, comes to an end so.
+
+    Args:
+        stage: what is trained, for the error.
+        max_failures: `Placement.max_failures`.
+    """
+
+    def __init__(self, stage: str, max_failures: int) -> None:
+        self._stage, self._max_failures = stage, max_failures
+        self._failures = self._losses = 0
+        self._gone = _gone()
+
+    def after_report(self, run_context: Any, metrics: list[Any], checkpoint: Any) -> None:
+        """Begin to count losses of nodes anew: the run gets on."""
+        self._losses, self._gone = 0, _gone()
+
+    def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+        """Raise when it was once too often."""
+        before, self._gone = self._gone, await_lost_nodes()
+        if any(map(_was_announced, worker_exceptions.values())):
+            return
+        lost = len(self._gone - before)
+        if lost:
+            self._losses += 1
+            logger.warning("stage %s: nodes lost with workers on them: %d", self._stage, lost)
+        else:
+            self._failures += 1
+        if self._failures > self._max_failures:
+            raise ray.train.ControllerError(
+                _too_often(self._stage, self._max_failures, worker_exceptions)
+            )
+        if self._losses > LOSSES_IN_A_ROW:
+            raise ray.train.ControllerError(_never_long_enough(self._stage, self._losses))
+
+
+def await_lost_nodes() -> set[str]:
+    """Ids of the nodes that have gone, told when all others answer.
+
+    A machine that goes without notice stays among Ray's live ones until its health checks have
+    failed, 15 s after its process has ended; workers that are started meanwhile wait for it.
+    """
+    deadline = time.monotonic() + _NODE_DEATH_SECONDS
+    while time.monotonic() < deadline:
+        if all(_answers(node) for node in ray.nodes() if node["Alive"]):
+            break
+        time.sleep(_POLL_SECONDS)
+    return _gone()
+
+
+def _gone() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+
+
+def _answers(node: Mapping[str, Any]) -> bool:
+    address = node["NodeManagerAddress"], node["NodeManagerPort"]
+    try:
+        with socket.create_connection(address, timeout=_ANSWER_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+def _was_announced(failure: Exception) -> bool:
+    """Whether it comes of a node that was taken away with notice; Ray Train counts those apart."""
+    failure = getattr(failure, "health_check_failure", failure)
+    return isinstance(failure, RayActorError) and bool(failure.preempted)
+
+
+def _ours(failures: Iterable[Any]) -> RayembedError | None:
+    """The first error of ours among failures, out of Train's wrapping."""
+    inner = (getattr(failure, "_base_exc", failure) for failure in failures)
+    return next((error for error in inner if isinstance(error, RayembedError)), None)
+
+
+def reason(error: Exception) -> str:
+    """The last line of an error's text, where Ray and Python tell what happened."""
+    return str(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
+
+
+def cause(error: Any, job: Job) -> RayembedError:
+    """What a worker raised if it is ours, else an error that tells the first failure."""
+    failures = getattr(error, "worker_failures", None) or {}
+    controller = getattr(error, "controller_failure", None)
+    ours = _ours([*failures.values(), controller])
+    if ours is not None:
+        return ours
+    placement, stage = job.placement, job.course.name
+    if isinstance(controller, _NOT_STARTED):
+        setting = "min_workers" if placement.is_elastic else "workers"
+        return PlacementError(
+            f"stage {stage!r}: {placement.fewest_workers} workers of {worker_resources(placement)} "
+            "each could not be started, though the nodes are large enough; most likely other jobs "
+            "hold their CPUs and GPUs, or nodes have gone. Free them (`ray status` shows what is "
+            f"taken, `ray job stop` ends a job), lower placement.{setting}, or wait longer with "
+            f"placement.wait_for_nodes_seconds. {AGAIN} Ray Train says: {controller}"
+        )
+    if not failures:
+        return WorkerError(f"stage {stage!r}: Ray Train's controller failed: {error}. {AGAIN}")
+    return _too_often(stage, placement.max_failures, failures)
+
+
+def _too_often(stage: str, max_failures: int, failures: Mapping[int, Exception]) -> WorkerError:
+    return WorkerError(
+        f"stage {stage!r}: workers failed more often than placement.max_failures={max_failures} "
+        f"allows; the first failure: {next(iter(failures.values()))}. {AGAIN}"
+    )
+
+
+def _never_long_enough(stage: str, losses: int) -> WorkerError:
+    return WorkerError(
+        f"stage {stage!r}: nodes were lost {losses} times with no checkpoint between them; `ray "
+        "list nodes --filter state=DEAD` says why they went. If the job brings them down, lower "
+        "placement.micro_batch_tokens or give them more memory; if they are taken away that often, "
+        f"lower checkpoint_every_steps. {AGAIN}"
+    )

@@ -1,0 +1,38 @@
+"""Nodes that are announced to be taken away while workers train on them."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from rayembed.distributed.collectives import largest, rank
+
+LOOK_SECONDS = 5.0
+
+
+class Notice:
+    """Tells once, after which step workers learnt that a node of theirs will be taken away.
+
+    Args:
+        announced: whether one will; all workers ask together and get the same answer.
+        device: of messages between workers.
+    """
+
+    def __init__(
+        self,
+        announced: Callable[[], bool],
+        device: torch.device,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._ask, self._device, self._every = announced, device, look_seconds
+        self._announced, self._looked = False, time.monotonic()
+
+    def came(self) -> bool:
+        """Whether it is known since this step; the same on all workers, which must all call it."""
+        # Worker 0's clock decides, so that all ask after the same step.
+        due = rank() == 0 and time.monotonic() - self._looked >= self._every
+        if self._announced or not largest(int(due), self._device):
+            return False
+        self._looked = time.monotonic()
+        self._announced = self._ask()
+        return self._announced

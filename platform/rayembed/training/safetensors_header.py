@@ -1,0 +1,36 @@
+"""Headers of safetensors files in storage: what they tell without their tensors being read."""
+
+import json
+
+import pyarrow
+
+from rayembed.assets.storage import open_storage
+from rayembed.errors import ArtifactError
+
+_LENGTH_BYTES = 8
+"""Of the header's own length, with which a file begins."""
+
+_LONGEST = 100_000_000
+"""Bytes of a header; safetensors itself takes no longer one."""
+
+
+def read_header(path: str) -> dict[str, str]:
+    """The metadata of a file that is as long as its header says, without reading its tensors.
+
+    Raises:
+        ArtifactError: there is no such file, it is none of safetensors, or it was cut off.
+    """
+    filesystem, inside = open_storage(path)
+    try:
+        with filesystem.open_input_file(inside) as file:
+            there = file.size()
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            header = json.loads(file.read(min(length, _LONGEST)))
+        metadata: dict[str, str] = header.pop("__metadata__", {})
+        tensors = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"{path!r} cannot be read: {error!r}") from error
+    expected = _LENGTH_BYTES + length + tensors
+    if there != expected:
+        raise ArtifactError(f"{path!r} has {there:,} of {expected:,} bytes")
+    return metadata

@@ -1,0 +1,1 @@
+"""Scores of a stage's weights while it is trained, and what is decided by them."""

@@ -1,0 +1,99 @@
+"""Which step's weights a stage hands on, and whether it ends early: pure functions of scores.
+
+Scores count in the order of their steps, never in that in which they arrive. Nothing is decided
+from a score while one of an earlier step is still to come, so how fast scores are taken, how many
+at a time, and whether the run was interrupted change no decision.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rayembed.config.validation import EarlyStoppingConfig
+
+Scores = Mapping[int, float | None]
+"""Step → score, or None where it could not be taken; a step still without one is not there."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the scores decide so far."""
+
+    step: int | None
+    """Whose weights are the best; None: no step has a score yet."""
+    score: float | None
+    """That of this step."""
+    ends_at: int | None
+    """Step by which early stopping ends the stage; scores of later steps count for nothing."""
+    settled: bool
+    """Whether no further score can change this: all are there, or the stage has ended early."""
+
+
+def validated_steps(num_steps: int, every: int) -> tuple[int, ...]:
+    """Steps of a stage that have a score: every so many, and the last."""
+    return tuple(sorted({*range(every, num_steps + 1, every), num_steps}))
+
+
+def choose(
+    scores: Scores, steps: Collection[int], stopping: EarlyStoppingConfig | None = None
+) -> Choice:
+    """What follows from the scores of the first steps, up to the first one that has none yet.
+
+    The best step has the highest score, of equal ones the first. With early stopping the stage
+    ends at the step whose score is the `patience`-th in a row that does not exceed the last
+    improvement by more than `min_delta`; the best is then that of the steps up to it.
+
+    Args:
+        steps: those that are to have a score, as `validated_steps` gives them.
+    """
+    best: int | None = None
+    highest = improvement = float("-inf")
+    in_a_row = 0
+    for step in sorted(steps):
+        if step not in scores:
+            return Choice(best, _or_none(best, highest), None, settled=False)
+        score = scores[step]
+        if score is None:
+            continue
+        if score > highest:
+            best, highest = step, score
+        if stopping is None:
+            continue
+        if score > improvement + stopping.min_delta:
+            improvement, in_a_row = score, 0
+            continue
+        in_a_row += 1
+        if in_a_row == stopping.patience:
+            return Choice(best, _or_none(best, highest), step, settled=True)
+    return Choice(best, _or_none(best, highest), None, settled=True)
+
+
+def handed_on(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
+    """The step whose weights a stage hands on when the choice is settled.
+
+    Where no step has a score these are the last ones.
+    """
+    return max(steps) if keep == "last" or choice.step is None else choice.step
+
+
+def still_needed(
+    there: Collection[int],
+    scores: Scores,
+    steps: Collection[int],
+    stopping: EarlyStoppingConfig | None,
+    keep: Literal["best", "last"],
+) -> set[int]:
+    """Which of the steps whose weights are `there` may still be scored or handed on."""
+    choice = choose(scores, steps, stopping)
+    if choice.ends_at is not None:
+        return {step for step in there if step == choice.step}
+    first_open = min((step for step in steps if step not in scores), default=max(steps) + 1)
+    needed = {step for step in there if step > first_open or step not in scores}
+    needed |= {step for step in there if keep == "best" and step == choice.step}
+    if there and (keep == "last" or choice.step is None):
+        needed.add(max(there))
+    return needed
+
+
+def _or_none(step: int | None, score: float) -> float | None:
+    return None if step is None else score

@@ -1,0 +1,129 @@
+"""What validation leaves in a stage's folder of storage: weights to score, and scores.
+
+    validation/step-0000200.safetensors    trainable weights after 200 steps, by worker 0
+    validation/step-0000200.json           their score or why there is none, by the driver
+
+Weights without a score are to be scored; a killed run finds here what it still has to do.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from torch import Tensor
+
+from rayembed.assets.storage import (
+    exists,
+    join,
+    list_files,
+    move_file,
+    read_bytes,
+    remove_file,
+    write_atomic,
+)
+from rayembed.errors import ArtifactError
+from rayembed.training.weights import content_of, weights_content, write_weights
+
+FOLDER = "validation"
+
+_WEIGHTS, _RECORD = ".safetensors", ".json"
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What came of scoring the weights of one step."""
+
+    step: int
+    content: str
+    """Digest of the weights."""
+    data: str
+    """Fingerprint of what they were scored on."""
+    score: float | None
+    """That decides, higher is better; None: there is none."""
+    scores: dict[str, float]
+    """By task."""
+    seconds: float
+    problem: str = ""
+    """Why there is no score."""
+
+
+class ValidationFolder:
+    """The files of one stage's validation.
+
+    Args:
+        stage_folder: in storage.
+    """
+
+    def __init__(self, stage_folder: str) -> None:
+        self._folder = join(stage_folder, FOLDER)
+
+    def weights(self, step: int) -> str:
+        """Path of the weights after the step."""
+        return join(self._folder, f"step-{step:07d}{_WEIGHTS}")
+
+    def hand_in(self, step: int, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
+        """Leave weights to be scored, unless these very ones have been.
+
+        A stage that goes on from a checkpoint comes by the same steps again: with as many workers
+        its weights are bit for bit the same, with others they may not be.
+        """
+        record = self.read(step)
+        if record is not None and record.content == content_of(state):
+            return
+        write_weights(self.weights(step), state, made_of)
+        if record is not None:  # only now, or the driver could score what lay there before
+            remove_file(self._record(step))
+
+    def content(self, step: int) -> str:
+        """Digest of the weights of a step that lie here."""
+        return weights_content(self.weights(step))
+
+    def steps(self) -> tuple[set[int], set[int]]:
+        """Steps whose weights are here, and steps that have a record."""
+        names = list_files(self._folder, recursive=False)
+        found: dict[str, set[int]] = {_WEIGHTS: set(), _RECORD: set()}
+        for name in names:
+            match = re.fullmatch(r"step-(\d+)(\.\w+)", name)
+            if match is not None and match[2] in found:
+                found[match[2]].add(int(match[1]))
+        return found[_WEIGHTS], found[_RECORD]
+
+    def read(self, step: int) -> Validated | None:
+        """The record of a step; None: there is none.
+
+        Raises:
+            ArtifactError: the file cannot be read.
+        """
+        path = self._record(step)
+        if not exists(path):
+            return None
+        try:
+            return Validated(**json.loads(read_bytes(path)))
+        except (ValueError, TypeError) as error:
+            raise ArtifactError(
+                f"{path!r} holds no score: {error}; remove it to have the weights scored again"
+            ) from None
+
+    def records(self) -> dict[int, Validated]:
+        """All records by step, in its order."""
+        found = {step: self.read(step) for step in sorted(self.steps()[1])}
+        return {step: record for step, record in found.items() if record is not None}
+
+    def write(self, record: Validated) -> None:
+        """Leave a record."""
+        assert record.score is None or math.isfinite(record.score)
+        text = json.dumps(asdict(record), indent=1, sort_keys=True)
+        write_atomic(self._record(record.step), text.encode())
+
+    def remove(self, step: int) -> None:
+        """Remove the weights of a step; its record stays."""
+        remove_file(self.weights(step))
+
+    def hand_on(self, step: int, target: str) -> None:
+        """Put the weights of a step at `target` in storage."""
+        move_file(self.weights(step), target)
+
+    def _record(self, step: int) -> str:
+        return join(self._folder, f"step-{step:07d}{_RECORD}")

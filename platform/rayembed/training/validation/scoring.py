@@ -1,0 +1,165 @@
+"""The driver's part in validation: what to score next, what came of it, which weights go on.
+
+Knows no Ray: `on_ray.py` runs the tasks and brings what came of them.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from rayembed.config.validation import ValidationConfig
+from rayembed.errors import ArtifactError
+from rayembed.training.validation.decision import (
+    Choice,
+    Scores,
+    choose,
+    handed_on,
+    still_needed,
+)
+from rayembed.training.validation.folder import Validated, ValidationFolder
+
+logger = logging.getLogger(__name__)
+
+
+class Scoring:
+    """Validation of one stage. Made before its workers start, used by one thread at a time.
+
+    Args:
+        data: fingerprint of what is scored on.
+        deciding: one score of those by task.
+        on_scored: told of each step that is scored, and at first of those that are already: a
+            process that was killed may not have told it.
+
+    Raises:
+        ArtifactError: scores that lie there were taken on other data.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        folder: ValidationFolder,
+        steps: Sequence[int],
+        config: ValidationConfig,
+        data: str,
+        deciding: Callable[[Mapping[str, float]], float],
+        on_scored: Callable[[Validated], None],
+    ) -> None:
+        self._stage, self._folder, self._steps, self._config = stage, folder, tuple(steps), config
+        self._data, self._deciding, self._on_scored = data, deciding, on_scored
+        self._records = {s: r for s, r in folder.records().items() if s in self._steps}
+        self._absent: set[int] = set()
+        for record in self._records.values():
+            if record.data != data:
+                raise ArtifactError(
+                    f"stage {stage!r}: step {record.step} was scored on the data {record.data!r}, "
+                    f"now they are {data!r}: the validation's texts or mteb's version have changed "
+                    "since. Put them back, or give this run another --name"
+                )
+            if record.score is not None:
+                on_scored(record)
+
+    @property
+    def choice(self) -> Choice:
+        """What the scores decide so far."""
+        return choose(self._scores(), self._steps, self._config.early_stopping)
+
+    def due(self, running: Collection[int]) -> list[int]:
+        """Steps whose weights wait to be scored, in their order.
+
+        Of a step that workers came by again with other weights the former score is forgotten.
+        """
+        there, recorded = self._folder.steps()
+        for step in self._records.keys() - recorded:
+            del self._records[step]
+        if self.choice.ends_at is not None:
+            return []
+        waiting = (there & set(self._steps)) - self._records.keys() - set(running)
+        return sorted(waiting)
+
+    def scored(self, step: int, content: str, scores: Mapping[str, float], seconds: float) -> None:
+        """Keep the scores of a step's weights by task."""
+        bad = sorted(task for task, score in scores.items() if not math.isfinite(score))
+        if bad:
+            self.failed(step, content, f"the score of {', '.join(bad)} is not a number", seconds)
+            return
+        score = self._deciding(scores)
+        record = Validated(step, content, self._data, score, dict(scores), seconds)
+        if not self._keep(record):
+            return
+        by_task = ", ".join(f"{task} {value:.4f}" for task, value in scores.items())
+        logger.info(
+            "stage %s  step %d  validation %.4f (%s), %.1f s; best so far: step %s",
+            *(self._stage, step, score, by_task, seconds, self.choice.step),
+        )
+        self._on_scored(record)
+
+    def failed(self, step: int, content: str, problem: str, seconds: float) -> None:
+        """Keep that the weights of a step have no score. Another submission does not try again, so
+        that it chooses as this one does.
+        """
+        if self._keep(Validated(step, content, self._data, None, {}, seconds, problem)):
+            logger.warning(
+                "stage %s: the weights of step %d have no validation score, and training goes on "
+                "without it: %s",
+                *(self._stage, step, problem),
+            )
+
+    def tidy(self) -> None:
+        """Remove weights that will neither be scored nor handed on."""
+        there = self._folder.steps()[0]
+        config = self._config
+        needed = still_needed(
+            there, self._scores(), self._steps, config.early_stopping, config.keep
+        )
+        for step in sorted(there - needed):
+            record = self._records.get(step)
+            # Other weights than those scored were put there just now: they are to be scored.
+            if record is None or record.content == self._folder.content(step):
+                self._folder.remove(step)
+
+    def training_is_done(self) -> None:
+        """Take note that no further weights come; steps without any count as without a score.
+
+        A run that was begun without validation, or with scores at other steps, has such.
+        """
+        there, recorded = self._folder.steps()
+        self._absent = set(self._steps) - there - recorded
+
+    def hand_on(self, target: str) -> int:
+        """The step whose weights were put at `target`; the others are removed."""
+        there = self._folder.steps()[0]
+        choice = self.choice
+        step = handed_on(choice, self._steps, self._config.keep)
+        if step not in there:
+            # After a restart with another number of workers an earlier step may be the best again
+            # when its weights, which were not then, have been removed.
+            left = {s: r.score for s, r in self._records.items() if s in there}
+            gone, step = step, choose(left, left).step or max(there)
+            logger.warning(
+                "stage %s: the weights of step %d, the best one, are gone since workers went on "
+                "with other ones; the best of those left is step %d",
+                *(self._stage, gone, step),
+            )
+        elif choice.step is None:
+            logger.warning(
+                "stage %s: no step has a validation score; the last weights are handed on",
+                self._stage,
+            )
+        logger.info("stage %s: the weights of step %d are handed on", self._stage, step)
+        for other in sorted(there - {step}):
+            self._folder.remove(other)
+        self._folder.hand_on(step, target)  # last: it says that the stage is done
+        return step
+
+    def _scores(self) -> Scores:
+        known: dict[int, float | None] = dict.fromkeys(self._absent)
+        return known | {step: record.score for step, record in self._records.items()}
+
+    def _keep(self, record: Validated) -> bool:
+        """Whether the record counts: not of weights that others have taken the place of."""
+        if record.content != self._folder.content(record.step):
+            logger.info("step %d was reached again with other weights", record.step)
+            return False
+        self._folder.write(record)
+        self._records[record.step] = record
+        return True

@@ -1,0 +1,144 @@
+"""Ray Tune's searcher and schedulers for a sweep, knowing what earlier submissions have scored."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+
+from rayembed.config.space import Domain
+from rayembed.config.sweep import AshaScheduler, OptunaSearch, PbtScheduler, Sweep
+from rayembed.tuning.ledger import TrialRecord
+from rayembed.tuning.optuna_space import distribution, typed
+
+SCORE, STEP = "score", "global_step"
+"""Names of the score and of the step in a trial's results."""
+
+
+def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
+    """Optuna with what earlier trials have scored; None: the trials are listed.
+
+    Trials that had begun and not ended are its first ones.
+
+    Args:
+        past: trials of earlier submissions.
+    """
+    if not isinstance(sweep.search, OptunaSearch):
+        return None
+    import optuna
+    from ray.tune.search.optuna import OptunaSearch as Searcher
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    domains = sweep.domains
+    ended = [r for r in past if r.is_done and r.score is not None and math.isfinite(r.score)]
+    begun = [r for r in past if not r.is_done and r.values.keys() == domains.keys()]
+    found = Searcher(
+        {path: distribution(domain) for path, domain in domains.items()},
+        metric=SCORE,
+        mode="max",
+        seed=sweep.search.seed + len(ended),
+        points_to_evaluate=[typed(domains, record.values) for record in begun] or None,
+    )
+    for record in ended:
+        found.add_evaluated_point(typed(domains, record.values), record.score)
+    return found
+
+
+def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
+    """Ray Tune's scheduler; None: every trial runs to its end.
+
+    Args:
+        done: trials that have ended before.
+        total: steps of a trial.
+    """
+    match sweep.scheduler:
+        case AshaScheduler() as settings:
+            return asha(sweep, settings, done, total)
+        case PbtScheduler() as settings:
+            return _pbt(sweep, settings)
+    return None
+
+
+@dataclass(frozen=True)
+class _Past:
+    """A trial of an earlier submission, as a scheduler sees one."""
+
+    trial_id: str
+
+
+def asha(
+    sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
+) -> ASHAScheduler:
+    """ASHA whose rungs know the scores of trials that have ended before."""
+    first = [
+        run.validation_interval(stage) if run.evaluation.validation else stage.steps
+        for run in sweep.runs.values()
+        for stage in run.stages[:1]
+    ]
+    grace = settings.grace_steps or min(max(first), total)
+    found = ASHAScheduler(
+        time_attr=STEP,
+        metric=SCORE,
+        mode="max",
+        max_t=max(total - 1, grace),  # at the last step nothing is saved by ending a trial
+        grace_period=grace,
+        reduction_factor=settings.reduction_factor,
+        stop_last_trials=False,
+    )
+    reports = [(report, _Past(record.key)) for record in done for report in record.reports]
+    for trial in {past.trial_id: past for _, past in reports}.values():
+        found.on_trial_add(None, trial)
+    for report, trial in sorted(reports, key=lambda pair: pair[0].time):
+        found.on_trial_result(None, trial, {STEP: report.global_step, SCORE: report.score})
+    return found
+
+
+class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not typed
+    """A member that takes over another's weights gets its settings, changed, and stays itself.
+
+    Ray copies the whole config of the other, with the name under which its scores are kept.
+    """
+
+    def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
+        config, operations = super()._get_new_config(trial, trial_to_clone)
+        kept = {name: trial.config["trial"][name] for name in ("key", "label", "pointer")}
+        return {**config, "trial": {**config["trial"], **kept}}, operations
+
+
+def _pbt(sweep: Sweep, settings: PbtScheduler) -> PopulationBasedTraining:
+    run, domains = sweep.base, sweep.domains
+
+    def within(config: dict[str, Any]) -> dict[str, Any]:
+        """A changed setting goes no further than its domain."""
+        values = config["trial"]["values"]
+        for path, domain in domains.items():
+            if not domain.is_finite:
+                values[path] = min(max(values[path], domain.low), domain.high)
+        return config
+
+    return _Population(
+        time_attr=STEP,
+        metric=SCORE,
+        mode="max",
+        perturbation_interval=settings.every_steps or run.validation_interval(run.stages[0]),
+        hyperparam_mutations={
+            "trial": {"values": {path: _mutation(domain) for path, domain in domains.items()}}
+        },
+        quantile_fraction=settings.quantile,
+        resample_probability=settings.resample_probability,
+        custom_explore_fn=within,
+        log_config=False,
+    )
+
+
+def _mutation(domain: Domain) -> Any:
+    match domain.kind:
+        case "uniform":
+            return tune.uniform(domain.low, domain.high)
+        case "loguniform":
+            return tune.loguniform(domain.low, domain.high)
+        case "integers":
+            return tune.randint(int(domain.low), int(domain.high) + 1)
+    return list(domain.values)

@@ -1,0 +1,110 @@
+"""The driver's notes of a running sweep: what trials tell becomes their records. Knows no Ray."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rayembed.tuning.ledger import Ledger, Report, TrialRecord, best
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Writes the ledger.
+
+    Args:
+        past: records of earlier submissions.
+    """
+
+    def __init__(self, ledger: Ledger, past: Mapping[str, TrialRecord]) -> None:
+        self._ledger = ledger
+        self.records = dict(past)
+        self._keys: dict[str, str] = {}
+        self._ended: set[str] = set()
+
+    @property
+    def num_ended(self) -> int:
+        """How many of Ray Tune's trials have ended here, however they did."""
+        return len(self._ended)
+
+    def begun(self, given: TrialRecord) -> None:
+        """Keep that a trial was started, so that one without a score yet is not forgotten.
+
+        Args:
+            given: a record of what it was given.
+        """
+        if given.key not in self.records:
+            self._put(given)
+
+    def told(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Keep a score, or how the trial has ended.
+
+        Args:
+            trial_id: Ray Tune's.
+            result: what the trial's actor gives for an event.
+        """
+        key = result["key"]
+        self._keys[trial_id] = key
+        if result["kind"] != "score":
+            self._ended.add(trial_id)
+        if result["kind"] == "known":
+            logger.info("%s  had ended before with %.4f", key, result["score"])
+            return
+        report = Report(result["global_step"], result["score"], result["scores"], time.time())
+        record = self.records.get(key) or TrialRecord(key, key, "", {})
+        if record.run != result["run"]:
+            record = replace(record, former=[*record.former, record.run])
+        record = replace(
+            record, **{name: result[name] for name in ("run", "label", "values", "origin")}
+        )
+        match result["kind"]:
+            case "score":
+                record = record.reported(report)
+            case "final":
+                evaluation = dict(result["evaluation"])
+                record = replace(
+                    record, state="finished", final=report, evaluation=evaluation, problem=""
+                )
+            case "problem":
+                record = replace(record, state="failed", problem=result["problem"])
+        self._put(record)
+        if record.state == "failed":
+            logger.warning("%s  failed: %s", record.key, record.problem)
+        else:
+            self._tell(record, report)
+
+    def ended(self, trial_id: str) -> None:
+        """A trial that has not said that it is done was ended by the scheduler."""
+        key = self._keys.get(trial_id)
+        if key is None or trial_id in self._ended:
+            return
+        self._ended.add(trial_id)
+        if self.records[key].state == "running":
+            self._put(replace(self.records[key], state="stopped"))
+            logger.info("%s  ended by the scheduler", key)
+
+    def failed(self, trial_id: str, given: TrialRecord, problem: str) -> None:
+        """Keep what ended a trial that is not tried again.
+
+        Args:
+            given: a record of what it was given, for one that has told nothing.
+        """
+        self._ended.add(trial_id)
+        record = self.records.get(self._keys.get(trial_id, given.key), given)
+        logger.warning("%s  failed: %s", record.key, problem)
+        self._put(replace(record, state="failed", problem=problem))
+
+    def _put(self, record: TrialRecord) -> None:
+        self.records[record.key] = record
+        self._ledger.write(record)
+
+    def _tell(self, record: TrialRecord, report: Report) -> None:
+        values = ", ".join(f"{path}={value}" for path, value in record.values.items())
+        top = best(self.records)
+        told = "" if top is None or top.final is None else f"; best so far {top.final.score:.4f}"
+        logger.info(
+            "%s  step %d  %s %.4f  (%s)%s",
+            *(record.key, report.global_step, record.state, report.score, values, told),
+        )

@@ -1,0 +1,151 @@
+"""What is known of each trial, one JSON file each: what a sweep that is submitted again goes by.
+
+    storage/sweeps/<sweep>/trials/<trial>.json
+
+Written by the driver alone. Ray Tune's own state is not read back: it is pickled, and it is
+written every few seconds, so that a killed driver could lose a trial that has ended.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
+from rayembed.errors import ArtifactError
+
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The score of a trial at one step."""
+
+    global_step: int
+    """Over all stages."""
+    score: float
+    """That trials are compared by."""
+    scores: dict[str, float]
+    """By task."""
+    time: float
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """All that is known of one trial."""
+
+    key: str
+    run: str
+    """Name of its run; of a population's member the one that it goes on with."""
+    label: str
+    values: dict[str, str]
+    state: State = "running"
+    """`stopped`: the scheduler ended it. `failed`: it ended with an error."""
+    reports: list[Report] = field(default_factory=list)
+    final: Report | None = None
+    """Of the weights that it hands on; only of a finished trial."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Scores of the tasks after training, of a finished trial that has them."""
+    origin: dict[str, Any] = field(default_factory=dict)
+    """Of a population's member: the run and the step that its run goes on from."""
+    former: list[str] = field(default_factory=list)
+    """Of a population's member: the runs that it left for another's weights."""
+    problem: str = ""
+
+    @property
+    def score(self) -> float | None:
+        """The final one, else the last one; None: there is none."""
+        if self.final is not None:
+            return self.final.score
+        return self.reports[-1].score if self.reports else None
+
+    @property
+    def last_step(self) -> int:
+        """Of its last score; 0: there is none."""
+        last = self.final or next(reversed(self.reports), None)
+        return 0 if last is None else last.global_step
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is not to be run again."""
+        return self.state in ("finished", "stopped")
+
+    def reported(self, report: Report) -> "TrialRecord":
+        """With a score more; scores of this and later steps are replaced."""
+        kept = [r for r in self.reports if r.global_step < report.global_step]
+        return replace(self, state="running", problem="", reports=[*kept, report])
+
+
+class Ledger:
+    """The records of one sweep.
+
+    Args:
+        folder: the sweep's, in storage.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = join(folder, "trials")
+
+    def read(self) -> dict[str, TrialRecord]:
+        """All records by key, in the order of their names.
+
+        Raises:
+            ArtifactError: a file holds no record.
+        """
+        names = sorted(list_files(self._folder, recursive=False))
+        found = [self._read(name) for name in names if name.endswith(".json")]
+        return {record.key: record for record in found}
+
+    def find(self, key: str) -> TrialRecord | None:
+        """The record of one trial; None: it has none.
+
+        Raises:
+            ArtifactError: the file holds no record.
+        """
+        name = f"{key}.json"
+        return self._read(name) if exists(join(self._folder, name)) else None
+
+    def write(self, record: TrialRecord) -> None:
+        """Leave a record in place of the former one.
+
+        Raises:
+            ArtifactError: the storage refuses it.
+        """
+        path = join(self._folder, f"{record.key}.json")
+        text = json.dumps(asdict(record), indent=1)
+        try:
+            write_atomic(path, text.encode())
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write {path!r}: {error}; correct the storage, then submit the sweep again"
+            ) from error
+
+    def _read(self, name: str) -> TrialRecord:
+        path = join(self._folder, name)
+        try:
+            values = json.loads(read_bytes(path))
+            reports = [Report(**report) for report in values.pop("reports")]
+            final = values.pop("final")
+            return TrialRecord(
+                **values, reports=reports, final=None if final is None else Report(**final)
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ArtifactError(
+                f"{path!r} tells nothing of a trial: {error}; remove it to have the trial run again"
+            ) from None
+
+
+def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
+    """The finished trial with the highest final score, of equal ones the first; None: there is
+    none.
+    """
+    finished = [
+        record
+        for record in records.values()
+        if record.state == "finished"
+        and record.final is not None
+        and math.isfinite(record.final.score)
+    ]
+    return max(finished, key=lambda r: r.final.score if r.final else -math.inf, default=None)

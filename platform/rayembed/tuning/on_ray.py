@@ -1,0 +1,402 @@
+"""Trials on Ray Tune, each a Ray Train run of its own.
+
+    driver: Tuner ── TrialActor ── _Runner ── Ray Train's controller ── workers
+                     (scores)      (a run)    validation, export and evaluation tasks
+
+Ray Tune places an actor in a placement group that catches all that the actor starts, so what a
+trial starts would wait for CPUs that its group does not have. The run therefore lies in an actor of
+its own beside it, which no group catches.
+"""
+
+import json
+import logging
+import math
+import os
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayembed.config.sweep import OptunaSearch, Sweep
+from rayembed.errors import (
+    ArtifactError,
+    AssetError,
+    ConfigError,
+    DataError,
+    PlacementError,
+    RayembedError,
+    WorkerError,
+)
+from rayembed.training.elastic.on_ray import free_nodes
+from rayembed.tuning.concurrency import trials_at_once
+from rayembed.tuning.decisions.on_ray import scheduler, searcher
+from rayembed.tuning.events import Event, Execute, Pointer, Start, start_of
+from rayembed.tuning.keeper import Keeper
+from rayembed.tuning.ledger import Ledger, TrialRecord
+from rayembed.tuning.optuna_space import texts, typed
+from rayembed.tuning.trials import Trial, key_of, number_left, unfinished
+
+logger = logging.getLogger(__name__)
+
+_SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError)
+"""Errors that a second try would raise, too."""
+
+_GRAIN = 0.001
+
+_GIVEN_BACK_SECONDS = 5.0
+"""After which what a task held is told to be free, at the latest."""
+
+_TUNE_ENVIRONMENT = {
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of each trial
+    "TUNE_MAX_PENDING_TRIALS_PG": "1",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """What a sweep's trials are run with."""
+
+    sweep: Sweep
+    trials: Sequence[Trial]
+    """Those that are known beforehand; none with Optuna."""
+    ledger: Ledger
+    execute: Execute
+    tags: Mapping[str, str]
+    """Of every trial's MLflow run."""
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What every trial's actor gets."""
+
+    sweep: Sweep
+    execute: Any
+    """Ray's reference to it: only the run beside the actor has to import what it needs."""
+    tags: Mapping[str, str]
+    ledger: Ledger
+    """To look up what has ended; only the driver writes."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What Ray Tune gives one trial."""
+
+    key: str
+    label: str
+    values: dict[str, str]
+    pointer: Pointer | None = None
+
+
+def given_to(sweep: Sweep, config: Mapping[str, Any]) -> Given:
+    """What a trial is, by its config."""
+    given = config.get("trial")
+    if given is None:  # Optuna's are the values themselves
+        label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
+        return Given(key_of(sweep, label, values), label, values)
+    pointer = Pointer(**given["pointer"]) if given["pointer"] else None
+    return Given(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
+
+
+def check_dashboard() -> None:
+    """Return when the cluster has a dashboard.
+
+    Raises:
+        PlacementError: it has none. Ray Train asks it whether the controller of a trial that was
+            ended is gone, and would hold its workers' CPUs and GPUs for ever.
+    """
+    # In a worker, which knows the address of its own cluster's dashboard.
+    try:
+        ray.get(ray.remote(num_cpus=0)(_ask_dashboard).remote())
+    except ray.exceptions.RayError as error:
+        raise PlacementError(
+            "a sweep needs Ray's dashboard, which gives the CPUs and GPUs of a trial that was "
+            "ended back to the others, and it does not answer; start the cluster with "
+            f"--include-dashboard=true. Ray says: {error}"
+        ) from None
+
+
+def _ask_dashboard() -> None:
+    from ray.util.state import list_nodes
+
+    list_nodes(limit=1, timeout=30)
+
+
+def run_trials(job: TuneJob) -> None:
+    """Return when every trial has ended that had not before; the ledger tells of each.
+
+    Raises:
+        PlacementError: not one trial fits into what is free.
+        WorkerError: Ray Tune was stopped before all trials had ended.
+    """
+    sweep = job.sweep
+    past = job.ledger.read()
+    keys = [trial.key for trial in job.trials]
+    todo = unfinished(job.trials, past)
+    done = [record for record in past.values() if record.is_done]
+    number = number_left(sweep, job.trials, past)
+    if number == 0:
+        logger.info("all %d trials have ended before", len(done))
+        return
+    at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
+    told = len(keys) or number + len(done)
+    logger.info("%d of %d trials to run, %d at a time", number, told, at_once)
+    for name, value in _TUNE_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # Of its warnings nothing concerns us: results are the ledger's, and a trial's start takes long.
+    logging.getLogger("ray.tune").setLevel(logging.ERROR)
+    # A population is there as a whole, and Ray Tune stops counting at its own limit; its members
+    # take turns by what they hold of the node.
+    takes_turns = sweep.scheduler.kind == "pbt"
+    keeper = Keeper(job.ledger, past)
+    handed = Handed(sweep, ray.put(job.execute), dict(job.tags), job.ledger)
+    with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
+        tuner = tune.Tuner(
+            tune.with_resources(
+                tune.with_parameters(TrialActor, handed=handed),
+                _beside_the_driver(at_once if takes_turns else None),
+            ),
+            param_space=_param_space(sweep, todo, past),
+            tune_config=tune.TuneConfig(
+                search_alg=searcher(sweep, list(past.values())),
+                scheduler=scheduler(sweep, done, _total_steps(job)),
+                num_samples=number if isinstance(sweep.search, OptunaSearch) else 1,
+                max_concurrent_trials=None if takes_turns else at_once,
+                reuse_actors=False,
+            ),
+            run_config=tune.RunConfig(
+                name=sweep.name,
+                storage_path=scratch,
+                callbacks=[_Callback(keeper, sweep)],
+                failure_config=tune.FailureConfig(max_failures=sweep.trial_failures),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                verbose=0,
+            ),
+        )
+        tuner.fit()
+    if keeper.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
+        raise WorkerError(
+            f"the sweep was stopped when {keeper.num_ended} of {number} trials had ended; submit "
+            "it again under the same name to go on"
+        )
+
+
+def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
+    """How many of so many trials fit into what is free.
+
+    Asked for a while where they do not: the cluster hears late of what preparation has given back.
+
+    Raises:
+        PlacementError: none does.
+    """
+    validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
+    deadline = time.monotonic() + _GIVEN_BACK_SECONDS
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            found = trials_at_once(sweep.base.placement, free_nodes(), validates=validates)
+        except PlacementError:
+            if late:
+                raise
+            found = 0
+        if late or found >= wanted:
+            return min(found, wanted)
+        time.sleep(0.5)
+
+
+def _total_steps(job: TuneJob) -> int:
+    runs = [trial.run for trial in job.trials] or list(job.sweep.runs.values())
+    return max(sum(stage.steps for stage in run.stages) for run in runs)
+
+
+def _beside_the_driver(at_once: int | None) -> Any:
+    """Resources of a trial's actor: a share of the driver's own node, which has one to give.
+
+    It takes no CPU, so that workers may take all of them, also where the head node has none.
+
+    Args:
+        at_once: how many such actors there may be; None: as many as Ray Tune starts.
+    """
+    share = _GRAIN if at_once is None else math.floor(1000 / (at_once + 1)) / 1000 + _GRAIN
+    return tune.PlacementGroupFactory([{f"node:{ray.util.get_node_ip_address()}": share}])
+
+
+def _param_space(
+    sweep: Sweep, todo: Sequence[Trial], past: Mapping[str, TrialRecord]
+) -> dict[str, Any]:
+    """Ray Tune's: the trials one by one; nothing with Optuna, which has the space itself."""
+    if isinstance(sweep.search, OptunaSearch):
+        return {}
+    given = []
+    for trial in todo:
+        pointer, values = None, dict(trial.values)
+        if sweep.scheduler.kind == "pbt" and trial.key in past and past[trial.key].reports:
+            record = past[trial.key]
+            step = record.reports[-1].global_step
+            values = dict(record.values)
+            pointer = asdict(Pointer(trial.key, record.run, step, values, record.origin))
+        given.append(
+            {
+                "key": trial.key,
+                "label": trial.label,
+                "values": typed(sweep.domains, values),
+                "pointer": pointer,
+            }
+        )
+    return {"trial": tune.grid_search(given)}
+
+
+class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
+    """A trial as Ray Tune sees it: each step is one score."""
+
+    def setup(self, config: dict[str, Any], handed: Handed | None = None) -> None:
+        """Take note of what is to be tried; the run begins with the first step."""
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        assert handed is not None
+        given = given_to(handed.sweep, config)
+        self._handed = handed
+        self._key, self._label, self._values = given.key, given.label, given.values
+        self._pointer = given.pointer
+        self._start: Start | None = None
+        self._runner: Any = None
+        self._last_step = 0
+
+    def step(self) -> dict[str, Any]:
+        """The next score of the trial; the last one says that it is done."""
+        if self._start is None:
+            known = self._handed.ledger.find(self._key)
+            if known is not None and known.is_done:  # Optuna may propose it again
+                score = math.nan if known.score is None else known.score
+                told = asdict(Event("known", known.last_step, score))
+                return {**told, "done": True, "key": self._key}
+            self._begin()
+        assert self._start is not None
+        while True:
+            event: Event = ray.get(self._runner.next.remote())
+            if event.kind != "score" or event.global_step > self._last_step:
+                break
+        self._last_step = max(self._last_step, event.global_step)
+        return {
+            **asdict(event),
+            "done": event.kind != "score",
+            "key": self._key,
+            "label": self._label,
+            "values": self._values,
+            "run": self._start.run.name,
+            "origin": self._start.origin,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Write where the trial stands: its weights lie in the run's own checkpoints."""
+        assert self._start is not None
+        name, origin = self._start.run.name, self._start.origin
+        pointer = Pointer(self._key, name, self._last_step, self._values, origin)
+        Path(checkpoint_dir, "pointer.json").write_text(json.dumps(asdict(pointer)))
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Go on from where this trial stood, or the one that it takes over."""
+        text = Path(checkpoint, "pointer.json").read_text()
+        self._pointer = Pointer(**json.loads(text))
+
+    def cleanup(self) -> None:
+        """End the run that goes on beside."""
+        if self._runner is not None:
+            ray.kill(self._runner)
+
+    def _begin(self) -> None:
+        handed = self._handed
+        self._start = start_of(handed.sweep, self._key, self._label, self._values, self._pointer)
+        self._last_step = self._start.after
+        tags = {
+            **handed.tags,
+            "rayembed.trial.label": self._label,
+            **{f"rayembed.trial.{path}": value for path, value in self._values.items()},
+        }
+        # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        actor = ray.remote(num_cpus=0, scheduling_strategy=here)(_Runner)
+        self._runner = actor.remote(handed.execute, handed.sweep, self._start, tags)
+
+
+class _Runner:
+    """Runs one trial in a thread, and hands out what it tells."""
+
+    def __init__(
+        self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]
+    ) -> None:
+        logging.basicConfig(
+            level="WARNING",
+            format=f"%(asctime)s  {start.run.name}  %(message)s",
+            datefmt="%H:%M:%S",
+        )
+        logging.getLogger("rayembed").setLevel(logging.INFO)
+        self._events: queue.Queue[Event | Exception] = queue.Queue()
+        self._thread = threading.Thread(
+            target=self._work,
+            args=(execute, sweep, start, tags),
+            name="trial",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def next(self) -> Event:
+        """The next event, when there is one.
+
+        Raises:
+            Exception: what ended the trial and may not happen again.
+        """
+        event = self._events.get()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def _work(self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]) -> None:
+        try:
+            execute(sweep, start, tags, self._events.put)
+        except _SAME_AGAIN as error:
+            problem = f"{type(error).__name__}: {error}"
+            self._events.put(Event("problem", start.after, math.nan, problem=problem))
+        except RayembedError as error:
+            self._events.put(error)
+        except Exception as error:  # the actor tells it, Ray Tune tries again
+            logger.exception("the trial %s failed", start.run.name)
+            self._events.put(WorkerError(f"{type(error).__name__}: {error}"))
+
+
+class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
+    """Ray Tune's news for the keeper, in the driver."""
+
+    def __init__(self, keeper: Keeper, sweep: Sweep) -> None:
+        self._keeper, self._sweep = keeper, sweep
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The beginning, and each new one after an error."""
+        self._keeper.begun(self._blank(trial))
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A score, or the end."""
+        self._keeper.told(trial.trial_id, result)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The end, also by the scheduler."""
+        self._keeper.ended(trial.trial_id)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """The last error that was allowed."""
+        text = str(trial.get_pickled_error() or "the process of the trial died")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        self._keeper.failed(trial.trial_id, self._blank(trial), lines[-1])
+
+    def _blank(self, trial: Any) -> TrialRecord:
+        given = given_to(self._sweep, trial.config)
+        return TrialRecord(given.key, given.key, given.label, given.values)

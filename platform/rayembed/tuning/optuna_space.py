@@ -1,0 +1,41 @@
+"""Domains of a space as Optuna's distributions, values as Optuna and Ray Tune calculate with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayembed.config.space import Domain
+
+
+def distribution(domain: Domain) -> Any:
+    """Optuna's distribution of a domain."""
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if domain.is_finite:
+        return CategoricalDistribution(domain.values)
+    if domain.kind == "integers":
+        return IntDistribution(int(domain.low), int(domain.high))
+    return FloatDistribution(domain.low, domain.high, log=domain.kind == "loguniform")
+
+
+def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str, Any]:
+    """Numbers where the domain is one of numbers, texts elsewhere."""
+    found: dict[str, Any] = {}
+    for path, domain in domains.items():
+        text = values[path]
+        if domain.is_finite:
+            found[path] = text
+        else:
+            found[path] = int(text) if domain.kind == "integers" else float(text)
+    return found
+
+
+def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, str]:
+    """The opposite of `typed`."""
+    return {
+        path: str(values[path]) if domain.is_finite else domain.text(values[path])
+        for path, domain in domains.items()
+    }

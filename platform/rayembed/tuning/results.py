@@ -1,0 +1,207 @@
+"""Tables of what came of a sweep: each trial, and its rows with their spread over the seeds."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rayembed.config.sweep import Sweep
+from rayembed.tuning.ledger import TrialRecord
+
+SEED = "seed"
+"""The setting whose values are repetitions of the same row."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a score over repetitions."""
+
+    mean: float
+    deviation: float | None
+    """Of the sample (n - 1); None: there is only one."""
+    number: int
+
+    def __str__(self) -> str:
+        if self.deviation is None:
+            return f"{100 * self.mean:.2f}"
+        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Of one value at least."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return Spread(statistics.fmean(values), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of results: the same run and values, with all seeds."""
+
+    label: str
+    values: Mapping[str, str]
+    """Without the seed."""
+    records: tuple[TrialRecord, ...]
+
+    @property
+    def name(self) -> str:
+        """What tells the row from the others."""
+        values = ", ".join(f"{_short(path)}={value}" for path, value in self.values.items())
+        return ", ".join(part for part in (self.label, values) if part)
+
+    @property
+    def scores(self) -> dict[str, Spread]:
+        """Spread of each task over finished trials; `score` is the one that decides."""
+        finished = [r for r in self.records if r.state == "finished" and r.final is not None]
+        found: dict[str, list[float]] = {}
+        for record in finished:
+            assert record.final is not None
+            tasks = record.evaluation or record.final.scores
+            for task, score in {"score": record.final.score, **tasks}.items():
+                found.setdefault(task, []).append(score)
+        return {task: spread(scores) for task, scores in found.items()}
+
+
+def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
+    """The rows in the order of the sweep's runs and values; trials that differ in nothing but the
+    seed stand in one.
+    """
+    order = {label: place for place, label in enumerate(sweep.runs)}
+    grouped: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
+    for record in records.values():
+        values = {path: value for path, value in record.values.items() if path != SEED}
+        grouped.setdefault((record.label, tuple(values.items())), []).append(record)
+    listed = {
+        path: {value: place for place, value in enumerate(domain.values)}
+        for path, domain in sweep.domains.items()
+    }
+
+    def place(key: tuple[str, tuple[tuple[str, str], ...]]) -> tuple[int, list[float]]:
+        label, values = key
+        places = [float(listed.get(path, {}).get(value, 0)) for path, value in values]
+        return order.get(label, len(order)), places
+
+    return [
+        Row(label, dict(values), tuple(grouped[label, values]))
+        for label, values in sorted(grouped, key=place)
+    ]
+
+
+def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
+    """Markdown: a line a trial, the best first."""
+    paths = list(sweep.domains)
+    several = len(sweep.runs) > 1
+    header = [
+        "trial",
+        *(["run"] if several else []),
+        *map(_short, paths),
+        "state",
+        "steps",
+        "score",
+    ]
+    lines = []
+    for record in sorted(records.values(), key=_highest_first):
+        report = record.final or (record.reports[-1] if record.reports else None)
+        lines.append(
+            [
+                record.key,
+                *([record.label] if several else []),
+                *(_number(record.values.get(path, "")) for path in paths),
+                record.state,
+                str(report.global_step) if report else "",
+                f"{report.score:.4f}" if report else record.problem[:80],
+            ]
+        )
+    return markdown(header, lines)
+
+
+def rows_table(rows: Sequence[Row]) -> str:
+    """Markdown: mean ± standard deviation over the seeds of each row, of 100; the metric first."""
+    tasks = list(dict.fromkeys(task for row in rows for task in row.scores if task != "score"))
+    header = ["row", "seeds", "score", *tasks]
+    lines = []
+    for row in rows:
+        scores = row.scores
+        number = scores["score"].number if "score" in scores else 0
+        shown = [str(scores[task]) if task in scores else "" for task in ("score", *tasks)]
+        lines.append([row.name or "(the recipe)", str(number), *shown])
+    return markdown(header, lines)
+
+
+def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown: each row's deciding score beside the paper's figures; rows that were not run have
+    only those.
+
+    Args:
+        printed: the paper's row → column → figure, of 100.
+    """
+    columns = list(dict.fromkeys(column for figures in printed.values() for column in figures))
+    measured = {row.name: row.scores for row in rows}
+    lines = []
+    for name in dict.fromkeys([*printed, *measured]):
+        scores = measured.get(name, {})
+        figures = printed.get(name, {})
+        lines.append(
+            [
+                name,
+                str(scores["score"].number) if "score" in scores else "",
+                str(scores["score"]) if "score" in scores else "not measured",
+                *(f"{figures[column]:g}" if column in figures else "" for column in columns),
+            ]
+        )
+    return markdown(["row", "seeds", "measured", *(f"paper: {c}" for c in columns)], lines)
+
+
+def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
+    """Every trial with its values and all its scores."""
+    tasks = sorted(
+        {t for r in records.values() for t in (*(r.final.scores if r.final else ()), *r.evaluation)}
+    )
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    paths = list(sweep.domains)
+    writer.writerow(["trial", "run", *paths, "state", "steps", "score", *tasks])
+    for record in records.values():
+        report = record.final or (record.reports[-1] if record.reports else None)
+        known = {**(record.final.scores if record.final else {}), **record.evaluation}
+        writer.writerow(
+            [
+                record.key,
+                record.label,
+                *(record.values.get(path, "") for path in paths),
+                record.state,
+                report.global_step if report else "",
+                report.score if report else "",
+                *(known.get(task, "") for task in tasks),
+            ]
+        )
+    return out.getvalue()
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    rule = ["---"] * len(header)
+    return "".join(
+        f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n"
+        for line in [header, rule, *lines]
+    )
+
+
+def _highest_first(record: TrialRecord) -> tuple[int, float]:
+    score = record.score
+    rank = ("finished", "stopped", "running", "failed").index(record.state)
+    return rank, -score if score is not None and math.isfinite(score) else math.inf
+
+
+def _short(path: str) -> str:
+    """The last two parts of a path, which say what it is."""
+    return ".".join(path.split(".")[-2:])
+
+
+def _number(text: str) -> str:
+    """A drawn number with as many digits as one reads."""
+    try:
+        return text if len(text) < 8 else f"{float(text):.4g}"
+    except ValueError:
+        return text

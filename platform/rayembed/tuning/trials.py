@@ -1,0 +1,270 @@
+"""Which trials a sweep has, and which data they need. Knows no Ray."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rayembed.config.data_run import data_of
+from rayembed.config.run import Run, fingerprint
+from rayembed.config.space import Domain, all_values, apply, corners, draws
+from rayembed.config.sweep import (
+    GridSearch,
+    OptunaSearch,
+    RandomSearch,
+    Sweep,
+    check_metric,
+)
+from rayembed.errors import ConfigError
+from rayembed.tuning.ledger import TrialRecord
+
+MOST_CORNERS = 512
+"""Combinations of a space's ends that are tried out on the settings before anything starts."""
+
+MOST_DATA = 64
+"""Different data that a sweep prepares for settings which a search chooses later."""
+
+_MAY_CHANGE = ("optimizer", "loss")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    run: Run
+    """Under the trial's name, with nothing scored but what the sweep compares."""
+    label: str
+    """Of the run that the space is laid over."""
+    values: Mapping[str, str]
+    """What the space gives it."""
+
+    @property
+    def key(self) -> str:
+        """Its name; trials with the same values of the same sweep have the same."""
+        return self.run.name
+
+
+def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
+    """The trial of these values.
+
+    Baselines and the untrained model are left out: they would be scored anew for each trial.
+
+    Raises:
+        ConfigError: the settings refuse the values.
+    """
+    run = apply(sweep.runs[label], values)
+    told = {"label": label, "values": dict(values), "run": run.fingerprint}
+    evaluation = run.evaluation.model_copy(update={"baselines": (), "before_training": False})
+    changes = {"name": f"{sweep.name}-{fingerprint(told)[:8]}", "evaluation": evaluation}
+    return Trial(run.model_copy(update=changes), label, dict(values))
+
+
+def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
+    """The trial's key, also of values that the settings refuse, which it is told when it begins."""
+    try:
+        return make_trial(sweep, label, values).key
+    except ConfigError:
+        return f"{sweep.name}-{fingerprint([label, dict(values)])[:8]}"
+
+
+def unfinished(trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> list[Trial]:
+    """Those that are to be run or to go on."""
+    return [t for t in trials if not (t.key in past and past[t.key].is_done)]
+
+
+def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> int:
+    """How many trials are left to run; Optuna's, which may repeat some, are no more than differ.
+
+    Args:
+        trials: those that are known beforehand; none with Optuna.
+        past: records of earlier submissions.
+    """
+    if not isinstance(sweep.search, OptunaSearch):
+        return len(unfinished(trials, past))
+    wanted = sweep.search.trials
+    if all(domain.is_finite for domain in sweep.domains.values()):
+        wanted = min(wanted, math.prod(len(domain.values) for domain in sweep.domains.values()))
+    return max(0, wanted - sum(record.is_done for record in past.values()))
+
+
+def known_trials(sweep: Sweep) -> list[Trial]:
+    """All trials that are known beforehand, in their order; those of Optuna are not.
+
+    Raises:
+        ConfigError: a combination that the settings refuse.
+    """
+    values: list[dict[str, str]]
+    match sweep.search:
+        case GridSearch():
+            values = list(all_values(sweep.domains))
+        case RandomSearch(trials=number, seed=seed):
+            values = list(draws(sweep.domains, number, seed))
+        case OptunaSearch():
+            return []
+    trials = [make_trial(sweep, label, one) for one in values for label in sweep.runs]
+    return list({trial.key: trial for trial in trials}.values())
+
+
+def check_sweep(sweep: Sweep) -> None:
+    """Return when every run of the sweep can be, and gives the score that is compared.
+
+    Raises:
+        ConfigError: a setting, a value, a metric or a scheduler that does not fit.
+    """
+    check_metric(sweep)
+    trials = known_trials(sweep)
+    if not trials or sweep.scheduler.kind == "pbt":
+        trials = list(_corner_trials(sweep))
+    total = max(sum(stage.steps for stage in trial.run.stages) for trial in trials)
+    if sweep.scheduler.kind == "asha":
+        grace = sweep.scheduler.grace_steps
+        if grace is not None and grace > total:
+            raise ConfigError(
+                f"scheduler.grace_steps {grace} exceeds the {total} steps of a trial, so none "
+                "would ever be ended; lower it, or take scheduler=none"
+            )
+    if sweep.scheduler.kind == "pbt":
+        _check_pbt(sweep)
+
+
+def _corner_trials(sweep: Sweep) -> Iterator[Trial]:
+    for label in sweep.runs:
+        for values in corners(sweep.domains, MOST_CORNERS):
+            yield make_trial(sweep, label, values)
+
+
+def _check_pbt(sweep: Sweep) -> None:
+    scheduler, domains = sweep.scheduler, sweep.domains
+    assert scheduler.kind == "pbt"
+    if not isinstance(sweep.search, RandomSearch) or len(sweep.runs) > 1 or not domains:
+        raise ConfigError(
+            "scheduler 'pbt' begins with a population that is drawn: take --search random with the "
+            "size of the population as search.trials, one run, and at least one searched setting"
+        )
+    if sweep.search.trials < 2:
+        raise ConfigError("scheduler 'pbt' needs a population of two at least (search.trials)")
+    run = sweep.base
+    if len(run.stages) > 1:
+        names = ", ".join(stage.name for stage in run.stages)
+        raise ConfigError(
+            f"scheduler 'pbt' trains one stage, and the run has {names}; name one with --stage"
+        )
+    stage = run.stages[0]
+    for path in domains:
+        inside = path.split(".")
+        changeable = inside[0] == "stages" and inside[2:3] and inside[2] in _MAY_CHANGE
+        if path.endswith("lora.dropout"):
+            continue
+        if not changeable or path.endswith("loss.dimensions"):
+            raise ConfigError(
+                f"{path} cannot change in the middle of a training, as scheduler 'pbt' would have "
+                f"it; search settings of stages.{stage.name}.optimizer, stages.{stage.name}.loss."
+                "temperature or the dropout of adapters, or take scheduler=asha"
+            )
+    scored = run.validation_interval(stage)
+    every = scheduler.every_steps or scored
+    if every % scored:
+        raise ConfigError(
+            f"scheduler.every_steps {every} must be a multiple of the {scored} steps between two "
+            "scores of validation"
+        )
+    if scored % stage.checkpoint_every_steps:
+        raise ConfigError(
+            f"scheduler 'pbt' goes on from checkpoints at steps that have a score: validation "
+            f"scores every {scored} steps, checkpoints come every {stage.checkpoint_every_steps}; "
+            f"set stages.{stage.name}.checkpoint_every_steps={scored}"
+        )
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """One result of preparation, by what it is made of."""
+
+    kind: str
+    """`records`, `filtered`, `mined`, `clustered`, `plan`."""
+    name: str
+    """Of the data set, or of the stage."""
+    made_of: str
+    """Fingerprint of the settings that decide it; the content of files decides it, too."""
+
+
+def data_folders(run: Run) -> tuple[DataFolder, ...]:
+    """What `prepare` makes for the run, in its order; equal settings give equal folders."""
+    data = data_of(run)
+    common = [
+        run.seed,
+        data.kept_for_evaluation,
+        data.data.root,
+        data.data.held_out.model_dump(mode="json"),
+    ]
+    used = {name for stage in run.stages for name in stage.datasets}
+    found: list[DataFolder] = []
+    last: dict[str, str] = {}
+    for dataset in run.data.datasets:
+        if dataset.name not in used:
+            continue
+        values = dataset.model_dump(mode="json")
+        steps = (
+            ("filtered", values.pop("consistency")),
+            ("mined", values.pop("mining")),
+            ("clustered", values.pop("clusters")),
+        )
+        made_of = fingerprint([*common, values])
+        found.append(DataFolder("records", dataset.name, made_of))
+        for kind, settings in steps:
+            if settings is not None:
+                made_of = fingerprint([made_of, kind, settings])
+                found.append(DataFolder(kind, dataset.name, made_of))
+        last[dataset.name] = made_of
+    for stage in run.stages:
+        inputs = {name: last[name] for name in stage.datasets}
+        batch = stage.batch.model_dump(mode="json")
+        told = [stage.name, stage.datasets, batch, stage.steps, run.seed, inputs]
+        found.append(DataFolder("plan", stage.name, fingerprint(told)))
+    return tuple(found)
+
+
+def runs_of_data(runs: Sequence[Run]) -> list[Run]:
+    """One run for each different data among the runs, in their order."""
+    return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
+
+
+def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
+    """One run for each different data that the sweep's trials need, now or later.
+
+    Args:
+        runs: of the trials that are known; none: the search chooses them later.
+
+    Raises:
+        ConfigError: a search would choose data among more than are prepared beforehand.
+    """
+    if runs:
+        return runs_of_data(runs)
+    label, domains = next(iter(sweep.runs)), sweep.domains
+    first = {path: domain.ends[0] for path, domain in domains.items()}
+    changing = [path for path in domains if _changes_data(sweep, label, path, domains, first)]
+    for path in changing:
+        if not domains[path].is_finite:
+            raise ConfigError(
+                f"{path} changes the data, which is prepared before the first trial, and its "
+                f"{domains[path].kind}(…) has no end of values; write choice(…), or take --search "
+                "random, whose values are known beforehand"
+            )
+    if math.prod(len(domains[path].values) for path in changing) > MOST_DATA:
+        raise ConfigError(
+            f"{', '.join(changing)} make more than {MOST_DATA} different data; offer fewer values, "
+            "or take --search random"
+        )
+    combinations = itertools.product(*(domains[path].values for path in changing))
+    values = [{**first, **dict(zip(changing, one, strict=True))} for one in combinations]
+    return runs_of_data([make_trial(sweep, label, one).run for one in values])
+
+
+def _changes_data(
+    sweep: Sweep, label: str, path: str, domains: Mapping[str, Domain], first: Mapping[str, str]
+) -> bool:
+    made = {
+        data_folders(make_trial(sweep, label, {**first, path: end}).run)
+        for end in domains[path].ends
+    }
+    return len(made) > 1

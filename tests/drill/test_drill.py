@@ -1,0 +1,35 @@
+"""The whole drill, with all faults: many minutes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scene import SkippedError
+from storage_faults import small_disk
+
+pytestmark = [pytest.mark.job, pytest.mark.ray]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_no_fault_loses_rows_or_changes_weights(tmp_path):
+    script = Path(__file__).with_name("run_drill.py")
+    done = subprocess.run(
+        [sys.executable, script, "--out", tmp_path / "table.md"],
+        env={**os.environ, "PYTHONPATH": os.environ["TESTS_SUPPORT"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
+    rows = (tmp_path / "table.md").read_text().splitlines()[2:]
+    assert len(rows) == 11
+    assert "FAILED" not in done.stdout
+    try:
+        with small_disk(tmp_path / "disk"):
+            needs_root = 0
+    except SkippedError:
+        needs_root = 1
+    assert done.stdout.count("not thrown") == needs_root

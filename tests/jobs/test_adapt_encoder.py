@@ -1,0 +1,120 @@
+"""The adaptation job on a tiny model: from texts to an encoder that nomic-moe starts from."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
+
+import rayembed
+from rayembed.config.adaptation import read_adaptation
+from rayembed.config.nomic_moe import NomicMoeConfig
+from rayembed.config.settings import parse
+from rayembed.models.build import build_model
+from rayembed.models.masked_language_start import load_masked_language_model
+from rayembed.pipeline.adaptation_job import resolve, run_adaptation_job
+from rayembed.recipes.adaptation import adaptation_names, get_adaptation
+from rayembed.registry.metrics_log import MetricsLog
+
+pytestmark = pytest.mark.job
+
+ROOT = Path(rayembed.__file__).parents[2]
+
+
+def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    settings = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+    return subprocess.run(
+        [sys.executable, "jobs/adapt_encoder.py", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("job")
+    save_masked(folder / "bert", "xlm-roberta")
+    write_corpus(folder)
+    (folder / "run.yaml").write_text(tiny_adaptation(folder).to_yaml())
+    done = submit("--recipe", f"{folder}/run.yaml")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder, done
+
+
+@pytest.mark.ray
+def test_the_encoder_is_where_the_last_line_says_and_upcycling_starts_from_it(adapted):
+    folder, done = adapted
+    encoder = folder / "outputs" / "runs" / "tiny-adaptation" / "models" / "encoder"
+    last = done.stdout.strip().splitlines()[-1]
+    assert last == (
+        f"Encoder {encoder}; next: python jobs/train_nomic.py --recipe nomic-quickstart "
+        f"--set model.backbone.path={encoder}"
+    )
+    run = tiny_adaptation(folder)
+    settings = {"max_length": 32, "seed": run.seed}
+    start = load_masked_language_model(folder / "bert", run.model, **settings)
+    trained = load_masked_language_model(encoder, run.model, **settings)
+    moved = {
+        name: (value - trained.state_dict()[name]).abs().max().item()
+        for name, value in start.state_dict().items()
+    }
+    assert min(moved["encoder.emb_ln.bias"], moved["head.dense.weight"]) > 1e-3
+    experts = {"num_experts": 4}
+    config = {"backbone": {"path": str(encoder), "dtype": "float32"}, "experts": experts}
+    model = build_model(parse(NomicMoeConfig, config), encoder, seed=0)
+    torch.testing.assert_close(model.backbone.emb_ln.bias, trained.encoder.emb_ln.bias)
+
+
+@pytest.mark.ray
+def test_steps_are_in_the_log_and_in_mlflow_with_metrics_by_language(adapted):
+    folder, done = adapted
+    records = MetricsLog(folder / "outputs/runs/tiny-adaptation/metrics.jsonl").records()
+    assert [(r["stage"], r["step"]) for r in records] == [("adapt", n) for n in (1, 2, 3, 4)]
+    assert records[-1]["loss"] < records[0]["loss"]
+    for record in records:
+        assert record["perplexity"] == pytest.approx(torch.tensor(record["loss"]).exp().item())
+        assert 0 <= record["masked_accuracy"] <= 1
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/outputs/mlflow.db")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "rayembed"]
+    (kept,) = client.search_runs([experiment.experiment_id])
+    assert kept.info.status == "FINISHED"
+    assert kept.data.metrics["train/perplexity/en"] == records[-1]["perplexity/en"]
+    assert kept.data.params["corpus.language_alpha"] == "0.3"
+    for code in ("en", "fr", "sw"):
+        assert f" {code} " in done.stdout
+    assert "stage adapt  step 4/4" in done.stderr
+    assert "sequences/s" in done.stderr
+
+
+@pytest.mark.parametrize("name", adaptation_names())
+def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
+    shown = ["--recipe", name, "--dry-run"]
+    assert run_adaptation_job(shown, default_recipe="nomic-adapt", about="") == 0
+    captured = capsys.readouterr()
+    (tmp_path / "run.yaml").write_text(captured.out)
+    again, _ = resolve(["--recipe", str(tmp_path / "run.yaml")], "nomic-adapt")
+    assert again == get_adaptation(name) == read_adaptation(tmp_path / "run.yaml")
+    assert again.fingerprint in captured.out.splitlines()[0]
+    # XLM-R without positions and pooler, its vocabulary filled up, and its head.
+    total = {"nomic-adapt": "277,935,808", "nomic-adapt-quickstart": "22,550,208"}[name]
+    assert total in captured.err
+
+
+def test_wrong_settings_end_with_two_and_say_what_is_meant(capsys):
+    def ends(*arguments):
+        return run_adaptation_job(arguments, default_recipe="nomic-adapt", about="")
+
+    assert ends("--set", "training.step=3") == 2
+    assert "did you mean 'steps'" in capsys.readouterr().err
+    assert ends("--recipe", "nomic-adap") == 2
+    assert "did you mean 'nomic-adapt'" in capsys.readouterr().err
+    assert ends("--list") == 0
+    assert "10,000 of 4,096 × 2,048 tokens" in capsys.readouterr().out

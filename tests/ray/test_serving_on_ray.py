@@ -1,0 +1,156 @@
+"""A registered model behind Ray Serve, asked by OpenAI's own client."""
+
+import asyncio
+import socket
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tiny_folders import save_nvembed
+
+from rayembed.config.serving import ServingConfig
+from rayembed.errors import PlacementError, WorkerError
+from rayembed.models.encoding import encode
+from rayembed.models.load import load_model
+from rayembed.pipeline.serve_job import pin
+from rayembed.registry.register import register
+from rayembed.registry.tracking import Tracker
+from rayembed.serving import on_ray
+from rayembed.serving.app import digest
+
+pytestmark = pytest.mark.ray
+
+TEXTS = ["Paris is the capital of France", "the quick brown fox", "7 wonders", "are cats larger"]
+KEY = "geheim"
+
+
+@pytest.fixture(scope="module")
+def tracking_uri(tmp_path_factory):
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow') / 'mlflow.db'}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tracking_uri):
+    """A model whose version is champion in the registry."""
+    home = tmp_path_factory.mktemp("model")
+    folder = save_nvembed(home / "model")
+    tracker = Tracker.open(
+        tracking_uri, "tests", "run", "0" * 12, {}, {}, folder=home / "run", total_steps=1
+    )
+    register(
+        folder,
+        "tiny",
+        tracker=tracker,
+        scores={},
+        weights_fingerprint="1" * 12,
+        dimensions=(32, 8),
+        instruction_template="Instruct: {instruction}\nQuery: ",
+        global_step=1,
+        tags={},
+        alias="champion",
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(cluster, folder, tracking_uri, free_port, tmp_path_factory):
+    """The address of the server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAYEMBED_CACHE", str(tmp_path_factory.mktemp("cache")))
+        asked = ServingConfig(
+            model="models:/tiny@champion", port=free_port, tracking_uri=tracking_uri
+        )
+        config, name, uri = pin(asked)
+        assert (config.model, name) == ("models:/tiny/1", "tiny")
+        on_ray.start(config, name=name, tracking_uri=uri, key_digest=digest(KEY))
+        yield f"http://127.0.0.1:{free_port}"
+        on_ray.stop()
+
+
+def vectors(answer):
+    return np.array([item.embedding for item in answer.data], dtype=np.float32)
+
+
+def test_openai_client_gets_the_vectors_of_the_folder(served, folder, tracking_uri):
+    model = load_model(folder)
+    with openai.OpenAI(base_url=f"{served}/v1", api_key=KEY, max_retries=0) as client:
+        ask = client.embeddings.create
+        documents = ask(model="tiny", input=TEXTS)  # the client asks for base64 by itself
+        np.testing.assert_allclose(
+            vectors(documents), encode(model, TEXTS, role="document"), atol=1e-5
+        )
+        assert documents.usage.prompt_tokens > len(TEXTS)
+        told = {"role": "query", "instruction": "find a city"}
+        queries = ask(model="tiny", input=TEXTS, extra_body=told, encoding_format="float")
+        wanted = encode(model, TEXTS, role="query", instruction="find a city")
+        np.testing.assert_allclose(vectors(queries), wanted, atol=1e-5)
+        assert np.abs(vectors(queries) - vectors(documents)).max() > 1e-3
+        np.testing.assert_allclose(
+            vectors(queries), from_pyfunc(tracking_uri, {"input": TEXTS, **told}), atol=1e-5
+        )
+        one = ask(model="tiny", input=TEXTS[0])
+        np.testing.assert_allclose(vectors(one), vectors(documents)[:1], atol=1e-5)
+        assert [m.id for m in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.BadRequestError, match=r"this model has \[32\]"):
+            ask(model="tiny", input="x", dimensions=5)
+        with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+            ask(model="other", input="x")
+    with (
+        openai.OpenAI(base_url=f"{served}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.embeddings.create(model="tiny", input="x")
+
+
+def from_pyfunc(tracking_uri, request):
+    import mlflow
+
+    former = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    mlflow.set_tracking_uri(tracking_uri)
+    mlflow.set_registry_uri(tracking_uri)
+    try:
+        answer = mlflow.pyfunc.load_model("models:/tiny@champion").predict(request)
+    finally:
+        mlflow.set_tracking_uri(former[0])
+        mlflow.set_registry_uri(former[1])
+    return np.array([item["embedding"] for item in answer["data"]], dtype=np.float32)
+
+
+def test_concurrent_requests_share_forward_passes(served, folder):
+    """120 requests at once take far fewer calls of the encoder, and get their own vectors."""
+    texts = [f"{TEXTS[i % 4]} {i}" for i in range(120)]
+
+    async def ask_all():
+        client = openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=KEY, max_retries=0)
+        async with client:
+            ask = [client.embeddings.create(model="tiny", input=text) for text in texts]
+            return await asyncio.gather(*ask)
+
+    before = httpx.get(f"{served}/health").json()["counts"]
+    answers = asyncio.run(ask_all())
+    after = httpx.get(f"{served}/health").json()["counts"]
+    assert after["requests"] - before["requests"] == 120
+    assert after["texts"] - before["texts"] == 120
+    assert after["batches"] - before["batches"] < 60
+    found = np.concatenate([vectors(answer) for answer in answers])
+    np.testing.assert_allclose(found, encode(load_model(folder), texts, role="document"), atol=1e-5)
+
+
+def test_what_cannot_be_served_is_told(served, free_port, tmp_path):
+    config = ServingConfig(model=str(tmp_path), port=free_port)
+    big = config.model_copy(update={"cpus_per_replica": 5000.0})
+    with pytest.raises(PlacementError, match="that a copy of the model needs"):
+        on_ray.start(big, name="big", tracking_uri=None, key_digest=None)
+    with pytest.raises(PlacementError, match=f"cannot listen on 127.0.0.1:{free_port}"):
+        on_ray._check_port("127.0.0.1", free_port)
+    # Last: it takes the place of the served model.
+    with pytest.raises(WorkerError, match=r"could not be loaded: the model .* has neither"):
+        on_ray.start(config, name="none", tracking_uri=None, key_digest=None)

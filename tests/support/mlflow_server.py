@@ -1,0 +1,64 @@
+"""A real MLflow server on loopback, which can be killed and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import requests
+
+START_SECONDS = 60
+
+
+class MlflowServer:
+    """It keeps its port and its store, in a new folder, when it is started again."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers."""
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--workers", "1"]
+        command += ["--backend-store-uri", f"sqlite:///{self.folder / 'server.db'}"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        settings = {
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }
+        with (self.folder / "server.log").open("ab") as log:
+            # A group of its own, so that the workers it starts go with it.
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                if requests.get(f"{self.uri}/health", timeout=2).ok:
+                    return
+            except requests.ConnectionError:
+                pass
+            assert self.process.poll() is None, (self.folder / "server.log").read_text()
+            assert time.monotonic() < end, (self.folder / "server.log").read_text()
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None

@@ -1,0 +1,60 @@
+"""A model that embeds a made-up article's texts as a row of a table."""
+
+import re
+
+import numpy as np
+import torch
+from made_up_articles import COUNT
+
+from rayembed.models.contract import EmbeddingModel, EmbedOutput
+
+WIDTH = COUNT + 8 + 4
+
+
+def number(text):
+    """Which article a text is from: its own word, or its number in a title."""
+    return int(re.search(r"(?:own|Title)(\d+)", text)[1])
+
+
+def changed(run, **settings):
+    return run.model_copy(update={"evaluation": run.evaluation.model_copy(update=settings)})
+
+
+class NumberTokenizer:
+    """Tokenises a text to the number of its article."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, texts, role, instructions=None, *, allow_empty=False):
+        instructions = instructions or [""] * len(texts)
+        self.seen += list(zip(texts, [role] * len(texts), instructions, strict=True))
+        return [{"input_ids": np.array([number(text)], dtype=np.int32)} for text in texts]
+
+    def collate(self, tokens):
+        ids = torch.tensor(np.stack([t["input_ids"] for t in tokens])).long()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+class TableModel(EmbeddingModel):
+    """Embeds a text as the row of its article in a table."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.tensor(table, dtype=torch.float32))
+        self.tokenizer = NumberTokenizer()
+        self.dimensions = (table.shape[1],)
+
+    def forward(self, batch, context=None):
+        rows = self.table[batch["input_ids"][:, 0]]
+        return EmbedOutput(torch.nn.functional.normalize(rows, dim=-1))
+
+
+def oracle():
+    """Knows article, kind of description and topic: the more is shared, the closer."""
+    table = np.zeros((COUNT, WIDTH))
+    for i in range(COUNT):
+        table[i, i] = 1.0
+        table[i, COUNT + i % 8] = 0.8
+        table[i, COUNT + 8 + i % 4] = 3.0
+    return TableModel(table)

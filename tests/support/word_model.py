@@ -1,0 +1,52 @@
+"""A model under evaluation that needs no weights: hashed words, seen by all tests alike."""
+
+import os
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from mteb.types import PromptType
+from word_encoder import word_vectors
+
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.way import Way
+
+
+def vectors_of(texts, way):
+    """(N, D) float32 that depend on role and instruction too, and are not of one length."""
+    longer = np.array([[1 + 0.1 * (len(text) % 7)] for text in texts])
+    told = word_vectors([f"{way.role}{way.instruction}".replace(" ", "")])
+    return (longer * (word_vectors(texts) + 0.1 * told)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class WordSpec:
+    """Picklable; notes what it embeds in a file, one text a line."""
+
+    log: str = ""
+    similarity: str = "cosine"
+    deadly: bool = False
+    """The first worker that embeds texts of a way ends at once, as if it were killed."""
+    meta: object = field(default_factory=lambda: model_meta("words", "1"))
+    fingerprint: str = "words-1"
+
+    def way(self, task_metadata, prompt_type):
+        if prompt_type == PromptType.document:
+            return Way("document")
+        return Way("query", instruction=f"{task_metadata.name}: ")
+
+    def load(self, device):
+        del device
+
+        def embed(texts, way):
+            if self.log:
+                with Path(self.log).open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{way.role}\t{text}\n" for text in texts))
+                died = Path(f"{self.log}.died.{way.role}.{way.instruction}")
+                if self.deadly and not died.exists():
+                    died.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return vectors_of(texts, way)
+
+        return embed

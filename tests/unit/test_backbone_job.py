@@ -1,0 +1,208 @@
+"""jobs/evaluate_backbone.py without a cluster: what it prints, and what it refuses early."""
+
+import json
+
+import pytest
+import yaml
+from made_up_benchmarks import GLUE, glue_files, write_copies
+from mlflow import MlflowClient
+from ray import tune
+from tiny_models import save_encoder, save_nomic
+
+from rayembed.config.backbone_evaluation import BackboneRun
+from rayembed.config.settings import parse
+from rayembed.errors import ArtifactError, WorkerError
+from rayembed.evaluation.backbone.finetune import Grid
+from rayembed.evaluation.backbone.on_ray import _problem_of, _Work
+from rayembed.evaluation.backbone.results import find_results, trials_of
+from rayembed.evaluation.backbone.rows import prepare
+from rayembed.evaluation.backbone.trial import run_trial
+from rayembed.pipeline.backbone_evaluation import evaluate_backbone, find_backbone, plan_of
+from rayembed.pipeline.backbone_job import run_backbone_job
+
+
+def job(capsys, *argv):
+    code = run_backbone_job([str(word) for word in argv], about="")
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_encoder(tmp_path_factory.mktemp("backbone") / "tiny")
+
+
+def test_a_dry_run_prints_a_file_that_gives_the_same_run(tmp_path, capsys):
+    code, out, err = job(capsys, "--backbone", "x", "--benchmark", "glue", "--dry-run")
+    assert code == 0
+    assert "240 trials" in err
+    assert "MNLI" in err
+    file = tmp_path / "run.yaml"
+    file.write_text(out)
+    assert yaml.safe_load(out)["benchmarks"] == ["glue"]
+    again = job(capsys, "--recipe", file, "--dry-run")
+    assert again == (0, out, err)
+    _, _, fewer = job(capsys, "--recipe", file, "--set", "protocol.seeds=[0]", "--dry-run")
+    assert "48 trials" in fewer
+
+
+def test_the_list_has_what_is_left_out_and_why(capsys):
+    code, out, _ = job(capsys, "--list")
+    assert code == 0
+    assert "glue      CoLA          matthews" in out
+    assert "left out  Mewsli-X" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--benchmark", "glue"), "no backbone"),
+        (("--backbone", "x"), "nothing to finetune on"),
+        (("--backbone", "x", "--tasks", "RTF"), "did you mean 'RTE'"),
+        (("--backbone", "x", "--tasks", "RTE", "--set", "precisions=float32"), "'precision'"),
+        (("--backbone", "s3://key:secret@bucket/x", "--tasks", "RTE"), "password or key"),
+    ],
+)
+def test_what_is_asked_wrongly_ends_with_2(capsys, argv, message):
+    code, _, err = job(capsys, *argv, "--dry-run")
+    assert code == 2
+    assert message in err
+
+
+def test_a_backbone_that_cannot_serve_is_refused_before_any_data(bert, tmp_path, capsys):
+    """The data folder does not exist: whoever looked there would say so."""
+    common = ("--set", f"placement.storage_path={tmp_path}", "--set", "data_root=/nowhere")
+    code, _, err = job(capsys, "--backbone", bert, "--tasks", "RTE", *common)
+    assert code == 2
+    assert "RTE reads 128 tokens" in err or "MNLI reads 128 tokens" in err
+    code, _, err = job(capsys, "--backbone", tmp_path, "--tasks", "RTE", *common)
+    assert (code, "config.json" in err) == (1, True)
+    swiglu = save_nomic(tmp_path / "swiglu", prenorm=True)
+    code, _, err = job(capsys, "--backbone", swiglu, "--tasks", "RTE", *common)
+    assert (code, "prenorm" in err) == (1, True)
+    code, _, err = job(
+        capsys, "--backbone", bert, "--tasks", "RTE", *common, "--set", "protocol.max_length=32"
+    )
+    assert (code, "/nowhere" in err) == (1, True)
+
+
+def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path, monkeypatch):
+    root = write_copies(tmp_path / "copies", {GLUE: glue_files()})
+    protocol = {"max_length": 24, "epochs": 1, "batch_sizes": [4], "seeds": [0]}
+    settings = {
+        **{"backbone": str(bert), "tasks": ["CoLA"], "data_root": str(root)},
+        **{"protocol": {**protocol, "learning_rates": [1e-3]}, "precision": "float32"},
+    }
+    run = parse(BackboneRun, settings)
+    plan = plan_of(run)
+    backbone = find_backbone(run, plan)
+    data = prepare(plan.finetunings, str(tmp_path / "data"), run.data_root)
+    (one,) = plan.finetunings
+    (trial,) = trials_of(one, backbone, data, str(tmp_path), keeps_model=False, start=None)
+    told = []
+    monkeypatch.setattr(tune, "report", told.append)
+    _Work({trial.key: trial}, use_gpu=False, threads=1, predict_batch=8)({"trial": trial.key})
+    assert _problem_of(told[-1]) is None
+    (result,) = find_results([trial])
+    assert set(result.scores["CoLA"]["validation"]) == {"accuracy", "f1", "matthews"}
+    assert trial.grid == Grid(learning_rate=1e-3, batch_size=4, seed=0)
+    (bert / "vocab.txt").write_text("another tokenizer")
+    _Work({trial.key: trial}, use_gpu=False, threads=1, predict_batch=8)({"trial": trial.key})
+    (bert / "vocab.txt").unlink()
+    problem = _problem_of(told[-1])
+    assert isinstance(problem, ArtifactError)
+    assert "has weights" in str(problem)
+    # Its result is there, so nothing needs a cluster.
+    placed = run.model_copy(
+        update={"placement": run.placement.model_copy(update={"storage_path": str(tmp_path / "s")})}
+    )
+    moved = tmp_path / "s" / "backbones" / "results" / "tiny" / backbone.weights / "trials"
+    moved.parent.mkdir(parents=True)
+    (tmp_path / "trials").rename(moved)
+    scores = evaluate_backbone(placed)
+    assert list(scores.summaries) == ["CoLA"]
+    assert any(name.endswith(".md") for name in scores.reports)
+
+
+class InThisProcess:
+    """In place of Tune's grid: the trials one after the other, some of them failing."""
+
+    def __init__(self, *failing):
+        self.failing, self.done = failing, []
+
+    def __call__(self, trials, placement, when_done, *, folder, name):
+        ended = {}
+        for trial in trials:
+            if trial.finetuning.name in self.failing:
+                ended[trial.key] = WorkerError("it died too often")
+            else:
+                run_trial(trial, use_gpu=False, predict_batch=placement.predict_batch)
+                self.done.append(trial.key)
+            when_done(trial, ended.get(trial.key))
+        return ended
+
+
+@pytest.fixture
+def grid(monkeypatch):
+    def put(*failing):
+        made = InThisProcess(*failing)
+        monkeypatch.setattr("rayembed.evaluation.backbone.on_ray.run_trials", made)
+        monkeypatch.setattr("rayembed.pipeline.on_ray.connect", lambda: None)
+        monkeypatch.setattr("rayembed.pipeline.backbone_evaluation.remove_folder", lambda _: None)
+        return made
+
+    return put
+
+
+def test_a_job_goes_on_where_it_stopped_and_ends_in_mlflow(bert, tmp_path, grid, capsys):
+    root = write_copies(tmp_path / "copies", {GLUE: glue_files()})
+    storage = tmp_path / "storage"
+    changes = {
+        "data_root": root,
+        "precision": "float32",
+        "protocol.epochs": 1,
+        "protocol.max_length": 24,
+        "protocol.learning_rates": "[1e-3]",
+        "protocol.batch_sizes": "[4]",
+        "protocol.seeds": "[0, 1]",
+        "placement.storage_path": storage,
+    }
+    words = [word for item in changes.items() for word in ("--set", "{}={}".format(*item))]
+    command = ("--backbone", bert, "--tasks", "RTE,CoLA", *words)
+    failed = grid("MNLI")
+    code, out, _ = job(capsys, *command)
+    assert code == 1
+    assert "it died too often" in out
+    assert "RTE starts from the best model of MNLI, whose trials are not all done" in out
+    assert "the same command again does what is missing" in out
+    assert [key.partition("/")[0] for key in failed.done] == ["CoLA", "CoLA"]
+    whole = grid()
+    code, out, _ = job(capsys, *command)
+    assert code == 0
+    assert [key.partition("/")[0] for key in whole.done] == ["MNLI", "MNLI", "RTE", "RTE"]
+    header = next(line for line in out.splitlines() if line.startswith("| Model"))
+    assert header == "| Model | CoLA | RTE | Mean of these |"
+    (folder,) = storage.glob("backbones/results/tiny/*")
+    assert len(list(folder.glob("models/MNLI/*"))) == 1, "that of the better one"
+    nothing = grid()
+    assert job(capsys, *command)[0] == 0
+    assert nothing.done == []
+    client = MlflowClient(f"sqlite:///{storage / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("rayembed-backbones")
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert tracked.info.status == "FINISHED"
+    scores = [
+        json.loads(path.read_text())["scores"]["RTE"]["validation"]["accuracy"]
+        for path in folder.glob("trials/RTE/*.json")
+    ]
+    assert tracked.data.metrics["glue/RTE"] == pytest.approx(sum(scores) / 2)
+    assert set(tracked.data.metrics) == {
+        f"{name}/{task}"
+        for name, tasks in {
+            "glue": ("RTE", "CoLA", "average"),
+            "glue_all_trials": ("RTE", "CoLA"),
+        }.items()
+        for task in tasks
+    }
+    files = {item.path for item in client.list_artifacts(tracked.info.run_id, "results")}
+    assert any(path.endswith(".csv") for path in files)

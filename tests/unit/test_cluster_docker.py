@@ -1,0 +1,76 @@
+"""The Dockerfile as far as it can be read without Docker."""
+
+import re
+from importlib.metadata import version
+
+import pytest
+from cluster_files import CLUSTER, ROOT
+from dockerfile_parse import DockerfileParser
+from dockerfile_rules import dockerfile_problems, ignored
+
+DOCKERFILE = CLUSTER / "docker" / "Dockerfile"
+RULES = (CLUSTER / "docker" / "Dockerfile.dockerignore").read_text()
+CONSTRAINTS = dict(
+    line.split("==") for line in (CLUSTER / "constraints.txt").read_text().split() if "==" in line
+)
+
+
+def test_stages_pins_user_sources():
+    assert dockerfile_problems(DOCKERFILE, ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("USER 1000:1000", "USER root", "runs as 'root'"),
+        ("USER 1000:1000", "USER ray", "runs as 'ray'"),
+        ("USER 1000:1000\n", "", "runs as 'root'"),
+        ("python:3.11.14-slim-bookworm", "python:latest", "'python:latest' is not pinned"),
+        ("python:3.11.14-slim-bookworm", "python", "'python' is not pinned"),
+        ("--from=build ", "--from=builder ", "no stage 'builder'"),
+        ("COPY platform platform", "COPY platforms platform", "no 'platforms' to copy"),
+        ("COPY platform platform", "ADD https://example.org/x platform", "ADD fetches"),
+        ("pip install -c cluster/constraints.txt boto3", "pip install boto3", "any version"),
+        (" --no-install-recommends", "", "nobody asked for"),
+        ("ARG COMMIT=", "ARG HF_TOKEN=", "HF_TOKEN would stay"),
+        ("    HOME=/home/ray", "    AWS_SECRET_ACCESS_KEY=x", "AWS_SECRET_ACCESS_KEY would stay"),
+        ('CMD ["bash"]', 'ENTRYPOINT ["ray"]', "ENTRYPOINT"),
+        ("FROM ${PYTHON_IMAGE} AS runtime", "", "stays in the image"),
+    ],
+)
+def test_a_damaged_file_is_refused(before, after, problem, tmp_path):
+    text = DOCKERFILE.read_text()
+    assert before in text
+    damaged = tmp_path / "Dockerfile"
+    damaged.write_text(text.replace(before, after))
+    found = dockerfile_problems(damaged, ROOT)
+    assert [p for p in found if problem in p], found
+
+
+def test_versions_are_those_of_the_tests():
+    assert CONSTRAINTS["ray"] == version("ray")
+    assert {"boto3", "google-api-python-client"} <= CONSTRAINTS.keys()
+    ((minor,),) = [re.findall(r"PYTHON_IMAGE=python:(3\.\d+)\.", DOCKERFILE.read_text())]
+    assert minor == "3.11"  # as requires-python of pyproject.toml begins
+
+
+def test_both_extras_are_those_of_the_package():
+    builds = [
+        s["value"] for s in DockerfileParser(str(DOCKERFILE)).structure if "EXTRA" in s["value"]
+    ]
+    text = "\n".join(builds)
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    for extra in ("gpu", "cpu"):
+        assert re.search(rf"\b{extra}\)", text)
+        assert re.search(rf"^{extra} = \[", pyproject, re.MULTILINE)
+    assert "exit 1" in text, "another EXTRA is refused"
+
+
+@pytest.mark.parametrize("name", ["platform/rayembed/errors.py", "pyproject.toml", "jobs/x.py"])
+def test_what_is_copied_reaches_the_builder(name):
+    assert not ignored(RULES, name)
+
+
+@pytest.mark.parametrize("name", [".git/config", "outputs/runs/x", ".env", "data.jsonl", "tests/x"])
+def test_nothing_else_does(name):
+    assert ignored(RULES, name)

@@ -1,0 +1,199 @@
+"""The manifests for Kubernetes against the fields of KubeRay and Kubernetes, without a cluster."""
+
+import shlex
+from importlib.metadata import version
+
+import kubernetes_validate
+import pytest
+import yaml
+from cluster_files import CLUSTER, FILLED, changed, documents, readme_commands
+from cluster_rules import cluster_problems, pod_problems, policy_problems
+from kuberay_schema import KINDS, cluster_spec, parse, unfilled
+from ray_options import ray_start_options
+
+from rayembed.pipeline.command_line import resolve
+
+FOLDER = CLUSTER / "kuberay"
+FILES = sorted(FOLDER.glob("*.yaml"))
+KUBERNETES = "1.33"
+DOCUMENTS = [pytest.param(d, id=f"{p.stem}-{d['kind']}") for p in FILES for d in documents(p)]
+OURS = [d for p in FILES for d in documents(p) if d["kind"] in KINDS]
+CLUSTER_OF = {d["kind"]: d for d in OURS}
+OF_JOB = "spec.rayClusterSpec."
+
+
+def spec_of(document):
+    spec = document["spec"]
+    return spec if document["kind"] == "RayCluster" else spec["rayClusterSpec"]
+
+
+def as_pod(template):
+    metadata = {"name": "pod", **template.get("metadata", {})}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
+
+def valid(document):
+    """Return when Kubernetes and KubeRay know every field of the document."""
+    if document["kind"] not in KINDS:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        return
+    cluster = cluster_spec(parse(document))
+    for group in (cluster.headGroupSpec, *cluster.workerGroupSpecs):
+        kubernetes_validate.validate(as_pod(group.template), KUBERNETES, strict=True)
+
+
+def test_there_are_both_kinds_of_cluster():
+    assert sorted(CLUSTER_OF) == ["RayCluster", "RayJob"]
+    assert len(DOCUMENTS) >= 12
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_field_is_one_of_kubernetes_or_kuberay(document):
+    valid(document)
+    assert document["kind"] != "Secret", "secrets are made by commands, never kept in a file"
+    assert document["kind"] == "Namespace" or document["metadata"]["namespace"] == "rayembed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("RayCluster", "spec.autoscalerOption", {"version": "v2"}),
+        ("RayCluster", "spec.rayVersion", "2.49.0"),
+        ("RayCluster", "spec.authOptions.mode", "tokens"),
+        ("RayCluster", "spec.autoscalerOptions.version", "v3"),
+        ("RayCluster", "spec.autoscalerOptions.version", "v1"),  # with a priority
+        ("RayCluster", "spec.gcsFaultToleranceOptions.redisAddresses", "redis:6379"),
+        ("RayCluster", "spec.headGroupSpec.rayStartParams.num-cpus", 0),  # a number, not a text
+        ("RayCluster", "spec.headGroupSpec.rayStartParams.redis-password", "x"),
+        ("RayCluster", "spec.headGroupSpec.template.spec.restartPolicy", "Always"),
+        ("RayCluster", "spec.headGroupSpec.template.spec.containers.0.imagePolicy", "Always"),
+        ("RayCluster", "spec.workerGroupSpecs.1.minReplica", 0),
+        ("RayCluster", "spec.workerGroupSpecs.1.minReplicas", 9),  # above maxReplicas
+        ("RayCluster", "spec.workerGroupSpecs.1.groupName", "data"),  # twice
+        ("RayCluster", "spec.workerGroupSpecs.1.template.spec.tolerations.0.operator", 3),
+        ("RayCluster", "metadata.name", "Rayembed"),
+        ("RayCluster", "spec.headGroupSpec", ...),
+        ("RayJob", "spec.submissionMode", "Sidecar"),
+        ("RayJob", "spec.shutdownAfterJobFinishes", False),  # with a time to live
+        ("RayJob", "spec.submitterPodTemplate", {}),
+        ("RayJob", "spec.backoffLimit", -1),
+        ("RayJob", OF_JOB + "authOptions.enableK8sTokenAuth", True),
+        ("RayJob", "metadata.name", "n" * 48),
+        ("RayJob", "spec.entrypoint", ...),
+    ],
+)
+def test_a_damaged_cluster_is_refused(kind, path, value):
+    with pytest.raises((ValueError, kubernetes_validate.ValidationError)):
+        valid(changed(CLUSTER_OF[kind], path, value))
+
+
+def test_a_damaged_manifest_of_kubernetes_is_refused():
+    policy = next(d for d in documents(FOLDER / "network-policy.yaml") if "ingress" in d["spec"])
+    with pytest.raises(kubernetes_validate.ValidationError):
+        valid(changed(policy, "spec.ingres", []))
+    with pytest.raises(kubernetes_validate.ValidationError):
+        valid(changed(policy, "spec.podSelector", ...))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_clusters_are_closed_and_hold_no_secret(kind):
+    spec, asks = spec_of(CLUSTER_OF[kind]), kind == "RayJob"
+    assert cluster_problems(spec, operator_asks=asks) == []
+
+
+POD = "spec.workerGroupSpecs.1.template.spec."
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("spec.authOptions", {"mode": "disabled"}, "takes everybody"),
+        ("spec.headGroupSpec.serviceType", "LoadBalancer", "reached from outside"),
+        ("spec.headGroupSpec.rayStartParams.dashboard-host", "0.0.0.0", "dashboard's host"),
+        ("spec.headGroupSpec.rayStartParams.num-cpus", "4", "tasks may run on the head"),
+        ("spec.gcsFaultToleranceOptions.redisPassword", {"value": "x"}, "in clear text"),
+        ("spec.enableInTreeAutoscaling", False, "nodes stay"),
+        (POD + "securityContext.runAsNonRoot", False, "gpu: may run as root"),
+        (POD + "securityContext.seccompProfile", ..., "gpu: has no seccomp profile"),
+        (POD + "containers.0.securityContext", {"privileged": True}, "may gain privileges"),
+        (POD + "containers.0.image", "rayembed:latest", "not pinned"),
+        (POD + "containers.0.image", "rayembed", "not pinned"),
+        (POD + "containers.0.env", [{"name": "HF_TOKEN", "value": "hf_x"}], "HF_TOKEN in clear"),
+        (POD + "containers.0.resources.requests", {"nvidia.com/gpu": 4}, "other GPUs"),
+        (POD + "containers.0.volumeMounts", [], "/dev/shm is too small"),
+        (POD + "hostNetwork", True, "shares a namespace"),
+        (POD + "automountServiceAccountToken", ..., "token of Kubernetes"),
+    ],
+)
+def test_each_rule_sees_its_problem(path, value, problem):
+    damaged = changed(CLUSTER_OF["RayCluster"], path, value)
+    found = cluster_problems(damaged["spec"], operator_asks=False)
+    assert [p for p in found if problem in p], found
+
+
+def test_redis_and_mlflow_are_as_closed():
+    templates = {
+        d["metadata"]["name"]: d["spec"]["template"]
+        for p in FILES
+        for d in documents(p)
+        if d["kind"] in ("StatefulSet", "Deployment")
+    }
+    assert sorted(templates) == ["mlflow", "redis"]
+    assert [p for name, t in templates.items() for p in pod_problems(name, t)] == []
+
+
+def test_only_those_speak_who_have_to():
+    policies = documents(FOLDER / "network-policy.yaml")
+    components = {"ray", "redis", "mlflow"}
+    assert policy_problems(policies, components) == []
+    assert "no policy is for serving" in policy_problems(policies, components | {"serving"})
+    assert "what no policy allows is not denied" in policy_problems(policies[1:], components)
+    open_to_all = changed(policies[1], "spec.ingress.0.from", [])
+    assert "somebody is let in from everywhere" in policy_problems([open_to_all], {"ray"})
+    metadata = changed(policies[1], "spec.egress.4.to.0.ipBlock", {"cidr": "0.0.0.0/0"})
+    assert "the cloud's metadata service may be asked" in policy_problems([metadata], {"ray"})
+    anything = changed(policies[1], "spec.egress.4.ports", ...)
+    assert "every port outside may be asked" in policy_problems([anything], {"ray"})
+
+
+def test_both_clusters_have_the_installed_ray_and_the_same_nodes():
+    specs = [spec_of(document) for document in OURS]
+    assert {spec["rayVersion"] for spec in specs} == {version("ray")}
+    assert specs[0]["workerGroupSpecs"] == specs[1]["workerGroupSpecs"]
+    assert specs[0]["headGroupSpec"]["template"] == specs[1]["headGroupSpec"]["template"]
+
+
+def test_the_job_of_the_manifest_is_a_run_that_fits_its_nodes():
+    job = CLUSTER_OF["RayJob"]["spec"]
+    words = shlex.split(job["entrypoint"])
+    assert words[:2] == ["python", "/opt/rayembed/jobs/train_nvembed.py"]
+    run, _ = resolve(words[2:], "nvembed-quickstart")
+    placement = run.placement
+    assert (placement.use_gpu, placement.storage_path) == (True, FILLED["STORAGE"])
+    assert placement.wait_for_nodes_seconds > 0, "the cluster begins without nodes"
+    assert placement.wait_for_nodes_seconds < job["preRunningDeadlineSeconds"]
+    gpu = next(g for g in spec_of({"kind": "RayJob", "spec": job})["workerGroupSpecs"][::-1])
+    limits = gpu["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert placement.workers % limits["nvidia.com/gpu"] == 0
+    per_node = min(placement.workers, limits["nvidia.com/gpu"])
+    assert per_node * placement.cpus_per_worker <= int(limits["cpu"])
+    environment = yaml.safe_load((CLUSTER / "runtime_env.yaml").read_text())["env_vars"]
+    assert yaml.safe_load(job["runtimeEnvYAML"]) == {"env_vars": environment}
+
+
+def test_the_guide_fills_in_all_that_the_files_leave_open():
+    lines = readme_commands(FOLDER / "README.md")
+    for path in FILES:
+        wanted = unfilled(path.read_text())
+        applied = [line for line in lines if f"kuberay/{path.name}" in line]
+        assert len(applied) == 1, path.name
+        named = set(shlex.split(applied[0])[1].replace("$", "").split()) if wanted else set()
+        assert named == wanted, path.name
+        assert applied[0].startswith("envsubst" if wanted else "kubectl apply -f"), applied
+
+
+def test_start_parameters_are_options_of_the_installed_ray():
+    for document in OURS:
+        spec = spec_of(document)
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            assert {f"--{name}" for name in group["rayStartParams"]} <= ray_start_options()

@@ -1,0 +1,192 @@
+"""jobs/compare_models.py from its arguments to its files, and what it refuses."""
+
+import csv
+from datetime import timedelta
+
+import pytest
+from made_results import DATE, write_benchmark, write_result
+
+from rayembed.evaluation.benchmark_lines import benchmark_lines
+from rayembed.evaluation.result_files import StoredModel
+from rayembed.pipeline.compare_job import choose, run_compare_job
+
+BEIR = "BEIR"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two models on BEIR: one complete, one without NQ and one of CQADupstack's forums."""
+    folder = tmp_path_factory.mktemp("results")
+    lines = benchmark_lines(BEIR)
+    write_benchmark(folder, "rayembed/whole", "abc123", lines, 0.5)
+    write_benchmark(folder, "rayembed/part", "def456", lines, 0.25)
+    place = folder / "results" / "rayembed__part" / "def456"
+    for task in ("NQ", "CQADupstackTexRetrieval"):
+        (place / f"{task}.json").unlink()
+    return folder
+
+
+def run(capsys, *argv):
+    code = run_compare_job([str(arg) for arg in argv], about="")
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_a_comparison_writes_tables_and_plots_and_says_what_to_run(results, tmp_path, capsys):
+    code, out, err = run(
+        capsys,
+        *("--results", results, "--benchmark", BEIR, "--published", "nomic-v2-moe"),
+        *("--output", tmp_path / "out"),
+    )
+    assert (code, err) == (0, "")
+    names = ("scores.md", "scores.csv", "categories.png", "differences.png")
+    for name in names:
+        assert f"Written  {tmp_path / 'out' / name}" in out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    assert "13 of 15" in out
+    assert "-2.86" in out, "50 less Nomic's 52.86"
+    assert (
+        "python jobs/evaluate_model.py --model rayembed/part --benchmark BEIR  "
+        "# 2 of 15 tasks are missing"
+    ) in out
+    assert "--model rayembed/whole" not in out
+    assert "part: begun, not complete: CQADupstackRetrieval" in out
+    assert max(map(len, out.partition("Written")[0].splitlines())) <= 120
+    with (tmp_path / "out" / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"whole", "part", "Nomic Embed v2 MoE"}
+    (mean,) = [r for r in rows if (r["model"], r["level"]) == ("whole", "benchmark")]
+    assert (float(mean["score"]), float(mean["difference"])) == (50.0, pytest.approx(-2.86))
+
+
+def test_a_model_that_is_called_as_a_papers_is_told_apart(tmp_path, capsys):
+    write_benchmark(tmp_path, "jxm/cde-small-v1", "r", benchmark_lines(BEIR), 0.5)
+    published = "cde-small-v1,cde-small-v1"
+    code, out, _ = run(
+        capsys,
+        *("--results", tmp_path, "--benchmark", BEIR, "--published", published),
+        *("--output", tmp_path / "out"),
+    )
+    assert code == 0
+    table = out.partition("Written")[0]
+    assert table.count("jxm/cde-small-v1") == 1
+    assert table.count("cde-small-v1 [paper, baseline]") == 1
+    assert "-3.30" in table, "50 less the paper's 53.3"
+
+
+def test_every_task_is_shown_on_request_only(results, tmp_path, capsys):
+    base = ("--results", results, "--benchmark", BEIR, "--output", tmp_path)
+    assert "SciFact" not in run(capsys, *base)[1]
+    assert " SciFact" in run(capsys, *base, "--tasks")[1]
+
+
+def test_without_a_benchmark_every_task_with_results_is_compared(results, tmp_path, capsys):
+    folder = tmp_path / "own"
+    write_result(folder, "rayembed/whole", "abc123", "our-set", {("test", "default"): 0.75})
+    code, out, _ = run(
+        capsys, "--results", results, folder, "--output", tmp_path / "out", "--tasks"
+    )
+    assert code == 0
+    assert "our-set" in out
+    assert "Own tasks (1)" in out
+    assert "--model rayembed/part --tasks" in out
+    assert "CQADupstackTexRetrieval" in out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("", ["org/part@d1", "org/whole@a1", "org/whole@a2", "other/whole@a1"]),
+        ("part", ["org/part@d1"]),
+        ("ORG/Part", ["org/part@d1"]),
+        ("*/whole", ["org/whole@a1", "org/whole@a2", "other/whole@a1"]),
+        ("wh*@a2", ["org/whole@a2"]),
+        ("other/whole@a,part", ["other/whole@a1", "org/part@d1"]),
+        ("part,org/*", ["org/part@d1", "org/whole@a1", "org/whole@a2"]),
+    ],
+)
+def test_models_are_chosen_by_names_globs_and_revisions(wanted, chosen):
+    known = [("org/part", "d1"), ("org/whole", "a1"), ("org/whole", "a2"), ("other/whole", "a1")]
+    stored = [StoredModel(name, revision, ()) for name, revision in known]
+    found = choose(stored, wanted.split(",") if wanted else ())
+    assert [f"{model.name}@{model.revision}" for model in found] == chosen
+
+
+def test_of_two_revisions_it_asks_for_one(results, tmp_path, capsys):
+    later = DATE + timedelta(days=3)
+    write_benchmark(tmp_path, "rayembed/whole", "fff999", benchmark_lines(BEIR), 0.75, date=later)
+    base = ("--results", results, tmp_path, "--benchmark", BEIR, "--output", tmp_path / "out")
+    code, _, err = run(capsys, *base, "--models", "whole")
+    assert code == 2
+    assert "rayembed/whole@abc123  26 tasks, last 2026-01-31 12:00" in err
+    assert "rayembed/whole@fff999  26 tasks, last 2026-02-03 12:00" in err
+    code, out, _ = run(capsys, *base, "--models", "whole@fff")
+    assert code == 0
+    assert "75.00" in out
+    code, out, _ = run(
+        capsys, *base, "--models", "whole@fff,whole@abc", "--baseline", "whole@abc123"
+    )
+    assert code == 0
+    assert "+25.00" in out
+    assert "whole@fff999" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "nothing to compare"),
+        (("--models", "a", "--published", "nvembed-v2"), "name their folders with --results"),
+        (("--published", "nvembed-v2"), "needs a benchmark"),
+        (("--published", "nvembed2", "--benchmark", BEIR), "did you mean 'nvembed-v2'"),
+        (("--published", "nvembed-v2", "--benchmark", "BEER"), "did you mean 'BEIR'"),
+        (("--results", "nowhere"), "no results of mteb's below nowhere"),
+        (("--list-published", "--benchmark", "BIER"), "did you mean 'BEIR'"),
+    ],
+)
+def test_what_is_asked_wrongly_ends_with_2(argv, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--models", "hole"), "no results of 'hole'; did you mean 'whole'"),
+        (("--models", "whole@zzz"), "allowed: rayembed/part@def456, rayembed/whole@abc123"),
+        (("--baseline", "whole2"), "did you mean 'whole'"),
+        (("--published", "nomic-v2-moe", "--benchmark", "AIR-Bench_24.04"), "have BEIR, MIRACL"),
+        (("--published", "nomic-v2-moe"), "--published needs --benchmark"),
+    ],
+)
+def test_names_that_are_not_there_get_the_nearest(results, argv, message, tmp_path, capsys):
+    code, _, err = run(capsys, "--results", results, "--output", tmp_path, *argv)
+    assert code == 2
+    assert message in err
+
+
+def test_results_that_cannot_be_read_end_with_2_and_name_the_model(tmp_path, capsys):
+    path = write_result(tmp_path, "o/m", "r", "SciFact", {("test", "default"): 0.5})
+    path.write_text("{")
+    code, _, err = run(capsys, "--results", tmp_path, "--output", tmp_path / "out")
+    assert code == 2
+    assert "o/m has no result that can be read" in err
+
+
+def test_a_place_that_cannot_be_written_ends_with_1(results, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(
+        capsys, "--results", results, "--benchmark", BEIR, "--output", tmp_path / "file"
+    )
+    assert code == 1
+    assert "file" in err
+
+
+def test_the_papers_models_are_listed(capsys):
+    code, out, _ = run(capsys, "--list-published", "--benchmark", "MIRACL")
+    assert code == 0
+    assert "nomic-v2-moe  (Nomic Embed v2 MoE)\n    MIRACL: Nomic Embed v2 MoE, Table 1\n" in out
+    assert "nvembed-v2" not in out

@@ -1,0 +1,133 @@
+"""Settings of scores while training goes on, and which of them are part of a run's identity."""
+
+import pytest
+from settings_leaves import leaves, other_value, put
+
+from rayembed.config.data_run import data_of
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError
+from rayembed.recipes.catalogue import get_recipe
+
+KEEP_LAST = "evaluation.validation.keep=last"
+MTEB_TASK = "evaluation.validation.data.tasks=[NanoNQRetrieval]"
+
+DATA = {
+    "wikipedia": {"kind": "wikipedia", "num_titles": 30},
+    "beir": {"kind": "beir", "path": "mine", "instruction": "find"},
+    "mteb": {
+        "kind": "mteb",
+        "tasks": ["NanoNQRetrieval", "NanoSCIDOCSRetrieval"],
+        "instructions": {"NanoNQRetrieval": "find"},
+    },
+}
+
+
+def with_validation(kind="wikipedia", **validation) -> Run:
+    values = get_recipe("nvembed-quickstart").model_dump(mode="json")
+    values["data"]["held_out"]["num_titles"] = 100
+    values["evaluation"] |= {"num_documents": 70, "num_queries": 50}
+    for stage in values["stages"]:
+        stage |= {"steps": 500, "checkpoint_every_steps": 100}
+    stopping = {"patience": 3, "min_delta": 0.1}
+    values["evaluation"]["validation"] = {
+        "data": DATA[kind],
+        "every_steps": 50,
+        "early_stopping": stopping,
+        **validation,
+    }
+    return parse(Run, values)
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_all_that_chooses_weights_is_identity(kind):
+    run = with_validation(kind)
+    seen = {run.fingerprint}
+    changed = set()
+    for leaf in leaves(run):
+        if leaf.path[:2] != ("evaluation", "validation") or leaf.path[-1] in ("kind", "keep"):
+            continue
+        values = run.model_dump(mode="json")
+        put(values, leaf.path, other_value(leaf) if leaf.path[-1] != "num_titles" else 29)
+        seen.add(parse(Run, values).fingerprint)
+        changed.add(leaf.path[-1])
+    assert len(seen) == len(changed) + 1
+    assert {"every_steps", "patience", "min_delta"} < changed
+
+
+def test_tasks_weights_are_identity_in_any_order():
+    names = DATA["mteb"]["tasks"]
+    weights = dict(zip(names, (2.0, 3.0), strict=True))
+    run = with_validation("mteb", weights=weights)
+    turned = with_validation("mteb", weights=dict(reversed(weights.items())))
+    assert run.fingerprint == turned.fingerprint
+    assert run.fingerprint != with_validation("mteb").fingerprint
+
+
+def test_scores_that_choose_nothing_are_no_identity():
+    plain = override(with_validation(), ["evaluation.validation=null"])
+    watched = override(with_validation(), ["evaluation.validation.early_stopping=null", KEEP_LAST])
+    assert watched.fingerprint == plain.fingerprint
+    assert watched.fingerprint != with_validation().fingerprint
+    assert "validation" not in plain.identity()
+
+
+def test_every_checkpoint_makes_the_interval_of_checkpoints_identity():
+    at_checkpoints = with_validation(every_steps=None)
+    other = override(at_checkpoints, ["stages.retrieval.checkpoint_every_steps=50"])
+    assert at_checkpoints.fingerprint != other.fingerprint
+    fixed = with_validation(every_steps=50)
+    other = override(fixed, ["stages.retrieval.checkpoint_every_steps=50"])
+    assert fixed.fingerprint == other.fingerprint
+
+
+def test_instructions_of_validation_tasks_alone_are_identity():
+    run = with_validation()
+    task = run.evaluation.validation.data.tasks[0]
+    other = override(run, [f"evaluation.instructions.{task}=another"])
+    assert other.fingerprint != run.fingerprint
+    elsewhere = override(run, ["evaluation.instructions.WikiTopicClustering=another"])
+    assert elsewhere.fingerprint == run.fingerprint
+
+
+def test_titles_of_validation_are_kept_from_training_without_other_scores():
+    run = override(with_validation(), ["evaluation.suite=none", "evaluation.source=other.json"])
+    assert data_of(run).kept_for_evaluation == "other.json"
+    plain = override(run, ["evaluation.validation=null"])
+    assert data_of(plain).kept_for_evaluation is None
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        (KEEP_LAST, r"early_stopping with keep 'last'.*set keep=best"),
+        ("evaluation.validation.weights={WikiSentence: 2}", "did you mean 'WikiSentenceRetrieval'"),
+        ("evaluation.validation.every_steps=500", "only last steps would have a score"),
+        ("evaluation.validation.data.num_titles=31", "num_titles 100 less the 31 for validation"),
+        ("evaluation.validation.data.kind=wiki", "must be one of"),
+        ("evaluation.validation.patience=1", "no setting 'evaluation.validation.patience'"),
+    ],
+)
+def test_what_cannot_be_is_refused(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        override(with_validation(), [assignment])
+
+
+def test_more_titles_than_are_held_out_are_refused():
+    with pytest.raises(ConfigError, match=r"num_titles 101 exceeds\s+data.held_out.num_titles 100"):
+        override(
+            with_validation(),
+            ["evaluation.suite=none", "evaluation.validation.data.num_titles=101"],
+        )
+
+
+def test_the_command_line_turns_validation_on():
+    plain = override(with_validation(), ["evaluation.validation=null"])
+    run = override(
+        plain,
+        ["evaluation.validation={data: {kind: beir, path: mine}, every_steps: 10}"],
+    )
+    assert run.evaluation.validation.data.task_names == ("validation",)
+    again = override(run, ["evaluation.validation.data.kind=mteb", MTEB_TASK])
+    assert again.evaluation.validation.data.tasks == ("NanoNQRetrieval",)

@@ -1,0 +1,230 @@
+"""Texts to masked sequences: nothing is lost, shares are those asked for, workers do not show."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
+
+from rayembed.config.adaptation import MaskingConfig
+from rayembed.config.override import override
+from rayembed.data.prepared import Workshop, open_prepared
+from rayembed.data.sequences.batch import MaskedSteps
+from rayembed.data.sequences.masking import mask
+from rayembed.data.sequences.packing import packed, truncated
+from rayembed.data.sequences.plan import Pool, SequencePlan, order_sequences
+from rayembed.data.sequences.prepare import prepare_sequences
+from rayembed.data.units import in_process
+from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.models.build import pretrained_tokenizer
+from rayembed.models.masked_language_start import check_adaptable, vocabulary
+from rayembed.models.masked_language_tokens import Vocabulary
+
+WORDS = Vocabulary(
+    prefix=(2,), suffix=(3,), mask_id=4, pad_id=0, special_ids=(0, 1, 2, 3, 4), num_words=200
+)
+
+
+def texts_of(*lengths):
+    numbers = iter(range(10, 10_000))
+    return [np.array([next(numbers) for _ in range(n)], dtype=np.int32) for n in lengths]
+
+
+def test_packed_sequences_hold_all_tokens_in_order_with_an_end_between_texts():
+    found = packed(texts_of(3, 1, 4), WORDS, 6)
+    assert [ids.tolist() for ids in found] == [
+        [2, 10, 11, 12, 3, 3],
+        [2, 13, 3, 14, 15, 3],
+        [2, 16, 17, 3],
+    ]
+    assert packed([], WORDS, 6) == []
+    cut = truncated(texts_of(3, 1, 5), WORDS, 6)
+    assert [ids.tolist() for ids in cut] == [
+        [2, 10, 11, 12, 3],
+        [2, 13, 3],
+        [2, 14, 15, 16, 17, 3],
+    ]
+
+
+def test_masks_have_the_shares_of_the_settings_and_leave_special_tokens():
+    ids = np.concatenate([[2], np.tile(np.arange(10, 190), 500), [3]]).astype(np.int32)
+    found = mask(ids, MaskingConfig(), WORDS, seed=1, step=2, slot=3)
+    assert len(found.places) / len(ids) == pytest.approx(0.3, abs=0.005)
+    seen = found.input_ids[found.places]
+    np.testing.assert_array_equal(found.words, ids[found.places])
+    assert (seen == WORDS.mask_id).mean() == pytest.approx(0.8, abs=0.01)
+    # One random word in 200 is the right one.
+    stays = seen == found.words
+    assert stays.mean() == pytest.approx(0.1 + 0.1 / 200, abs=0.01)
+    random = seen[~stays & (seen != WORDS.mask_id)]
+    assert len(random) / len(seen) == pytest.approx(0.1, abs=0.01)
+    assert set(random.tolist()) >= set(range(10, 200))
+    assert not {0, len(ids) - 1} & set(found.places.tolist())
+    untouched = np.setdiff1d(np.arange(len(ids)), found.places)
+    np.testing.assert_array_equal(found.input_ids[untouched], ids[untouched])
+    assert ids[1] == 10  # the given sequence stays as it is
+
+
+def test_masks_are_those_of_seed_step_and_slot_alone():
+    ids = np.arange(10, 110, dtype=np.int32)
+
+    def places(seed=1, step=2, slot=3):
+        found = mask(ids, MaskingConfig(), WORDS, seed=seed, step=step, slot=slot)
+        return found.places.tolist()
+
+    assert places() == places()
+    others = [places(seed=9), places(step=9), places(slot=9)]
+    assert all(other != places() for other in others)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_languages_are_drawn_in_proportion_to_their_sequences_to_the_power_alpha(alpha):
+    sizes, steps, batch = {"en": 4000, "fr": 500, "sw": 60}, 40, 64
+    language = np.repeat(np.arange(3, dtype=np.int32), list(sizes.values()))
+    hashes = np.random.default_rng(0).permutation(len(language)).astype(np.int64)
+    order = order_sequences(Pool(hashes, language, list(sizes)), batch, steps, 3, alpha)
+    weights = np.array(list(sizes.values())) ** alpha
+    wanted = weights / weights.sum() * batch
+    for number, expected in enumerate(wanted):
+        counts = (language[order] == number).sum(axis=1)
+        assert np.abs(counts.cumsum() - expected * np.arange(1, steps + 1)).max() < 1
+    # No sequence twice in a batch, and none again before all others of its language came.
+    assert all(len(set(step.tolist())) == batch for step in order)
+    drawn = order[language[order] == 2][: sizes["sw"]].tolist()
+    assert len(set(drawn)) == len(drawn) > 20
+
+
+def test_the_order_is_that_of_the_contents_wherever_they_lie():
+    language = np.array([0] * 50 + [1] * 30, dtype=np.int32)
+    hashes = np.random.default_rng(1).permutation(80).astype(np.int64)
+    there = np.random.default_rng(2).permutation(80)
+    here = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 3, 0.3)
+    moved = order_sequences(Pool(hashes[there], language[there], ["a", "b"]), 8, 12, 3, 0.3)
+    np.testing.assert_array_equal(hashes[here], hashes[there][moved])
+    other = order_sequences(Pool(hashes, language, ["a", "b"]), 8, 12, 4, 0.3)
+    assert (other != here).mean() > 0.5
+
+
+def test_a_language_too_small_for_its_share_of_a_batch_is_named():
+    language = np.array([0] * 50 + [1] * 3, dtype=np.int32)
+    pool = Pool(np.arange(53, dtype=np.int64), language, ["en", "sw"])
+    with pytest.raises(DataError, match=r"'sw' has 3 sequences, .* takes up to 5"):
+        order_sequences(pool, 16, 2, 0, 0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    save_masked(folder / "bert")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plan(folder):
+    run = tiny_adaptation(folder)
+    storage = str(folder / "outputs")
+    with pytest.MonkeyPatch.context() as patch:
+        # Small files, so that steps lie in several of them.
+        patch.setattr("rayembed.data.sequences.plan.ROWS_PER_FILE", 25)
+        return SequencePlan.open(prepare_sequences(run, Workshop(storage, run.seed)))
+
+
+def steps_of(plan, folder, worker=0, num_workers=1, seed=5):
+    run = tiny_adaptation(folder)
+    words = check_adaptable(folder / "bert", run.model)
+    return MaskedSteps(plan, run.masking, words, seed, worker, num_workers)
+
+
+def test_rows_are_counted_and_all_tokens_are_in_the_sequences(plan, folder):
+    (made,) = (folder / "outputs" / "data" / "sequences").iterdir()
+    manifest = open_prepared(str(made)).manifest
+    assert manifest["rows_in"] == sum(ROWS.values()) + 2
+    assert manifest["rejected"] == {"no language": 1, "no text": 1}
+    assert {code: told["texts"] for code, told in manifest["languages"].items()} == ROWS
+    backend = pretrained_tokenizer(folder / "bert").backend_tokenizer
+    tokens = Counter()
+    for path in (folder / "texts").iterdir():
+        for row in map(json.loads, path.read_text().splitlines()):
+            if row["text"].strip() and row["language"]:
+                ids = backend.encode(row["text"], add_special_tokens=False).ids
+                tokens[row["language"]] += len(ids)
+    told = {one["language"]: one for one in plan.languages_told}
+    assert {code: one["tokens"] for code, one in told.items()} == dict(tokens)
+    weights = {code: one["sequences"] ** 0.3 for code, one in told.items()}
+    for code, one in told.items():
+        wanted = weights[code] / sum(weights.values())
+        assert one["drawn_share"] == pytest.approx(wanted, abs=0.5 / 12)
+        assert one["share"] == pytest.approx(
+            one["sequences"] / sum(o["sequences"] for o in told.values()), abs=1e-5
+        )
+
+
+def test_workers_have_slices_of_the_same_masked_batches(plan, folder):
+    whole = steps_of(plan, folder)
+    for num_workers in (2, 4):
+        parts = [steps_of(plan, folder, worker, num_workers) for worker in range(num_workers)]
+        for step in range(plan.num_steps):
+            one, several = whole(step), [part(step) for part in parts]
+            for name in ("input_ids", "places", "words"):
+                expected = getattr(one, name)
+                found = [row for part in several for row in getattr(part, name)]
+                assert len(found) == len(expected) == 12
+                for a, b in zip(found, expected, strict=True):
+                    np.testing.assert_array_equal(a, b)
+            languages = np.concatenate([part.language for part in several])
+            np.testing.assert_array_equal(languages, one.language)
+    other = steps_of(plan, folder, seed=6)(0)
+    assert any((a != b).any() for a, b in zip(other.input_ids, whole(0).input_ids, strict=True))
+    with pytest.raises(DataError, match="a number of workers that divides 12"):
+        steps_of(plan, folder, 0, 5)(0)
+
+
+def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_path):
+    run, tasks = tiny_adaptation(folder), []
+
+    def dies(task, units, needs="cpu"):
+        for result in in_process(task, units, needs):
+            tasks.append(type(task.task).__name__)
+            if len(tasks) == 3:
+                raise KeyboardInterrupt
+            yield result
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_sequences(run, Workshop(str(tmp_path), run.seed, dies))
+    again = SequencePlan.open(prepare_sequences(run, Workshop(str(tmp_path), run.seed)))
+    assert again.fingerprint == plan.fingerprint
+    assert again.languages_told == plan.languages_told
+    other = override(run, ["seed=6"])
+    assert (
+        SequencePlan.open(prepare_sequences(other, Workshop(str(tmp_path), 6))).fingerprint
+        != plan.fingerprint
+    )
+
+
+def test_wrong_corpora_are_told(folder, tmp_path):
+    def prepare(*assignments):
+        run = override(tiny_adaptation(folder), assignments)
+        return prepare_sequences(run, Workshop(str(tmp_path), run.seed))
+
+    source = "corpus.texts.made-up.source"
+    with pytest.raises(ConfigError, match=r"source\.text = 'txt'.*did you mean 'text'"):
+        prepare(f"{source}.text=txt")
+    with pytest.raises(DataError, match=r"2 of 326 rows .*max_rejected_share 0\.001"):
+        prepare(f"{source}.max_rejected_share=0.001")
+    with pytest.raises(ConfigError, match=r"max_length is 2, but special tokens alone take 2"):
+        prepare("corpus.max_length=2")
+    with pytest.raises(DataError, match="there are no rows"):
+        prepare(f"{source}.path=nothing")
+    with pytest.raises(ConfigError, match="set one of them, not both"):
+        override(tiny_adaptation(folder), ["corpus.texts.made-up.language=en"])
+    with pytest.raises(ConfigError, match=r"placement\.grad_cache has no effect"):
+        override(tiny_adaptation(folder), ["placement.grad_cache=false"])
+    with pytest.raises(ConfigError, match="take a multiple"):
+        override(tiny_adaptation(folder), ["placement.workers=5"])
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_refused(folder):
+    with pytest.raises(ArtifactError, match="words, the model 3; they are not of one model"):
+        vocabulary(folder / "bert", 3)

@@ -1,0 +1,254 @@
+"""Models beside the papers' figures: which figures, differences, tables, plots."""
+
+import csv
+import io
+import re
+
+import pytest
+from made_results import write_benchmark, write_result
+from rich.console import Console
+
+from rayembed.errors import ConfigError
+from rayembed.evaluation.benchmark_lines import MEAN, MEAN_OF_16, Line, benchmark_lines
+from rayembed.evaluation.comparison import Column, Comparison, compare, measured, published
+from rayembed.evaluation.comparison_plots import category_bars, difference_dots
+from rayembed.evaluation.comparison_tables import (
+    MODELS_A_TABLE,
+    category_table,
+    comparison_csv,
+    comparison_markdown,
+    task_tables,
+)
+from rayembed.evaluation.result_files import read_results, stored_models
+
+MTEB = "MTEB(eng, v1)"
+
+LINES = (
+    Line("FiQA2018", "Retrieval", "ndcg_at_10", "FiQA2018"),
+    Line("SciFact", "Retrieval", "ndcg_at_10", "SciFact"),
+    Line("STS12", "STS", "cosine_spearman", "STS12"),
+)
+OURS = Column(
+    "ours",
+    published=False,
+    scores={"FiQA2018": 50.0, "SciFact": 80.0, "STS12": 70.0},
+    averages={"Retrieval": 65.0, "STS": 70.0, MEAN: 66.667},
+    name="org/ours",
+)
+PART = Column("part", False, {"FiQA2018": 55.004, "STS12": 60.0}, {"STS": 60.0}, name="org/part")
+THEIRS = Column(
+    "Theirs",
+    published=True,
+    scores={"FiQA2018": 55.0, "STS12": 71.5},
+    averages={"Retrieval": 66.0, "STS": 71.5},
+    name="theirs",
+    notes=("Theirs: as printed.",),
+)
+COMPARISON = Comparison("Small", LINES, (OURS, PART, THEIRS), "Theirs")
+
+
+def shown(*tables, width=120, colours=False):
+    text = io.StringIO()
+    console = Console(
+        file=text, width=width, force_terminal=colours, color_system="standard" if colours else None
+    )
+    for table in tables:
+        console.print(table)
+    return text.getvalue()
+
+
+def cells(text, label):
+    """The cells of the line that begins with `label`, and of the line below it."""
+    lines = [*text.splitlines(), ""]
+    (number,) = [i for i, line in enumerate(lines) if line.startswith(label)]
+    return lines[number].removeprefix(label).split("  "), lines[number + 1].split()
+
+
+def test_differences_are_ours_less_theirs_in_points():
+    assert COMPARISON.difference(OURS, "FiQA2018") == -5.0
+    assert COMPARISON.difference(OURS, "Retrieval") == -1.0
+    assert COMPARISON.difference(OURS, "SciFact") is None, "they have no such figure"
+    assert COMPARISON.difference(THEIRS, "FiQA2018") is None, "the baseline itself"
+    assert [line.name for line in COMPARISON.missing(PART)] == ["SciFact"]
+
+
+def test_the_table_by_category_counts_what_is_missing():
+    text = shown(category_table(COMPARISON))
+    first, second = cells(text, "ours")
+    assert [cell.strip() for cell in first if cell.strip()] == ["65.00", "70.00", "66.67"]
+    assert second == ["-1.00", "-1.50"]
+    first, second = cells(text, "part")
+    assert [cell.strip() for cell in first if cell.strip()] == ["1 of 2", "60.00", "2 of 3"]
+    first, _ = cells(text, "Theirs [paper, baseline]")
+    assert [cell.strip() for cell in first if cell.strip()] == ["66.00", "71.50", "–"]
+
+
+def test_the_best_as_printed_are_bold():
+    text = shown(*task_tables(COMPARISON), colours=True)
+    assert "\x1b[1m55.00\x1b[0m" in text
+    assert text.count("\x1b[1m55.00") == 2, "55.004 and 55 print alike"
+    assert "\x1b[1m50.00" not in text
+
+
+def test_markdown_has_both_tables_and_the_notes():
+    text = comparison_markdown(COMPARISON).splitlines()
+    assert "| Model | Retrieval (2) | STS (1) | Mean (3) |" in text
+    assert "| ours | 65.00 (-1.00) | 70.00 (-1.50) | **66.67** |" in text
+    assert "| part | 1 of 2 | 60.00 (-11.50) | 2 of 3 |" in text
+    assert "| SciFact | nDCG@10 | **80.00** | – | – |" in text
+    assert "- Theirs: as printed." in text
+
+
+def test_csv_has_every_score_once_with_its_difference():
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(COMPARISON))))
+    assert len(rows) == (3 + 3) + (2 + 1) + (2 + 2)
+    keyed = {(row["model"], row["level"], row["category"], row["task"]): row for row in rows}
+    assert len(keyed) == len(rows)
+    row = keyed["part", "task", "Retrieval", "FiQA2018"]
+    assert (float(row["score"]), float(row["difference"])) == (55.004, pytest.approx(0.004))
+    assert (row["metric"], row["published"], row["baseline"]) == ("nDCG@10", "false", "Theirs")
+    assert keyed["ours", "benchmark", MEAN, ""]["difference"] == ""
+
+
+def test_tables_of_the_terminal_fit_120_columns(tmp_path):
+    lines = benchmark_lines(MTEB)
+    names = [f"a-rather-long-name-of-a-model-{i}" for i in range(5)]
+    for name in names:
+        write_benchmark(tmp_path, f"org/{name}", "r", lines, lambda task: len(task) / 100)
+    columns = [
+        measured(model, read_results(model), MTEB, lines, label=model.name.removeprefix("org/"))
+        for model in stored_models([tmp_path])
+    ]
+    columns += [published(name, MTEB, lines) for name in ("nvembed-v2", "gte-qwen2-7b")]
+    comparison = compare(MTEB, lines, columns, None)
+    tables = task_tables(comparison)
+    # The baseline stands in each.
+    assert len(tables) == -(-(len(columns) - 1) // (MODELS_A_TABLE - 1)) == 2
+    text = shown(category_table(comparison), *tables, width=120)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 120
+    for line in lines:
+        assert len(re.findall(rf"^ {re.escape(line.name)} ", text, re.MULTILINE)) == 2
+    wide = shown(category_table(comparison), *tables, width=400)
+    assert wide.count("72.31") == text.count("72.31") == 1, "nothing is cut off"
+
+
+def test_published_figures_of_the_benchmark_itself():
+    column = published("nvembed-v2", MTEB, benchmark_lines(MTEB))
+    assert len(column.scores) == 56
+    assert column.scores["CQADupstackRetrieval"] == 50.24
+    assert (column.averages["Clustering"], column.averages[MEAN]) == (58.46, 72.31)
+    assert column.origins[MEAN].source == "NV-Embed, Table 1"
+    assert column.notes == ("NV-Embed-v2: as printed in NV-Embed, Tables 1 and 14.",)
+
+
+def test_printed_averages_stand_where_the_tasks_contradict_them():
+    column = published("gte-qwen2-7b", MTEB, benchmark_lines(MTEB))
+    assert (column.averages["Clustering"], column.averages[MEAN]) == (56.92, 70.24)
+
+
+def test_figures_of_the_same_tasks_hold_in_other_benchmarks():
+    english = published("nomic-v2-moe", MTEB, benchmark_lines(MTEB))
+    assert english.averages == {"Retrieval": 52.86}
+    assert english.scores["Touche2020"] == 30.55
+    assert len(english.scores) == 15
+    beir = benchmark_lines("BEIR")
+    assert published("nvembed-v2", "BEIR", beir).averages == {MEAN: 62.65}
+    assert published("voyage-large-2", "BEIR", beir).averages == {MEAN: 58.28}
+    mini = benchmark_lines("MTEB-MINI")
+    column = published("causal2vec-mistral-7b", "MTEB-MINI", mini)
+    assert len(column.scores) == 30
+    # No paper prints these: the mean of the six figures of Table 18.
+    six = (77.52, 41.63, 54.96, 22.40, 83.48, 24.86)
+    assert column.averages["Retrieval"] == pytest.approx(sum(six) / 6)
+    second = published("nvembed-v2", "MTEB(eng, v2)", benchmark_lines("MTEB(eng, v2)"))
+    assert second.scores["STS12"] == 77.89
+    assert "STS22.v2" not in second.scores
+    assert "STS" not in second.averages
+
+
+def test_figures_of_languages_and_both_means_of_miracl():
+    column = published("nomic-v2-moe", "MIRACL", benchmark_lines("MIRACL"))
+    assert column.scores["MIRACLRetrieval (sw)"] == 66.3
+    assert column.averages == {MEAN_OF_16: 65.8, MEAN: 66.0}
+    jina = published("jina-v3", "MIRACL", benchmark_lines("MIRACL"))
+    assert (dict(jina.scores), jina.averages) == ({}, {MEAN_OF_16: 61.2})
+
+
+def test_air_bench_has_no_mean_of_two_metrics():
+    lines = benchmark_lines("AIR-Bench_24.04")
+    column = published("nvembed-v2", "AIR-Bench_24.04", lines)
+    assert column.averages == {"qa": 52.28, "long-doc": 74.78}
+    assert len(column.scores) == len(lines) == 12
+
+
+def test_what_is_not_there_is_told_with_the_nearest():
+    with pytest.raises(ConfigError, match="of that model they have BEIR, MIRACL"):
+        published("jina-v3", "AIR-Bench_24.04", benchmark_lines("AIR-Bench_24.04"))
+    with pytest.raises(ConfigError, match="did you mean 'jina-v3'"):
+        published("jina-3", "BEIR", benchmark_lines("BEIR"))
+    with pytest.raises(ConfigError, match=r"no benchmark 'BEIRR'; did you mean 'BEIR'"):
+        benchmark_lines("BEIRR")
+    with pytest.raises(ConfigError, match="none of the compared models; did you mean 'ours'"):
+        compare("Small", LINES, [OURS, THEIRS], "our")
+
+
+def test_the_baseline_is_the_first_paper_unless_another_is_named():
+    columns = [OURS, PART, THEIRS]
+    assert compare("Small", LINES, columns, None).baseline == "Theirs"
+    assert compare("Small", LINES, columns, "org/part").baseline == "part"
+    assert compare("Small", LINES, columns, "theirs").baseline == "Theirs"
+    assert compare("Small", LINES, [OURS, PART], None).baseline == "ours"
+    assert compare("Small", LINES, [OURS], None).baseline is None
+
+
+def test_scores_of_other_data_and_begun_ones_are_noted(tmp_path):
+    lines = [line for line in benchmark_lines("BEIR") if line.task in ("SciFact", "NFCorpus")]
+    write_result(
+        tmp_path, "o/m", "r", "SciFact", {("test", "default"): 0.5}, dataset_revision="theirs"
+    )
+    write_result(tmp_path, "o/m", "r", "NFCorpus", {("dev", "default"): 0.5})
+    (model,) = stored_models([tmp_path])
+    column = measured(model, read_results(model), "BEIR", lines, label="m")
+    assert column.scores == {"SciFact": 50.0}
+    assert column.notes == (
+        "m: scored on other revisions of the data than mteb's: SciFact.",
+        "m: begun, not complete: NFCorpus; NFCorpus lacks test/default.",
+    )
+    assert column.origins["SciFact"].dataset_revisions == ("theirs",)
+    write_benchmark(tmp_path, "o/m", "r", lines, 0.25)
+    clean = measured(model, read_results(*stored_models([tmp_path])), "BEIR", lines, label="m")
+    assert (clean.notes, clean.averages) == ((), {MEAN: 25.0})
+
+
+def size(png):
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
+
+
+def test_plots_are_drawn_and_grow_with_what_they_show():
+    lines = benchmark_lines(MTEB)
+    columns = [published(name, MTEB, lines) for name in ("nvembed-v2", "nvembed-v1")]
+    large = compare(MTEB, lines, columns, None)
+    assert size(category_bars(large))[0] > size(category_bars(COMPARISON))[0]
+    assert size(difference_dots(large))[1] > 3 * size(difference_dots(COMPARISON))[1] / 2
+    assert difference_dots(Comparison("Small", LINES, (OURS,), None)) is None
+    apart = Column("apart", True, {}, {"Classification": 3.0})
+    assert difference_dots(Comparison("Small", LINES, (OURS, apart), "apart")) is None
+
+
+def test_bars_stand_for_the_averages_and_dots_for_the_differences(monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    category_bars(COMPARISON)
+    difference_dots(COMPARISON)
+    bars, dots = (figure.axes[0] for figure in drawn)
+    heights = {c.get_label(): [bar.get_height() for bar in c] for c in bars.containers}
+    assert heights == {"ours": [65.0, 70.0, 66.667], "part": [60.0], "Theirs (paper)": [66.0, 71.5]}
+    labels = [tick.get_text() for tick in dots.get_yticklabels()]
+    assert labels == ["Retrieval (2)", "FiQA2018", "STS: STS12"], "no model shares the others"
+    marks = [[tuple(map(float, xy)) for xy in c.get_offsets()] for c in dots.collections]
+    assert [(-5.0, 1.0)] in marks
+    assert [(-1.0, 0.0), (-1.5, 2.0)] in marks

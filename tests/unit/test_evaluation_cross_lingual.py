@@ -1,0 +1,149 @@
+"""Articles in other languages that look for their English counterparts, and cut vectors."""
+
+import json
+from pathlib import Path
+
+import mteb
+import numpy as np
+import pytest
+from made_up_articles import COUNT, run_over, write_articles
+from table_model import NumberTokenizer, TableModel, changed, number, oracle
+
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation.bm25 import Bm25
+from rayembed.evaluation.evaluate import evaluate, held_out_articles, suite_tasks
+from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Scored in French, which has all articles, and in Spanish, which has a fifth of them."""
+    source = write_articles(tmp_path / "articles.json")
+    articles = json.loads(source.read_text())
+    fifth = {title: articles[title] for title in sorted(articles)[::5]}
+    (tmp_path / "fr.json").write_text(json.dumps(articles))
+    (tmp_path / "es.json").write_text(json.dumps(fifth))
+    translations = {"fra-Latn": f"{tmp_path}/fr.json", "spa-Latn": f"{tmp_path}/es.json"}
+    return changed(run_over(source), translations=translations)
+
+
+def read(run, code):
+    return json.loads(Path(run.evaluation.translations[code]).read_text())
+
+
+def samples(run):
+    return suite_tasks(run)[-1].sample.languages
+
+
+def test_an_oracle_finds_every_counterpart_and_results_name_the_languages(run, tmp_path):
+    scores = evaluate(oracle(), run, name="oracle", revision="1", results_folder=tmp_path)
+    assert tuple(scores) == (*TASK_NAMES, CROSS_LINGUAL)
+    assert scores[CROSS_LINGUAL] == pytest.approx(1.0, abs=1e-4)
+    path = next(tmp_path.glob(f"results/*/*/{CROSS_LINGUAL}.json"))
+    found = {
+        one["hf_subset"]: one["languages"] for one in mteb.TaskResult.from_disk(path).scores["test"]
+    }
+    assert found == {
+        "fra-Latn": ["fra-Latn", "eng-Latn"],
+        "spa-Latn": ["spa-Latn", "eng-Latn"],
+    }
+
+
+class OneOff(NumberTokenizer):
+    """Takes each of the given queries for the article after its own."""
+
+    def __init__(self, queries):
+        super().__init__()
+        self.queries = queries
+
+    def __call__(self, texts, role, instructions=None, *, allow_empty=False):
+        tokens = super().__call__(texts, role, instructions, allow_empty=allow_empty)
+        for text, token in zip(texts, tokens, strict=True):
+            if role == "query" and text in self.queries:
+                token["input_ids"] = (token["input_ids"] + 1) % COUNT
+        return tokens
+
+
+def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
+    spanish = changed(run, translations={"spa-Latn": run.evaluation.translations["spa-Latn"]})
+    french = changed(run, translations={"fra-Latn": run.evaluation.translations["fra-Latn"]})
+    model = TableModel(np.eye(COUNT))
+    model.tokenizer = OneOff(set(list(samples(run)["fra-Latn"].queries.values())[::2]))
+    found = {
+        name: evaluate(model, asked, name=name, revision="1", results_folder=tmp_path)[
+            CROSS_LINGUAL
+        ]
+        for name, asked in {"spa": spanish, "fra": french, "both": run}.items()
+    }
+    assert len(set(found.values())) == 3
+    assert found["both"] == pytest.approx((found["spa"] + found["fra"]) / 2, abs=1e-4)
+
+
+def test_only_held_out_articles_ask_and_answer_and_counterparts_come_first(run):
+    held_out = {number(a.title) for a in held_out_articles(run)}
+    for sample in samples(run).values():
+        documents = {key: number(text) for key, text in sample.documents.items()}
+        assert set(documents.values()) <= held_out
+        assert len(documents) == run.evaluation.num_documents
+        for query, relevant in sample.relevant.items():
+            assert [documents[d] for d in relevant] == [number(sample.queries[query])]
+    spanish = samples(run)["spa-Latn"]
+    expected = {number(title) for title in read(run, "spa-Latn")} & held_out
+    assert {number(text) for text in spanish.queries.values()} == expected
+
+
+def test_samples_depend_on_content_and_seed_alone(run, tmp_path):
+    def revision(run):
+        return suite_tasks(run)[-1].metadata.dataset["revision"]
+
+    articles = read(run, "spa-Latn")
+    (tmp_path / "other.json").write_text(json.dumps(dict(reversed(articles.items()))))
+    moved = {**run.evaluation.translations, "spa-Latn": f"{tmp_path}/other.json"}
+    assert revision(changed(run, translations=moved)) == revision(run)
+    assert revision(run.model_copy(update={"seed": 1})) != revision(run)
+    plain = changed(run, translations={})
+    assert [task.metadata.name for task in suite_tasks(plain)] == list(TASK_NAMES)
+
+
+def test_bm25_is_scored_on_it(run, tmp_path):
+    scores = evaluate(Bm25(), run, name="bm25", revision=Bm25.revision, results_folder=tmp_path)
+    assert scores[CROSS_LINGUAL] == 1.0, "the made-up languages share their words"
+
+
+@pytest.mark.parametrize(
+    ("translations", "error", "message"),
+    [
+        ({"french": "x"}, ConfigError, r"'french' is no language of mteb's, such as 'fra-Latn'"),
+        ({"fra-Latn": "{folder}/none.json"}, DataError, r"give no queries in fra-Latn"),
+    ],
+)
+def test_wrong_languages_are_refused(run, tmp_path, translations, error, message):
+    nobody = {
+        "x": {"title": "Nobody", "extract": "own1 a b c d e f.", "description": "", "topic": ""}
+    }
+    (tmp_path / "none.json").write_text(json.dumps(nobody))
+    given = {code: path.format(folder=tmp_path) for code, path in translations.items()}
+    with pytest.raises(error, match=message):
+        suite_tasks(changed(run, translations=given))
+
+
+def test_cut_vectors_are_scored_by_themselves(run, tmp_path):
+    """The first half of the vectors knows nothing, the second all."""
+    known = np.eye(COUNT)
+    model = TableModel(np.concatenate([np.ones((COUNT, COUNT)), 9 * known], axis=1))
+    plain = changed(run, translations={})
+    whole = evaluate(model, plain, name="m", revision="w1", results_folder=tmp_path)
+    half = evaluate(model, plain, name="m", revision="w1", results_folder=tmp_path, dimension=COUNT)
+    assert whole["WikiSentenceRetrieval"] == pytest.approx(1.0, abs=1e-4)
+    assert half["WikiSentenceRetrieval"] < 0.3
+    revisions = sorted(path.parent.name for path in tmp_path.glob("results/*/*/WikiTopic*ing.json"))
+    assert [name.startswith("first") for name in revisions] == [True, False]
+    assert revisions[0].startswith(f"first{COUNT}-w1-")
+    drawn = np.random.default_rng(0).normal(size=(2, COUNT, COUNT // 2))
+    first = TableModel(drawn[0])
+    expected = evaluate(first, plain, name="first", revision="w2", results_folder=tmp_path)
+    longer = TableModel(np.concatenate([drawn[0], 5 * drawn[1]], axis=1))
+    found = evaluate(
+        longer, plain, name="long", revision="w3", results_folder=tmp_path, dimension=COUNT // 2
+    )
+    assert found == pytest.approx(expected, abs=1e-4)

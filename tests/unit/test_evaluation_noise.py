@@ -1,0 +1,202 @@
+"""Noise behind texts: what is appended, and what stays as it was."""
+
+import re
+
+import pytest
+from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
+from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
+
+from rayembed.config.model import Causal2VecConfig, CDEConfig
+from rayembed.config.settings import parse
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation import evaluate as measured
+from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
+from rayembed.evaluation.noise import (
+    Noise,
+    NoiseScores,
+    _make_room,
+    _texts,
+    _warn_of_cut_noise,
+    noise_scores,
+)
+from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
+from rayembed.models.build import build_model
+from rayembed.models.load import load_model
+from rayembed.pipeline import noise_job
+
+SIZES = {"num_documents": 30, "num_queries": 15, "max_length": 24}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return run_over(write_articles(tmp_path / "articles.json"), **SIZES)
+
+
+def own_words(text):
+    return {word for word in text.split() if word.startswith("own")}
+
+
+def test_noise_is_words_of_articles_that_no_task_holds(run):
+    noise = Noise.of(run, 8)
+    assert len(noise.sources) == COUNT - HELD_OUT
+    held_out = {word for a in held_out_articles(run) for word in own_words(a.extract)}
+    texts = [a.extract for a in held_out_articles(run)]
+    behind = [noise.behind(text) for text in texts]
+    for text, noisy in zip(texts, behind, strict=True):
+        assert noisy.startswith(f"{text} The sentence number 0 ")
+        added = noisy.removeprefix(text)
+        assert len(added.split()) == 8
+        assert not own_words(added) & held_out
+    assert behind == [Noise.of(run, 8).behind(text) for text in texts]
+    assert len({noisy.removeprefix(text) for text, noisy in zip(texts, behind, strict=True)}) > 50
+    with pytest.raises(DataError, match="has 1000 words for the noise"):
+        Noise.of(run, 1000)
+
+
+def test_every_text_gets_noise_and_nothing_else_changes(run):
+    noise = Noise.of(run, 4)
+    for task in suite_tasks(run):
+        noisy, sample = noise.added_to(task), task.sample
+        assert type(noisy) is type(task)
+        assert noisy.metadata.dataset["revision"] != task.metadata.dataset["revision"]
+        if isinstance(sample, RetrievalSample):
+            assert noisy.sample.relevant == sample.relevant
+            pairs = [
+                *zip(sample.documents.values(), noisy.sample.documents.values(), strict=True),
+                *zip(sample.queries.values(), noisy.sample.queries.values(), strict=True),
+            ]
+        else:
+            assert isinstance(sample, TableSample)
+            pairs = []
+            for split, columns in sample.splits.items():
+                for column, values in columns.items():
+                    found = noisy.sample.splits[split][column]
+                    if column in ("label", "labels", "score"):
+                        assert found == values
+                    else:
+                        pairs += zip(values, found, strict=True)
+        assert pairs
+        assert all(found == noise.behind(text) for text, found in pairs)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    parts = {
+        "backbone": save_decoder(folder / "llm", tokenizer=metaspace_tokenizer(add_bos=True)),
+        "encoder": save_encoder(folder / "encoder"),
+    }
+    config = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "encoder": {"path": "given", "max_length": 40},
+        "query_max_length": 100,
+        "document_max_length": 100,
+    }
+    build_model(parse(Causal2VecConfig, config), parts, seed=0).save(folder / "model")
+    return folder / "model"
+
+
+def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_path, monkeypatch):
+    encoded = []
+
+    def encoder_of(model, dimension):
+        embed = measured_encoder(model, dimension)
+
+        def counted(texts, role, instruction):
+            encoded.extend(texts)
+            return embed(texts, role, instruction)
+
+        return counted
+
+    measured_encoder = measured.encoder_of
+    monkeypatch.setattr(measured, "encoder_of", encoder_of)
+    options = {"name": "noise", "results_folder": tmp_path / "noise", "num_words": 8}
+    scores = noise_scores(saved, run, **options)
+    names = [task.metadata.name for task in suite_tasks(run)]
+    assert list(scores.clean) == list(scores.noisy) == names
+    assert scores.clean != scores.noisy
+    assert scores.drops == {name: scores.clean[name] - scores.noisy[name] for name in names}
+    noise = Noise.of(run, 8)
+    held_out = {word for a in held_out_articles(run) for word in own_words(a.extract)}
+    noisy = [text for text in encoded if own_words(text) - held_out]
+    clean = [text for text in encoded if not own_words(text) - held_out]
+    assert {noise.behind(text) for text in clean} == set(noisy)
+    encoded.clear()
+    assert noise_scores(saved, run, **options) == scores
+    assert not encoded
+
+
+def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
+    model = load_model(saved)
+    noise = Noise.of(run, 8)
+    tasks = [noise.added_to(task) for task in suite_tasks(run)]
+    model.tokenizer.max_lengths = {"query": 1000, "document": 1000}
+    _warn_of_cut_noise(model, "long", tasks, {})
+    assert not caplog.records
+    lengths = [
+        len(one["input_ids"])
+        for task in tasks
+        for role, texts in _texts(task.sample)
+        for one in model.tokenizer(texts, role)
+    ]
+    median = sorted(lengths)[len(lengths) // 2]
+    model.tokenizer.max_lengths = {"query": median, "document": median}
+    _warn_of_cut_noise(model, "short", tasks, {})
+    (told,) = [r.getMessage() for r in caplog.records if "not seen" in r.message]
+    cut, number = map(int, re.findall(r"short: (\d+) of (\d+) texts", told)[0])
+    assert number == len(lengths)
+    assert cut == sum(length > median for length in lengths)
+
+
+def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
+    with pytest.raises(ConfigError, match="the encoder would read 80 tokens, and it has learnt 64"):
+        noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
+    none = run.model_copy(
+        update={"evaluation": run.evaluation.model_copy(update={"suite": "none"})}
+    )
+    with pytest.raises(ConfigError, match="no texts to put noise behind"):
+        noise_scores(saved, none, name="x", results_folder=tmp_path, num_words=4)
+
+
+def test_the_job_prints_and_keeps_a_table(tmp_path, capsys, monkeypatch):
+    asked = {}
+
+    def measure(run, models, *, num_words):
+        asked.update(models, words=num_words)
+        clean = {"WikiSentenceRetrieval": 0.75, "WikiRelatednessSTS": 0.5}
+        noisy = {"WikiSentenceRetrieval": 0.5, "WikiRelatednessSTS": 0.625}
+        return dict.fromkeys(models, NoiseScores(clean, noisy))
+
+    monkeypatch.setattr(noise_job, "measure", measure)
+    storage = ["--set", f"placement.storage_path={tmp_path}"]
+    assert noise_job.run_noise_job([*storage, "--words", "7"], about="") == 0
+    folder = f"{tmp_path}/runs/causal2vec-quickstart/models/retrieval"
+    assert asked["Causal2Vec"] == folder
+    assert asked["last token"] == folder.replace("quickstart", "quickstart-last-token")
+    assert asked["words"] == 7
+    printed = capsys.readouterr().out
+    assert "0.750 → 0.500 (-0.250)" in printed
+    kept = (tmp_path / "noise" / "noise-7-words.md").read_text().splitlines()
+    cell = "0.625 → 0.562 (-0.062)"
+    assert kept[-1] == f"| mean | {cell} | {cell} |"
+    assert noise_job.run_noise_job([*storage, "--model", "a=b=c"], about="") == 0
+    assert asked["a"] == "b=c"
+    assert noise_job.run_noise_job(["--model", "outputs/model"], about="") == 2
+    assert "expected LABEL=REFERENCE" in capsys.readouterr().err
+
+
+def test_both_stages_of_a_contextual_model_have_room_for_the_noise_once(run, tmp_path):
+    config = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "encoder": {"path": "given"},
+        "num_context": 4,
+        "query_max_length": 40,
+        "document_max_length": 40,
+    }
+    model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=0)
+    model.save(tmp_path / "model")
+    options = {"name": "noise", "results_folder": tmp_path / "noise"}
+    with pytest.raises(ConfigError, match="would read 70 tokens, and it has learnt 64"):
+        noise_scores(tmp_path / "model", run, num_words=15, **options)
+    _make_room(model, 16)
+    assert model.tokenizer.max_lengths == {"query": 56, "document": 56}

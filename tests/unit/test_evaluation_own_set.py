@@ -1,0 +1,281 @@
+"""The user's own queries, documents and judgements as a task of mteb."""
+
+import gzip
+import json
+import math
+import pickle
+from pathlib import Path
+
+import mteb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from s3_server import BUCKET, s3_server
+from word_encoder import WordEncoder, word_vectors
+
+from rayembed.assets.storage import write_atomic
+from rayembed.errors import ConfigError, DataError
+from rayembed.evaluation import own_set
+from rayembed.evaluation.own_set import OwnSet
+
+DOCUMENTS = {
+    "d1": ("Kettles", "boil water in a kettle"),
+    "d2": ("", "the train leaves the station"),
+    "d3": ("Gardens", "roses and tulips grow in a garden"),
+    "d4": ("Trains", "tracks signals and stations"),
+    "d5": ("", "bread needs flour and an oven"),
+}
+QUERIES = {"q1": "how to boil water", "q2": "train station", "q3": "flowers in gardens"}
+GRADES = {"q1": {"d1": 1, "d5": 0}, "q2": {"d2": 2, "d4": 1}, "q3": {"d3": 1}}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
+    own_set._written.cache_clear()
+    yield tmp_path / "cache"
+    own_set._written.cache_clear()
+
+
+def lines(rows) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def corpus_rows():
+    return [{"_id": n, "title": t, "text": x} for n, (t, x) in DOCUMENTS.items()]
+
+
+def grade_rows():
+    return [
+        {"query-id": q, "corpus-id": d, "score": g}
+        for q, found in GRADES.items()
+        for d, g in found.items()
+    ]
+
+
+def write(folder: Path, *, corpus=None, queries=None, grades=None) -> Path:
+    """A set in BEIR's layout."""
+    queries = queries or [{"_id": name, "text": text} for name, text in QUERIES.items()]
+    grades = grades or grade_rows()
+    (folder / "qrels").mkdir(parents=True)
+    (folder / "corpus.jsonl").write_text(lines(corpus or corpus_rows()))
+    (folder / "queries.jsonl").write_text(lines(queries))
+    rows = [f"{row['query-id']}\t{row['corpus-id']}\t{row['score']}\n" for row in grades]
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
+    (folder / "README.md").write_text("A card is no data.")
+    return folder
+
+
+def score_of(own: OwnSet, model=None) -> mteb.TaskResult:
+    done = mteb.evaluate(
+        model or WordEncoder(), own.load(), cache=None, co2_tracker=False, show_progress_bar=False
+    )
+    return done.task_results[0]
+
+
+def ndcg_at_10() -> float:
+    """By its definition, over the words of title and text."""
+    texts = [f"{title} {text}".strip() for title, text in DOCUMENTS.values()]
+    similarity = word_vectors(list(QUERIES.values())) @ word_vectors(texts).T
+    found = []
+    for row, query in zip(similarity, QUERIES, strict=True):
+        gains = [GRADES[query].get(list(DOCUMENTS)[place], 0) for place in np.argsort(-row)]
+        best = sorted(GRADES[query].values(), reverse=True)
+        discounted = [sum(g / math.log2(2 + n) for n, g in enumerate(x)) for x in (gains, best)]
+        found.append(discounted[0] / discounted[1])
+    return sum(found) / len(found)
+
+
+def test_an_own_set_is_scored_as_its_definition_says(tmp_path):
+    own = OwnSet("SupportRetrieval", str(write(tmp_path / "set")))
+    result = score_of(own)
+    assert result.get_score() == pytest.approx(ndcg_at_10(), abs=1e-5)
+    assert ndcg_at_10() < 1  # or any order would do
+    assert result.scores["test"][0]["main_score"] == result.scores["test"][0]["ndcg_at_10"]
+    assert own.num_texts == 8
+    assert own.about.dropped == {}
+
+
+def test_the_documents_are_mapped_and_not_held(tmp_path):
+    task = pickle.loads(pickle.dumps(OwnSet("Own", str(write(tmp_path / "set"))))).load()
+    task.load_data()
+    data = task.dataset["default"]["test"]
+    for part in ("corpus", "queries"):
+        assert [Path(file["filename"]).suffix for file in data[part].cache_files] == [".arrow"]
+    assert data["corpus"].column_names == ["id", "title", "text"]
+    assert data["relevant_docs"] == GRADES
+    task.unload_data()
+    assert not task.dataset
+    task.load_data()
+    assert task.dataset["default"]["test"]["relevant_docs"] == GRADES
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "folders", "gz"])
+def test_other_formats_give_the_same_task(tmp_path, form):
+    plain = OwnSet("Own", str(write(tmp_path / "plain")))
+    folder = write(tmp_path / form)
+    numbers = [
+        {"id": row["_id"], "title": row["title"], "text": row["text"]} for row in corpus_rows()
+    ]
+    (folder / "corpus.jsonl").unlink()
+    match form:
+        case "parquet":
+            pq.write_table(pa.Table.from_pylist(numbers), folder / "corpus.parquet")
+            (folder / "qrels" / "test.tsv").unlink()
+            grades = [{**row, "score": float(row["score"])} for row in grade_rows()]
+            pq.write_table(pa.Table.from_pylist(grades), folder / "qrels" / "test.parquet")
+        case "csv":
+            rows = [f'{row["id"]},{row["title"]},"{row["text"]}"' for row in numbers]
+            (folder / "corpus.csv").write_text("\n".join(["id,title,text", *rows, ""]))
+        case "folders":
+            (folder / "corpus").mkdir()
+            (folder / "corpus" / "a.jsonl").write_text(lines(numbers[:2]))
+            (folder / "corpus" / "b.jsonl").write_text(lines(numbers[2:]))
+        case "gz":
+            (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines(numbers).encode()))
+    other = OwnSet("Own", str(folder))
+    assert other.load().metadata.revision == plain.load().metadata.revision
+    assert other.about == plain.about
+    assert score_of(other).get_score() == score_of(plain).get_score()
+
+
+def test_the_revision_tells_content_and_instruction_apart(tmp_path):
+    revisions = {OwnSet("Own", str(write(tmp_path / "a"))).load().metadata.revision}
+    told = OwnSet("Own", str(tmp_path / "a"), instruction="Find the page that answers")
+    assert told.load().metadata.prompt == {"query": "Find the page that answers"}
+    revisions.add(told.load().metadata.revision)
+    changed = [*corpus_rows()[:-1], {"_id": "d5", "title": "", "text": "bread needs flour"}]
+    revisions.add(
+        OwnSet("Own", str(write(tmp_path / "b", corpus=changed))).load().metadata.revision
+    )
+    grades = [{**row, "score": 3} for row in grade_rows()]
+    revisions.add(OwnSet("Own", str(write(tmp_path / "c", grades=grades))).load().metadata.revision)
+    assert len(revisions) == 4
+    again = OwnSet("Own", str(write(tmp_path / "again"))).load().metadata.revision
+    assert again in revisions
+
+
+def test_a_set_is_read_once_and_again_when_it_changes(tmp_path, cache, monkeypatch):
+    folder = write(tmp_path / "set")
+    written = []
+    plain = own_set.write_set
+    monkeypatch.setattr(own_set, "write_set", lambda *a: written.append(a) or plain(*a))
+    for _ in range(2):
+        OwnSet("Own", str(folder)).load()
+        own_set._written.cache_clear()  # another process
+    assert len(written) == 1
+    (folder / "queries.jsonl").write_text(lines([{"_id": n, "text": "other"} for n in QUERIES]))
+    OwnSet("Own", str(folder)).load()
+    assert len(written) == 2
+
+
+def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
+    folder = write(
+        tmp_path / "set",
+        corpus=[
+            *corpus_rows(),
+            {"_id": "d1", "title": "", "text": "another kettle"},
+            {"title": "", "text": "nobody can name this"},
+            {"_id": "d6", "title": " ", "text": ""},
+            *({"_id": "d2", "text": f"copy {n}"} for n in range(4)),
+        ],
+        queries=[
+            *({"_id": name, "text": text} for name, text in QUERIES.items()),
+            {"_id": "q1", "text": "again"},
+            {"_id": "q4", "text": "  "},
+        ],
+        grades=[
+            *grade_rows(),
+            {"query-id": "q1", "corpus-id": "d6", "score": 1},
+            {"query-id": "q1", "corpus-id": "d99", "score": 1},
+            {"query-id": "q9", "corpus-id": "d1", "score": 1},
+            {"query-id": "q4", "corpus-id": "d1", "score": 1},
+            {"query-id": "q2", "corpus-id": "d1", "score": 0.5},
+            {"query-id": "q2", "corpus-id": "d3", "score": "much"},
+            {"query-id": "q3", "corpus-id": "d3", "score": 2},
+            {"query-id": "", "corpus-id": "d3", "score": 1},
+        ],
+    )
+    with pytest.raises(DataError) as caught:
+        OwnSet("Own", str(folder)).load()
+    told = str(caught.value)
+    for line in (
+        "5 × corpus: id of another document (corpus.jsonl@",
+        "1 × corpus: no id (corpus.jsonl@",
+        "1 × corpus: no text, and judged (corpus.jsonl@",
+        "1 × queries: id of another query (queries.jsonl@",
+        "1 × queries: no text (queries.jsonl@",
+        "1 × qrels/test: document is not in the corpus (query 'q1', document 'd99')",
+        "2 × qrels/test: query is not among the queries ('q9', 'q4')",
+        "1 × qrels/test: score is no whole number (test.tsv#",
+        "1 × qrels/test: column 'score' is no number (test.tsv#",
+        "1 × qrels/test: another grade for the same pair (test.tsv#",
+        "1 × qrels/test: no query-id or no corpus-id (test.tsv#",
+    ):
+        assert line in told, f"{line} not in\n{told}"
+    assert ", …)" in told.split("id of another document")[1].splitlines()[0]
+
+
+def test_harmless_rows_are_left_out_and_counted(tmp_path):
+    folder = write(
+        tmp_path / "set",
+        corpus=[*corpus_rows(), {"_id": "d6", "title": "", "text": " "}],
+        queries=[
+            *({"_id": name, "text": text} for name, text in QUERIES.items()),
+            {"_id": "q4", "text": "nobody judged this"},
+            {"_id": "q5", "text": "nothing answers this"},
+        ],
+        grades=[*grade_rows(), grade_rows()[0], {"query-id": "q5", "corpus-id": "d1", "score": 0}],
+    )
+    own = OwnSet("Own", str(folder))
+    assert own.about.dropped == {
+        "judgements that are there twice": 1,
+        "queries without judgements": 1,
+        "documents without text": 1,
+        "queries that no document is relevant to": 1,
+    }
+    assert (own.about.documents, own.about.queries, own.about.judgements) == (5, 3, 5)
+    assert score_of(own).get_score() == pytest.approx(ndcg_at_10(), abs=1e-5)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(DataError, match="no set at"):
+        OwnSet("Own", str(tmp_path / "nowhere")).load()
+    folder = write(tmp_path / "set")
+    with pytest.raises(DataError, match="no judgements of the split 'dev'; qrels/ has test"):
+        OwnSet("Own", str(folder), split="dev").load()
+    (folder / "queries.jsonl").rename(folder / "questions.jsonl")
+    with pytest.raises(DataError, match=r"has no queries .*questions\.jsonl"):
+        OwnSet("Own", str(folder)).load()
+    nothing = [{"query-id": "q1", "corpus-id": "d1", "score": 0}]
+    with pytest.raises(DataError, match="no query with a relevant document"):
+        OwnSet("Own", str(write(tmp_path / "zero", grades=nothing))).load()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "SciFact"}, "that of another task"),
+        ({"name": "my/set"}, "names a file"),
+        ({"name": "Own", "language": "english"}, "has the language 'english'.*such as eng-Latn"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        OwnSet(path=str(write(tmp_path / "set")), **settings).load()
+
+
+@pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
+def test_a_set_in_object_storage_is_the_same(tmp_path, monkeypatch):
+    local = write(tmp_path / "set")
+    with s3_server() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+            write_atomic(f"s3://{BUCKET}/sets/mine/{name}", (local / name).read_bytes())
+        remote = OwnSet("Own", f"s3://{BUCKET}/sets/mine").load()
+    here = OwnSet("Own", str(local)).load()
+    assert remote.metadata.revision == here.metadata.revision
+    remote.load_data()  # of what was kept on this machine
+    assert remote.dataset["default"]["test"]["relevant_docs"] == GRADES

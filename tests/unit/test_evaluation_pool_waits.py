@@ -1,0 +1,86 @@
+"""A pool whose workers are all away: waits that end, and requests that could never be met."""
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from rayembed.errors import PlacementError, WorkerError
+from rayembed.evaluation.pooled import on_ray
+from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
+from rayembed.evaluation.pooled.on_ray import RayPool, Workers, run_jobs
+from rayembed.evaluation.way import Way
+
+
+class Method:
+    """A remote method of an actor whose process ends whenever it is called."""
+
+    def remote(self, *_):
+        return object()
+
+
+class DyingWorker:
+    """An actor that Ray restarts each time."""
+
+    do = ready = Method()
+
+
+class OwnLoads:
+    """The choice of a runner that is alone."""
+
+    def least_busy(self, loads, open_for, home):
+        return open_for[0]
+
+    def settle(self):
+        pass
+
+
+class Clock:
+    """Time that passes only when somebody waits."""
+
+    def __init__(self):
+        self.now, self.waits = 0.0, 0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def wait(self, references, num_returns=1, timeout=None):
+        del timeout
+        self.waits += 1
+        assert self.waits < 5000, "it waits without an end"
+        return references[:num_returns], references[num_returns:]
+
+    def get(self, reference):
+        raise ActorUnavailableError("ended", None)
+
+
+def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end(monkeypatch):
+    clock = Clock()
+    for name in ("wait", "get"):
+        monkeypatch.setattr(on_ray.ray, name, getattr(clock, name))
+    monkeypatch.setattr(on_ray, "time", clock)
+    pool = RayPool([DyingWorker(), DyingWorker()], 100_000, OwnLoads())
+    with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
+        list(pool.run([TextUnit(Bucket(Way("query"), 0, 1), ("a text",))]))
+    assert 500 < clock.now < 700
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [
+        (Workers(number=4, cpus_per_task=1.0), "cpus_per_task 1 is more than the 0 CPUs"),
+        (Workers(number=5), "workers=5 need 1 CPUs each, whole on one node, and 4 fit"),
+        (Workers(number=2, cpus=2.0), "workers=2 need 2 CPUs each, whole on one node, and 1 fit"),
+        (Workers(gpu=True), "need 1 CPUs and 1 GPUs each, whole on one node, and 0 fit"),
+    ],
+)
+def test_what_a_cluster_cannot_give_is_refused_and_not_waited_for(monkeypatch, workers, told):
+    """Three CPUs on one node and one on another; a third node is dead."""
+    nodes = [
+        {"Alive": alive, "Resources": {"CPU": cpus}}
+        for alive, cpus in ((True, 3.0), (True, 1.0), (False, 8.0))
+    ]
+    monkeypatch.setattr(on_ray.ray, "nodes", lambda: nodes)
+    with pytest.raises(PlacementError, match=told):
+        list(run_jobs(["any"], None, None, workers))

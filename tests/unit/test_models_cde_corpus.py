@@ -1,0 +1,256 @@
+"""A corpus as an object: which documents stand for it, and the same vectors wherever it goes."""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from tiny_models import save_cde_stages, save_encoder
+
+from rayembed.config.model import CDEConfig
+from rayembed.config.settings import parse
+from rayembed.data.corpus_clusters import clustered_context, one_of_each_cluster
+from rayembed.errors import ConfigError, DataError
+from rayembed.models.build import build_model
+from rayembed.models.corpus import random_documents
+from rayembed.models.encoding import corpus_context, encode, encode_context
+from rayembed.models.export import saved_instructions
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.load import check_loadable, load_model
+from rayembed.models.sentence_module import as_sentence_transformer
+from rayembed.pipeline.corpus_job import run_corpus_job, save_with_corpus
+
+TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]
+CORPUS = ["dogs live in ancient places", "paris is the capital", "7 foxes", "the world of cats", ""]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    config = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "encoder": {"path": "given"},
+        "num_context": 3,
+        "num_soft_prompts": 2,
+        "output": "residual",
+        "query_max_length": 32,
+        "document_max_length": 32,
+    }
+    stages = save_cde_stages(tmp_path_factory.mktemp("stages"))
+    return build_model(parse(CDEConfig, config), stages, seed=5).eval()
+
+
+def test_a_random_draw_depends_on_what_the_corpus_holds_alone():
+    corpus = [f"document {i}" for i in range(200)]
+    found = random_documents(corpus, 20, seed=1)
+    assert len(set(found)) == 20
+    shuffled = random.Random(3).sample(corpus, 200) + corpus[:50] + ["", " \n"]
+    assert random_documents(iter(shuffled), 20, seed=1) == found
+    assert random_documents(corpus, 20, seed=2) != found
+    assert random_documents(corpus, 10, seed=1) == found[:10]
+    assert sorted(random_documents(corpus, 999, seed=1)) == sorted(corpus)
+
+
+def test_no_documents_are_drawn_where_none_are_asked_for():
+    assert random_documents(["a", "b"], 0, seed=0) == []
+
+
+def test_each_document_is_drawn_as_often():
+    corpus = [f"document {i}" for i in range(20)]
+    counts = dict.fromkeys(corpus, 0)
+    for seed in range(1000):
+        for text in random_documents(corpus, 5, seed=seed):
+            counts[text] += 1
+    assert all(180 < count < 320 for count in counts.values()), counts
+
+
+def test_one_document_of_each_cluster_is_nearest_to_its_centre():
+    rng = np.random.default_rng(0)
+    centres = np.eye(8)[:4]
+    rows = np.concatenate([c + 0.05 * rng.normal(size=(25, 8)) for c in centres])
+    chosen = one_of_each_cluster(rows, 4, seed=0)
+    assert sorted(row // 25 for row in chosen) == [0, 1, 2, 3]
+    for row in chosen:
+        own = rows[row // 25 * 25 : row // 25 * 25 + 25]
+        unit = own / np.linalg.norm(own, axis=1, keepdims=True)
+        mean = unit.mean(0)
+        assert (unit @ mean).argmax() == row % 25
+    assert one_of_each_cluster(rows[:3], 4, seed=0) == [0, 1, 2]
+
+
+def test_the_context_of_a_corpus_is_of_its_documents(model):
+    every = encode_context(model, CORPUS[:4])
+    for context in (corpus_context(model, CORPUS), clustered_context(model, CORPUS, seed=0)):
+        assert context.shape[1] == 32
+        assert 1 <= len(context) <= 3
+        assert torch.cdist(context, every).min(dim=1).values.max() < 1e-5
+    assert corpus_context(model, ["", " "]) is None
+    assert clustered_context(model, [], seed=0) is None
+
+
+def test_encoding_in_a_context(model):
+    context = corpus_context(model, CORPUS)
+    with_context = encode(model, TEXTS, role="query", context=context, tokens_per_batch=30)
+    tokens = model.tokenizer(TEXTS, "query")
+    with torch.no_grad():
+        one = model(model.tokenizer.collate(tokens), context).embeddings.numpy()
+    np.testing.assert_allclose(with_context, one, atol=1e-5)
+    assert np.abs(encode(model, TEXTS, role="query") - with_context).max() > 1e-3
+
+
+def test_a_folder_keeps_its_corpus_and_gives_the_same_vectors_everywhere(model, tmp_path):
+    model.save(tmp_path / "without")
+    as_saved = load_model(tmp_path / "without")
+    as_saved.set_corpus(corpus_context(as_saved, CORPUS))
+    as_saved.save(tmp_path / "with")
+    check_loadable(tmp_path / "with")
+    again = load_model(tmp_path / "with")
+    query, document = (encode(as_saved, TEXTS, role=role) for role in ("query", "document"))
+    np.testing.assert_allclose(encode(again, TEXTS, role="query"), query, atol=1e-6)
+    assert weights_fingerprint(tmp_path / "with") != weights_fingerprint(tmp_path / "without")
+
+    set_by_call = as_sentence_transformer(tmp_path / "without")
+    assert np.abs(set_by_call.encode_query(TEXTS) - query).max() > 1e-3, "no corpus yet"
+    set_by_call[0].set_corpus(CORPUS)
+    set_by_call.save(str(tmp_path / "saved-by-it"))
+    set_by_call.save(str(tmp_path / "taken-away"))
+    with pytest.raises(DataError, match="a sequence of texts"):
+        set_by_call[0].set_corpus("corpus.jsonl")
+    another = as_sentence_transformer(tmp_path / "taken-away")
+    another[0].set_corpus([])
+    another.save(str(tmp_path / "taken-away"))
+    assert load_model(tmp_path / "taken-away").corpus is None
+    for loaded in (
+        set_by_call,
+        SentenceTransformer(str(tmp_path / "with"), trust_remote_code=True, device="cpu"),
+        SentenceTransformer(str(tmp_path / "saved-by-it"), trust_remote_code=True, device="cpu"),
+    ):
+        np.testing.assert_allclose(loaded.encode_query(TEXTS), query, atol=1e-5)
+        np.testing.assert_allclose(loaded.encode_document(TEXTS), document, atol=1e-5)
+        instructed = encode(as_saved, TEXTS, role="query", instruction="classification: ")
+        found = loaded.encode_query(TEXTS, prompt="classification: ")
+        np.testing.assert_allclose(found, instructed, atol=1e-5)
+
+
+def test_mlflow_serves_the_same_vectors_with_a_saved_corpus(model, tmp_path):
+    import mlflow
+
+    from rayembed.registry import pyfunc_model
+
+    model.save(tmp_path / "plain")
+    own = load_model(tmp_path / "plain")
+    own.set_corpus(corpus_context(own, CORPUS))
+    own.save(tmp_path / "model")
+    mlflow.pyfunc.save_model(
+        str(tmp_path / "served"),
+        python_model=pyfunc_model.__file__,
+        artifacts={"model": str(tmp_path / "model")},
+        model_config={
+            "name": "tiny",
+            "dimensions": list(own.dimensions),
+            "instruction_template": own.config.instruction_template,
+        },
+    )
+    served = mlflow.pyfunc.load_model(str(tmp_path / "served"))
+    for request in ({"role": "query"}, {"role": "query", "instruction": "clustering: "}, {}):
+        answer = served.predict({"input": TEXTS, **request})
+        found = np.array([item["embedding"] for item in answer["data"]])
+        role, instruction = request.get("role", "document"), request.get("instruction", "")
+        expected = encode(own, TEXTS, role=role, instruction=instruction)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_other_models_take_no_corpus(tmp_path):
+    from rayembed.models.sentence_module import SentenceModule
+
+    save_encoder(tmp_path / "encoder")
+    module = SentenceModule(load_model(tmp_path / "encoder"))
+    with pytest.raises(DataError, match="'biencoder' takes no corpus"):
+        module.set_corpus(CORPUS)
+
+
+@pytest.mark.parametrize("pick", ["random", "clusters"])
+def test_the_job_gives_a_model_its_corpus(model, tmp_path, capsys, pick):
+    model.save(tmp_path / "plain")
+    documents = tmp_path / "corpus.jsonl"
+    documents.write_text("".join(json.dumps({"body": text}) + "\n" for text in CORPUS))
+    asked = ["--model", str(tmp_path / "plain"), "--documents", str(documents)]
+    asked += ["--output", str(tmp_path / "with"), "--pick", pick]
+    assert run_corpus_job([*asked, "--column", "body"], about=None) == 0
+    own = load_model(tmp_path / "with")
+    assert f"corpus of {len(own.corpus)} context documents" in capsys.readouterr().out
+    choose = corpus_context if pick == "random" else clustered_context
+    assert torch.equal(own.corpus, choose(model, CORPUS, seed=0))
+    assert run_corpus_job(asked, about=None) == 2
+    assert "--column" in capsys.readouterr().err
+
+
+def test_the_job_keeps_what_the_folder_says_of_tasks(model, tmp_path):
+    told = {"SciFact": "scientific claim: ", "Topics": "clustering: "}
+    model.save(tmp_path / "plain", instructions=told)
+    save_with_corpus(str(tmp_path / "plain"), CORPUS, tmp_path / "with", pick="random", seed=0)
+    kept = [
+        json.loads((tmp_path / name / "config_sentence_transformers.json").read_text())
+        for name in ("plain", "with")
+    ]
+    assert kept[0] == kept[1]
+    assert kept[1]["prompts"]["Topics"] == "clustering: "
+    assert saved_instructions(tmp_path / "with", "{instruction}") == told
+
+
+def test_instructions_are_read_back_from_their_template(tmp_path):
+    prompts = {"query": "q: ", "A": "Instruct: tell\nQuery: ", "B": ""}
+    path = tmp_path / "config_sentence_transformers.json"
+    path.write_text(json.dumps({"prompts": prompts}))
+    assert saved_instructions(tmp_path, "Instruct: {instruction}\nQuery: ") == {"A": "tell"}
+    path.unlink()
+    assert saved_instructions(tmp_path, "{instruction}") == {}
+
+
+def test_what_the_job_cannot_do_is_told_before_a_model_is_loaded(
+    model, tmp_path, monkeypatch, capsys
+):
+    def load_model(folder):
+        raise AssertionError("work began")
+
+    save_encoder(tmp_path / "encoder")
+    model.save(tmp_path / "plain")
+    monkeypatch.setattr("rayembed.models.load.load_model", load_model)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
+
+    def error(**changes):
+        asked = {
+            "model": tmp_path / "plain",
+            "documents": tmp_path / "texts.jsonl",
+            "output": tmp_path / "with",
+        } | changes
+        arguments = [part for name, value in asked.items() for part in (f"--{name}", str(value))]
+        assert run_corpus_job(arguments, about=None) > 0
+        return capsys.readouterr().err
+
+    assert "it holds files of something else" in error(output=tmp_path / "full")
+    assert "'biencoder', which takes no corpus" in error(model=tmp_path / "encoder")
+    assert "neither config.json nor modules.json" in error(model=tmp_path / "empty")
+    assert "nothing" in error(documents=tmp_path / "nothing.jsonl")
+
+
+def test_clusters_without_faiss_are_refused_before_documents_are_embedded(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.setattr(model, "embed_context", None)
+    with pytest.raises(ConfigError, match="FAISS"):
+        clustered_context(model, CORPUS, seed=0)
+
+
+def test_embedding_a_corpus_tells_how_far_it_is(model):
+    told = []
+    encode_context(
+        model, CORPUS, tokens_per_batch=20, progress=lambda done, of: told.append((done, of))
+    )
+    assert len(told) > 1
+    assert told[-1] == (len(CORPUS), len(CORPUS))
+    assert [done for done, _ in told] == sorted({done for done, _ in told})

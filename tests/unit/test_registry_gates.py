@@ -1,0 +1,231 @@
+import json
+import math
+
+import pytest
+
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.registry.gates import (
+    Comparison,
+    Requirement,
+    check_names,
+    decide,
+    parse_requirement,
+    summary,
+)
+from rayembed.registry.scores import (
+    TaskFacts,
+    TaskScore,
+    by_category,
+    find_results,
+    from_json,
+    mean,
+    read_results,
+    to_json,
+)
+
+FACTS = {
+    "SciFact": TaskFacts("Retrieval", "ndcg_at_10", "mteb/scifact"),
+    "NFCorpus": TaskFacts("Retrieval", "ndcg_at_10", "mteb/nfcorpus"),
+    "Banking77": TaskFacts("Classification", "accuracy", "mteb/banking77"),
+}
+
+
+def score(task, value, *, revision="r1", parts=("test/default",), **metrics):
+    facts = FACTS[task]
+    return TaskScore(
+        task=task,
+        category=facts.category,
+        metric=facts.metric,
+        value=value,
+        dataset=facts.dataset,
+        dataset_revision=revision,
+        parts=parts,
+        model_revision="w",
+        metrics=metrics,
+    )
+
+
+SCORES = (score("SciFact", 0.6, ndcg_at_1=0.4), score("NFCorpus", 0.3), score("Banking77", 0.8))
+
+
+def holds(text, scores=SCORES):
+    return decide("m/1", scores, [parse_requirement(text)], None).holds
+
+
+def test_requirements_are_read():
+    assert parse_requirement("SciFact>=0.6") == Requirement("SciFact", 0.6)
+    assert parse_requirement(" ndcg_at_1  SciFact >= 4e-1 ") == Requirement(
+        "SciFact", 0.4, "ndcg_at_1"
+    )
+    assert str(parse_requirement("ndcg_at_1 SciFact>=0.40")) == "ndcg_at_1 SciFact >= 0.4"
+
+
+@pytest.mark.parametrize(
+    "text", ["SciFact", "SciFact>0.5", ">=0.5", "SciFact>=high", "SciFact>=nan", "a b c>=1", ""]
+)
+def test_what_is_no_requirement_is_told(text):
+    with pytest.raises(ConfigError, match="is no gate; write 'NAME>=NUMBER'"):
+        parse_requirement(text)
+
+
+def test_tasks_categories_the_mean_and_metrics_are_judged():
+    assert holds("SciFact>=0.6")  # reached, not passed
+    assert not holds("SciFact>=0.61")
+    assert holds("Retrieval>=0.45")
+    assert not holds("Retrieval>=0.46")
+    assert holds("mean>=0.566666")
+    assert not holds("mean>=0.567")
+    assert holds("ndcg_at_1 SciFact>=0.4")
+    assert not holds("ndcg_at_1 SciFact>=0.41")
+    assert not holds("SciFact>=0", (score("SciFact", math.nan),))
+
+
+def test_what_cannot_be_judged_is_told_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="no scores of a task or category 'SciFcat'; did you me"):
+        check_names([Requirement("SciFcat", 0.5)], SCORES)
+    with pytest.raises(ConfigError, match="SciFact has no metric 'ndcg_at_2'; did you mean 'ndcg"):
+        check_names([Requirement("SciFact", 0.5, "ndcg_at_2")], SCORES)
+    with pytest.raises(ConfigError, match="NFCorpus has no metric 'ndcg_at_1'"):
+        check_names([Requirement("Retrieval", 0.5, "ndcg_at_1")], SCORES)
+
+
+def compared(new, old, tolerance=0.0):
+    return decide("m/2", new, [], Comparison(1, tuple(old), tolerance))
+
+
+def test_a_version_must_not_be_worse_in_the_mean_nor_by_more_than_the_tolerance_in_a_task():
+    old = SCORES
+    better = [score("SciFact", 0.7), score("NFCorpus", 0.3), score("Banking77", 0.79)]
+    assert not compared(better, old).holds  # one task is lower
+    assert compared(better, old, 0.01).holds
+    assert not compared(better, old, 0.009).holds
+    # Within the tolerance everywhere, but lower in the mean.
+    lower = [score("SciFact", 0.6), score("NFCorpus", 0.3), score("Banking77", 0.795)]
+    decision = compared(lower, old, 0.1)
+    assert [check.holds for check in decision.checks] == [False, True, True, True]
+    assert compared(old, old).holds
+    collapsed = [score("SciFact", math.nan), score("NFCorpus", 0.3), score("Banking77", 0.8)]
+    assert not compared(collapsed, old, 1.0).holds
+    assert compared(old, collapsed).holds
+
+
+def test_only_what_was_measured_on_the_same_is_compared():
+    old = [score("SciFact", 0.9, revision="r0"), score("NFCorpus", 0.2)]
+    decision = compared(SCORES, old)
+    assert decision.holds  # SciFact's 0.9 was another data set
+    assert [check.gate for check in decision.checks] == [
+        "mean, against version 1",
+        "NFCorpus, against version 1",
+    ]
+    assert decision.checks[0].figure == pytest.approx(0.3)
+    assert "1 of other data revisions" in decision.checks[0].note
+    assert "1 scored for this version alone" in decision.checks[0].note
+    fewer = compared([score("SciFact", 0.9, parts=("test/de",))], [score("SciFact", 0.1)])
+    assert not fewer.holds
+    assert "nothing was measured on the same data" in fewer.checks[0].note
+
+
+def test_decisions_are_kept_with_their_figures():
+    decision = decide("m/2", SCORES, [Requirement("SciFact", 0.61)], Comparison(1, SCORES, 0.0))
+    kept = json.loads(decision.to_json())
+    assert kept["holds"] is False
+    assert kept["gates"][0] == {
+        "gate": "SciFact >= 0.61",
+        "figure": 0.6,
+        "limit": 0.61,
+        "holds": False,
+        "note": "",
+    }
+    assert "| SciFact >= 0.61 | 0.6000 | 0.6100 | **no** |" in decision.to_markdown()
+    nothing = decide("m/2", [score("SciFact", math.nan)], [Requirement("SciFact", 0.5)], None)
+    assert json.loads(nothing.to_json())["gates"][0]["figure"] is None
+
+
+def test_means_and_summary():
+    assert by_category(SCORES) == {"Classification": 0.8, "Retrieval": pytest.approx(0.45)}
+    assert mean(SCORES) == pytest.approx(1.7 / 3)
+    assert summary(SCORES) == {
+        "SciFact": 0.6,
+        "NFCorpus": 0.3,
+        "Banking77": 0.8,
+        "category/Classification": 0.8,
+        "category/Retrieval": pytest.approx(0.45),
+        "mean": pytest.approx(1.7 / 3),
+    }
+    assert summary([]) == {}
+
+
+def test_scores_survive_their_file():
+    scores = (*SCORES, score("SciFact", math.nan, parts=("test/b", "test/a")))
+    again = from_json(to_json(scores))
+    assert repr(sorted(again, key=repr)) == repr(sorted(scores, key=repr))
+    for broken in ("", "[1]", '[{"task": "a", "parts": []}]'):
+        with pytest.raises(ArtifactError, match="cannot be read"):
+            from_json(broken)
+
+
+def write(folder, task, entries, revision="r1"):
+    folder.mkdir(parents=True, exist_ok=True)
+    value = {
+        "dataset_revision": revision,
+        "task_name": task,
+        "mteb_version": "2.26.24",
+        "scores": entries,
+        "evaluation_time": 1.0,
+        "kg_co2_emissions": None,
+    }
+    (folder / f"{task}.json").write_text(json.dumps(value))
+
+
+def entry(main, subset="default", **metrics):
+    return {"main_score": main, "hf_subset": subset, "languages": ["eng-Latn"], **metrics}
+
+
+def test_mtebs_files_are_read(tmp_path):
+    folder = tmp_path / "results" / "rayembed__m" / "abcabcabcabc-1"
+    write(folder, "SciFact", {"test": [entry(0.6, ndcg_at_1=0.4, name="x", ok=True)]})
+    parts = [entry(0.5, "de", f1=0.2), entry(0.7, "en", f1=0.4, only=1)]
+    write(folder, "Banking77", {"test": parts, "dev": [entry(0.9, "en", f1=0.6)]})
+    write(folder, "Unheard", {"test": [entry(0.1)]})
+    (folder / "model_meta.json").write_text("{}")
+    (folder / "run_settings.jsonl").write_text("{}\n")
+    found = {s.task: s for s in read_results(folder, FACTS.get)}
+    assert set(found) == {"SciFact", "Banking77", "Unheard"}
+    assert found["SciFact"].value == 0.6
+    assert found["SciFact"].metrics == {"ndcg_at_1": 0.4}
+    assert found["SciFact"].measured_on == ("SciFact", "r1", ("test/default",))
+    assert found["Banking77"].value == pytest.approx(0.7)
+    assert found["Banking77"].metrics == {"f1": pytest.approx(0.4)}
+    assert found["Banking77"].parts == ("dev/en", "test/de", "test/en")
+    assert found["Banking77"].category == "Classification"
+    assert found["Banking77"].model_revision == "abcabcabcabc-1"
+    assert found["Unheard"].category == "Other"
+    (folder / "SciFact.json").write_text("{}")
+    with pytest.raises(ArtifactError, match=r"SciFact\.json' is no result file of mteb"):
+        read_results(folder, FACTS.get)
+    with pytest.raises(ArtifactError, match="no scores in"):
+        read_results(tmp_path, FACTS.get)
+
+
+def test_scores_of_the_weights_are_found_and_none_of_others(tmp_path, caplog):
+    mine = tmp_path / "results" / "rayembed__m" / "abcabcabcabc-1"
+    other = tmp_path / "results" / "org__other" / "5ec0de"
+    write(mine, "SciFact", {"test": [entry(0.6)]})
+    write(other, "SciFact", {"test": [entry(0.7)]})
+    # What a folder of object storage leaves beside what it copied.
+    for folder in (tmp_path, mine):
+        (folder / ".kept.json").write_text("{}")
+    assert find_results(tmp_path, "abcabcabcabc") == mine
+    assert {score.task for score in read_results(mine, FACTS.get)} == {"SciFact"}
+    assert find_results(tmp_path / "results", "abcabcabcabc") == mine
+    assert find_results(mine, "abcabcabcabc") == mine
+    assert caplog.text == ""
+    assert find_results(other, "abcabcabcabc") == other  # named by the user
+    assert "does not name the weights abcabcabcabc" in caplog.text
+    with pytest.raises(ArtifactError, match=r"no scores of the weights 000.*results/org__other"):
+        find_results(tmp_path, "0" * 12)
+    write(mine.with_name("abcabcabcabc-2"), "SciFact", {"test": [entry(0.6)]})
+    with pytest.raises(ArtifactError, match=r"has 2 sets of scores of the weights abcabcabcabc"):
+        find_results(tmp_path, "abcabcabcabc")
+    with pytest.raises(ArtifactError, match="there is no results folder"):
+        find_results(tmp_path / "nothing", "abcabcabcabc")

@@ -1,0 +1,160 @@
+"""Folders of models that bring code along: it is never run, whatever they say of themselves."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import transformers
+from tiny_folders import save_biencoder, save_nvembed
+
+from rayembed.assets.sentence_modules import (
+    OWN_MODULE,
+    foreign_modules,
+    is_own_format,
+    module_types,
+)
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.mteb_spec import _runs_remote_code, mteb_spec
+from rayembed.evaluation.sentence_spec import sentence_spec
+from rayembed.models.backbones import check_backbone
+from rayembed.models.load import load_model
+from rayembed.pipeline.registration import check_registrable
+
+CODE = """from pathlib import Path
+Path({marker!r}).touch()
+class Module:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    save_nvembed(home / "nvembed", seed=1)
+    save_biencoder(home / "biencoder", seed=1)
+    return home
+
+
+@pytest.fixture
+def trapped(made, tmp_path):
+    """A copy of a model whose `modules.json` names classes; they are in the folder, with a trap."""
+
+    def copy(name, *types):
+        folder = tmp_path / name
+        shutil.copytree(made / name, folder)
+        modules = [{"idx": i, "name": str(i), "path": "", "type": t} for i, t in enumerate(types)]
+        (folder / "modules.json").write_text(json.dumps(modules))
+        marker = tmp_path / "was-run"
+        for file in ("rayembed.py", "modeling.py", "sentence_module.py"):
+            (folder / file).write_text(CODE.format(marker=str(marker)))
+        return folder, marker
+
+    return copy
+
+
+def test_our_own_format_is_known_by_the_exact_class(made):
+    assert is_own_format(made / "nvembed")
+    assert module_types(made / "nvembed") == [OWN_MODULE]
+    assert foreign_modules(made / "nvembed") == []
+    assert not is_own_format(made / "biencoder")
+    assert foreign_modules(made / "biencoder") == []
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        ("rayembed.Module",),  # a file rayembed.py of the folder
+        ("modeling.Module",),
+        (OWN_MODULE, "modeling.Module"),
+        ("sentence_transformers.models.Transformer", "rayembed.Module"),
+    ],
+)
+def test_code_of_a_folder_is_refused_before_anything_is_loaded(trapped, types):
+    folder, marker = trapped("nvembed", *types)
+    assert not is_own_format(folder)
+    assert foreign_modules(folder)
+    with pytest.raises(ArtifactError, match="code that it brings itself, which is never run"):
+        check_registrable(folder)
+    with pytest.raises(ArtifactError, match="code that it brings itself, which is never run"):
+        sentence_spec(ModelUnderTest(reference=f"st:{folder}"))
+    assert not marker.exists()
+
+
+def test_a_folder_of_ours_with_such_files_loads_without_them(trapped, made):
+    folder, marker = trapped("nvembed", OWN_MODULE)
+    spec = sentence_spec(ModelUnderTest(reference=f"st:{folder}"))
+    embed = spec.load("cpu")
+    way = spec.way(_task(), None)
+    assert (embed(["a cat"], way) == sentence_embed(made / "nvembed", ["a cat"])).all()
+    load_model(folder)
+    assert not marker.exists()
+
+
+@pytest.fixture
+def runs_code(monkeypatch, tmp_path):
+    """Lets transformers keep what it runs in a place of this test, and says yes when asked."""
+    place = str(tmp_path / "modules")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", place)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+
+
+def test_with_the_flag_that_is_never_given_the_code_would_run(trapped, runs_code):
+    """The control: sentence-transformers runs a folder's file under our package's name."""
+    from sentence_transformers.util.misc import import_module_class
+
+    folder, marker = trapped("nvembed", "rayembed.Module")
+    import_module_class("rayembed.Module", str(folder), trust_remote_code=True)
+    assert marker.exists()
+
+
+def test_nobody_at_a_terminal_is_asked_whether_to_run_code(trapped, runs_code):
+    folder, marker = trapped("biencoder")
+    (folder / "modules.json").unlink()
+    (folder / "rayembed.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "modeling.Module"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    with pytest.raises(ArtifactError, match="contains custom code"):
+        check_backbone(folder)
+    with pytest.raises(ArtifactError, match="contains custom code"):
+        load_model(folder)
+    assert not marker.exists()
+    # The control: transformers' own choice is to ask.
+    with pytest.raises(AttributeError, match="type object 'Module'"):
+        transformers.AutoConfig.from_pretrained(str(folder))
+    assert marker.exists()
+
+
+def sentence_embed(folder, texts):
+    from rayembed.models.sentence_module import as_sentence_transformer
+
+    return as_sentence_transformer(folder, device="cpu").encode(texts)
+
+
+def _task():
+    import mteb
+
+    return mteb.get_task("STS12").metadata
+
+
+def test_models_that_mteb_loads_with_remote_code_are_refused():
+    """Which ones need it, mteb says in the arguments of their loaders."""
+    from mteb.models.model_implementations import MODEL_REGISTRY
+
+    given = {
+        name: bool(meta.loader_kwargs.get("trust_remote_code"))
+        for name, meta in MODEL_REGISTRY.items()
+        if meta.model_type == ["dense"] and "text" in meta.modalities
+    }
+    needs, plain = (
+        [n for n, flag in given.items() if flag],
+        "sentence-transformers/all-MiniLM-L6-v2",
+    )
+    assert len(needs) > 5
+    assert not _runs_remote_code(MODEL_REGISTRY[plain])
+    assert all(_runs_remote_code(MODEL_REGISTRY[name]) for name in needs)
+    with pytest.raises(ConfigError, match=r"with trust_remote_code, .* never done here"):
+        mteb_spec(ModelUnderTest(reference=f"mteb:{needs[0]}"))

@@ -1,0 +1,145 @@
+"""Secrets come by the environment and stay there: no record of a run has one."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from settings_leaves import leaves
+
+from rayembed.config.override import override
+from rayembed.errors import ConfigError
+from rayembed.pipeline.command_line import run_job
+from rayembed.pipeline.dry_run import print_dry_run
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.registry.model_card import model_card
+from rayembed.registry.provenance import collect_provenance, node_hardware
+from rayembed.registry.run_folder import claim_run_folder
+from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+SECRET = "hunter2-0123456789abcdef"
+VARIABLES = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "OPENAI_API_KEY",
+    "PGPASSWORD",
+    "RAYEMBED_API_KEY",
+    "RAY_AUTH_TOKEN",
+)
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name in VARIABLES:
+        monkeypatch.setenv(name, f"{SECRET}-{name}")
+
+
+def files_with(folder: Path, text: str) -> Iterator[str]:
+    """Names of the files, a SQLite database among them, whose bytes hold the text."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and text.encode() in path.read_bytes():
+            yield path.name
+
+
+def record(run, folder: Path) -> str:
+    """Everything that a training job writes down of a run before it trains; the model's card."""
+    uri = resolve_tracking_uri(None, str(folder))
+    run_folder = folder / "runs" / run.name
+    run_folder.mkdir(parents=True)
+    claim_run_folder(run_folder, run)
+    tracker = Tracker.open_for_run(run, uri, run_folder, tags={})
+    provenance = collect_provenance(node_hardware())
+    tracker.log_resolved_run(run.to_yaml())
+    tracker.log_provenance(provenance)
+    tracker.log_artifact(run_folder / "run.yaml")
+    assert tracker.close("FINISHED")
+    card = model_card(
+        run, dimensions=32, scores="", provenance=provenance, registered_model=run.name, results=()
+    )
+    (run_folder / "README.md").write_text(card)
+    return card
+
+
+def test_secrets_of_the_environment_stand_in_no_record(environment, tmp_path):
+    run = override(get_recipe("biencoder-quickstart"), [f"placement.storage_path={tmp_path}"])
+    card = record(run, tmp_path)
+    written = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert {"mlflow.db", "run.yaml", "provenance.json", "README.md"} <= written
+    assert run.name in card
+    assert list(files_with(tmp_path, SECRET)) == []
+    shown, told = io.StringIO(), io.StringIO()
+    print_dry_run(run, out=shown, tables=told)
+    assert SECRET not in shown.getvalue() + told.getvalue()
+    # The control: the search sees a text in the database, the artifacts and the folder.
+    record(override(run, ["name=other", f"model.query_prefix={SECRET}"]), tmp_path)
+    assert {"mlflow.db", "run.yaml"} <= set(files_with(tmp_path, SECRET))
+
+
+ADDRESS = f"s3://KEYID:{SECRET}@bucket/folder"
+
+WORDS = "document_instruction document_prefix instruction_template instructions prompt_end"
+WORDS += " prompt_start query_instruction query_prefix"
+COLUMNS = "contradiction document document_id entailment first hypothesis label names positive"
+COLUMNS += " premise query query_id score second text"
+NAMES = "experiment registered_model split subset task"
+FREE_TEXTS = {*WORDS.split(), *COLUMNS.split(), *NAMES.split()}
+"""Texts that are no addresses: words before a text, columns of a file, names of other things."""
+
+
+def texts_of(run):
+    """Path and name of each setting of a run that takes any text, of alike data sets once."""
+    seen = set()
+    for leaf in leaves(run):
+        words = tuple(part for part in leaf.path if not isinstance(part, int))
+        if leaf.annotation not in (str, str | None) or words in seen:
+            continue
+        seen.add(words)
+        place, dotted = run, []
+        for part in leaf.path:
+            inside = isinstance(place, tuple | dict)
+            place = place[part] if inside else getattr(place, part)
+            dotted.append(place.name if isinstance(part, int) else part)
+        mapping = {"instructions", "names"}.intersection(words[:-1])
+        yield ".".join(dotted), mapping.pop() if mapping else words[-1]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_setting_that_may_hold_an_address_refuses_one_with_a_password(name):
+    run = get_recipe(name)
+    accepted, messages = set(), []
+    for dotted, field in texts_of(run):
+        try:
+            override(run, [f"{dotted}={ADDRESS}"])
+            accepted.add(field)
+        except ConfigError as error:
+            if field not in FREE_TEXTS:
+                messages.append(str(error))
+    assert accepted <= FREE_TEXTS
+    assert messages
+    assert not any(SECRET in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"placement.tracking_uri=http://user:{SECRET}@mlflow:5000",
+        f"placement.storage_path=s3://KEYID:{SECRET}@bucket/runs",
+        f"data.root=s3://bucket/data?secret_key={SECRET}",
+        f"model.backbone.path=https://{SECRET}@host/model",
+    ],
+)
+def test_a_job_with_a_password_in_an_address_ends_before_it_writes(
+    setting, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run_job(["--set", setting], default_recipe="biencoder-quickstart", about=None) == 2
+    told = capsys.readouterr()
+    assert "Leave it out and set the environment" in told.err
+    assert SECRET not in told.err + told.out
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,299 @@
+"""Ray Train's decisions in an elastic run: how many workers, when, and which failures count."""
+
+import socket
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import ray
+import ray.train
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import (
+    InsufficientClusterResourcesError,
+    WorkerHealthCheckFailedError,
+)
+from ray.train.v2._internal.execution.controller.state import (
+    ReschedulingState,
+    RunningState,
+    SchedulingState,
+)
+from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
+
+from rayembed.config.placement import Placement
+from rayembed.errors import DataError, PlacementError, WorkerError
+from rayembed.training.elastic import on_ray as elastic
+from rayembed.training.elastic.on_ray import ElasticPolicy
+from rayembed.training.failures import on_ray as failures
+from rayembed.training.failures.on_ray import (
+    FAILED_STARTS,
+    LOSSES_IN_A_ROW,
+    LostNodes,
+    cause,
+    failure_callbacks,
+    failure_config,
+)
+
+STEPS, CPUS = 30, 2.0
+PLACEMENT = Placement(workers=8, min_workers=2, cpus_per_worker=CPUS, max_failures=1)
+COURSE = SimpleNamespace(name="only", global_rows=16, steps=STEPS)
+JOB = SimpleNamespace(placement=PLACEMENT, course=COURSE)
+
+
+@dataclass
+class Cluster:
+    """CPUs of each node, and what is free of them, as Ray would tell."""
+
+    total: list[float]
+    free: list[float]
+    now: float = 0.0
+    leaving: set[str] = field(default_factory=set)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    made = Cluster([2.0], [2.0])
+    clock = SimpleNamespace(monotonic=lambda: made.now, sleep=lambda s: wait(made, s))
+    monkeypatch.setattr(elastic, "time", clock)
+    monkeypatch.setattr(elastic, "free_nodes", lambda: [{"CPU": c} for c in made.free])
+    monkeypatch.setattr(elastic, "leaving_nodes", lambda: made.leaving)
+    return made
+
+
+def wait(cluster, seconds):
+    cluster.now += seconds
+
+
+@pytest.fixture
+def policy(cluster, monkeypatch):
+    config = ray.train.ScalingConfig(
+        num_workers=(2, 8), resources_per_worker={"CPU": CPUS}, elastic_resize_monitor_interval_s=0
+    )
+    made = ElasticPolicy(config, PLACEMENT, COURSE)
+
+    def reserved(self):
+        return {str(node): {"CPU": cpus} for node, cpus in enumerate(cluster.total)}
+
+    monkeypatch.setattr(ElasticPolicy, "_get_reserved_resources", reserved)
+    monkeypatch.setattr(ElasticPolicy, "_maybe_send_resource_request", lambda self: None)
+    return made
+
+
+def nodes(cluster, *total, free=None):
+    cluster.total, cluster.free = list(total), list(total if free is None else free)
+
+
+def number(decision):
+    return None if isinstance(decision, NoopDecision) else decision.num_workers
+
+
+def poll(policy, running, *steps, group=1.0):
+    """The decision while workers run, of whom the first ones tell of checkpoints of these steps."""
+    told = [*steps, *[None] * (running - len(steps))]
+    reports = [None if s is None else SimpleNamespace(metrics={"step": s}) for s in told]
+    statuses = {rank: SimpleNamespace(training_report=r) for rank, r in enumerate(reports)}
+    state = SimpleNamespace(start_time=group, num_workers=running)
+    return number(
+        policy.make_decision_for_running_worker_group(
+            state, SimpleNamespace(worker_statuses=statuses)
+        )
+    )
+
+
+def test_it_starts_with_the_most_that_have_room_and_share_the_batch(policy, cluster):
+    for cpus, expected in ((4, 2), (6, 2), (8, 4), (14, 4), (16, 8), (100, 8)):
+        nodes(cluster, float(cpus))
+        assert number(policy.make_decision_for_non_running_worker_group()) == expected
+    nodes(cluster, *[3.0] * 4)  # whole on one node: 12 CPUs in all, four workers
+    assert number(policy.make_decision_for_non_running_worker_group()) == 4
+
+
+def test_nodes_that_are_announced_to_go_are_no_room(policy, cluster):
+    nodes(cluster, 8.0, 8.0)
+    assert number(policy.make_decision_for_non_running_worker_group()) == 8
+    cluster.leaving.add("1")
+    assert number(policy.make_decision_for_non_running_worker_group()) == 4
+
+
+def test_parts_of_a_cpu_are_counted_as_they_are_meant(cluster, monkeypatch):
+    """0.9 // 0.3 is 2 in floating point."""
+    placement = Placement(workers=3, min_workers=1, cpus_per_worker=0.3)
+    config = ray.train.ScalingConfig(num_workers=(1, 3), resources_per_worker={"CPU": 0.3})
+    policy = ElasticPolicy(config, placement, SimpleNamespace(global_rows=6, steps=STEPS))
+    assert policy._count_possible_workers({"a": {"CPU": 0.9}}) == 3
+
+
+def test_more_workers_come_after_a_checkpoint_that_all_have_told_of(policy, cluster):
+    nodes(cluster, 16.0, free=[12.0])
+    assert poll(policy, 2) is None, "no checkpoint"
+    assert poll(policy, 2, 3) is None, "one of two workers"
+    assert poll(policy, 2, None, 3) == 8, "and then the other"
+    assert poll(policy, 2, 6, 6) == 8
+    assert poll(policy, 2, STEPS, STEPS) is None, "not for the end alone"
+
+
+def test_reports_of_workers_that_have_ended_do_not_count(policy, cluster):
+    nodes(cluster, 16.0, free=[12.0])
+    assert poll(policy, 2, 3, group=1.0) is None
+    assert poll(policy, 2, None, 6, group=2.0) is None
+    assert poll(policy, 2, 6, group=2.0) == 8
+
+
+def test_what_others_hold_is_no_room(policy, cluster):
+    nodes(cluster, 16.0, free=[3.0])
+    assert poll(policy, 2, 3, 3) is None, "room for a third, which does not share the batch"
+    nodes(cluster, 16.0, free=[4.0])
+    assert poll(policy, 2, 6, 6) == 4
+    theirs = super(ElasticPolicy, policy)._count_possible_workers({"0": {"CPU": 16.0}})
+    assert theirs == 8, "the control: Ray's own policy counts the nodes"
+
+
+def test_it_gives_up_no_worker_that_is_at_work(policy, cluster):
+    nodes(cluster, 8.0, free=[0.0])
+    assert poll(policy, 8, *[3] * 8) is None
+    assert poll(policy, 4, *[3] * 4, group=2.0) is None
+
+
+def test_after_a_start_that_failed_only_what_is_free_counts(policy, cluster):
+    nodes(cluster, 16.0, free=[5.0])
+    decision = policy.make_decision_for_non_running_worker_group()
+    assert number(decision) == 8, "workers that have died may still hold theirs"
+    fail_to_start(policy, decision)
+    assert number(policy.make_decision_for_non_running_worker_group()) == 2
+    policy.after_controller_state_update(SchedulingState(decision), RunningState())
+    assert number(policy.make_decision_for_non_running_worker_group()) == 8
+
+
+def fail_to_start(policy, decision):
+    again = ReschedulingState(training_failed_error=None)
+    policy.after_controller_state_update(SchedulingState(decision), again)
+    policy.after_controller_state_update(again, again)  # while it waits
+
+
+def test_failed_starts_end_the_run_only_in_a_row(policy, cluster):
+    nodes(cluster, 16.0)
+    for _ in range(3):
+        for _ in range(FAILED_STARTS):
+            fail_to_start(policy, policy.make_decision_for_non_running_worker_group())
+        decision = policy.make_decision_for_non_running_worker_group()
+        policy.after_controller_state_update(SchedulingState(decision), RunningState())
+    for _ in range(FAILED_STARTS + 1):
+        fail_to_start(policy, policy.make_decision_for_non_running_worker_group())
+    with pytest.raises(ray.train.ControllerError) as error:
+        policy.make_decision_for_non_running_worker_group()
+    told = cause(error.value, JOB)
+    assert isinstance(told, PlacementError)
+    assert "2 workers of {'CPU': 2.0} each could not be started" in str(told)
+    assert "lower placement.min_workers" in str(told)
+
+
+def test_waiting_for_the_fewest_workers_ends(policy, cluster, caplog):
+    nodes(cluster, 2.0)
+    for _ in range(200):
+        assert isinstance(policy.make_decision_for_non_running_worker_group(), NoopDecision)
+    assert cluster.now == 200, "Train's controller asks again at once"
+    assert [r.message for r in caplog.records if r.name.startswith("rayembed")] == [
+        "the cluster has no room for placement.min_workers=2 workers: waiting for nodes, up to "
+        "240 s"
+    ]
+    nodes(cluster, 4.0)
+    assert isinstance(policy.make_decision_for_non_running_worker_group(), ResizeDecision)
+    nodes(cluster, 2.0)
+    for _ in range(241):
+        assert isinstance(policy.make_decision_for_non_running_worker_group(), NoopDecision)
+    with pytest.raises(ray.train.ControllerError) as error:
+        policy.make_decision_for_non_running_worker_group()
+    assert isinstance(error.value.controller_failure, InsufficientClusterResourcesError)
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """Ids of nodes that have gone, to be changed by the test."""
+    ids = {"one of long ago"}
+
+    def nodes():
+        dead = [{"NodeID": node, "Alive": False} for node in sorted(ids)]
+        return [{"NodeID": "here", "Alive": True}, *dead]
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(failures, "_answers", lambda node: True)
+    return ids
+
+
+def died(preempted=False):
+    return WorkerHealthCheckFailedError("no answer", RayActorError(preempted=preempted))
+
+
+def test_failures_on_nodes_that_are_there_count(gone):
+    counted = LostNodes("only", max_failures=2)
+    for _ in range(2):
+        counted.after_exception(None, {1: died()})
+        counted.after_report(None, [], None)
+    with pytest.raises(ray.train.ControllerError) as error:
+        counted.after_exception(None, {1: died()})
+    told = cause(error.value, JOB)
+    assert isinstance(told, WorkerError)
+    assert "more often than placement.max_failures=2 allows; the first failure: no ans" in str(told)
+
+
+def test_lost_nodes_count_only_without_a_checkpoint_between_them(gone, caplog):
+    counted = LostNodes("only", max_failures=0)
+
+    def lose(number):
+        gone.update({f"{number} a", f"{number} b"})
+        counted.after_exception(None, {0: died()})
+
+    for number in range(2 * LOSSES_IN_A_ROW):
+        lose(number)
+        counted.after_report(None, [], None)
+    told = "stage only: nodes lost with workers on them: 2"
+    assert caplog.messages.count(told) == 2 * LOSSES_IN_A_ROW
+    for number in range(20, 20 + LOSSES_IN_A_ROW):
+        lose(number)
+    with pytest.raises(ray.train.ControllerError) as error:
+        lose(30)
+    ended = cause(error.value, JOB)
+    assert isinstance(ended, WorkerError)
+    assert f"lost {LOSSES_IN_A_ROW + 1} times with no checkpoint between them" in str(ended)
+
+
+def test_nodes_that_are_taken_away_with_notice_never_count(gone):
+    counted = LostNodes("only", max_failures=0)
+    gone.add("a")
+    for _ in range(5):  # Train's controller tells of them until the node is gone
+        counted.after_exception(None, {0: RuntimeError("connection closed"), 1: died(True)})
+    with pytest.raises(ray.train.ControllerError):
+        counted.after_exception(None, {0: died()})
+
+
+def test_a_node_that_does_not_answer_is_waited_for(monkeypatch):
+    looks = []
+
+    def nodes():
+        looks.append(None)
+        known = len(looks) > 5
+        return [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": not known}]
+
+    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(failures, "_answers", lambda node: node["NodeID"] == "a")
+    monkeypatch.setattr(failures, "_POLL_SECONDS", 0.0)
+    assert failures.await_lost_nodes() == {"b"}
+
+
+def test_a_node_answers_as_long_as_its_raylet_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = {"NodeManagerAddress": "127.0.0.1", "NodeManagerPort": server.getsockname()[1]}
+        assert failures._answers(node)
+    assert not failures._answers(node)
+
+
+def test_an_elastic_run_counts_itself_and_others_leave_it_to_ray(gone):
+    fixed = SimpleNamespace(placement=Placement(workers=8, max_failures=5), course=COURSE)
+    assert failure_config(fixed.placement).max_failures == 5
+    assert failure_config(fixed.placement).controller_failure_limit == FAILED_STARTS
+    assert failure_config(PLACEMENT).max_failures == -1
+    assert failure_config(PLACEMENT).controller_failure_limit == -1
+    assert [type(one).__name__ for one in failure_callbacks(fixed)] == ["OnWorkerErrors"]
+    assert [type(one).__name__ for one in failure_callbacks(JOB)] == ["OnWorkerErrors", "LostNodes"]
+    with pytest.raises(ray.train.ControllerError) as error:
+        failure_callbacks(JOB)[0].after_exception(None, {0: DataError("made up")})
+    assert str(cause(error.value, JOB)) == "made up"

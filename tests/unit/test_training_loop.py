@@ -1,0 +1,81 @@
+"""The loop over steps with a made-up engine: when checkpoints are made."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rayembed.errors import DataError
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.training.loop import train_steps
+from rayembed.training.notice import Notice
+from rayembed.training.step import StepReport, StepSettings
+
+CPU = torch.device("cpu")
+STEPS = 8
+
+
+@dataclass
+class Engine:
+    """Takes no steps."""
+
+    model = torch.nn.Linear(1, 1)
+    forward = model
+
+    def backward(self, loss, last):
+        raise AssertionError("nothing is learnt")
+
+    def step(self, factor):
+        return factor, 0.0
+
+
+def checkpoints(every, first=0, last=STEPS, **asked):
+    stage = get_recipe("biencoder").stages[0]
+    stage = stage.model_copy(update={"steps": STEPS, "checkpoint_every_steps": every})
+    saved, records = [], []
+    train_steps(
+        Engine(),
+        [SimpleNamespace(step=step) for step in range(first, last)],
+        stage,
+        StepSettings(1, True, CPU),
+        start_step=first,
+        on_step=records.append,
+        on_checkpoint=saved.append,
+        run_step=lambda *_: StepReport(1.0, 1, 1, 1, 1, {}),
+        **asked,
+    )
+    assert {record["workers"] for record in records} == {1}
+    return saved
+
+
+def test_a_checkpoint_every_so_many_steps_and_at_the_end():
+    assert checkpoints(3) == [3, 6, 8]
+    assert checkpoints(3, first=4) == [6, 8]
+    assert checkpoints(3, ends_after=lambda step: step == 5) == [3, 5]
+    with pytest.raises(DataError, match="batches ended at step 7 of 8"):
+        checkpoints(3, last=7)
+
+
+def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
+    asked = []
+
+    def saves_now():
+        asked.append(None)
+        return len(asked) == 3
+
+    assert checkpoints(3, saves_now=saves_now) == [3, 4, 6, 8]
+    assert len(asked) == 5  # after steps 1, 2, 4, 5, 7
+
+
+def test_a_notice_makes_one_checkpoint():
+    answers = iter([False, True])
+    notice = Notice(lambda: next(answers), CPU, look_seconds=0.0)
+    assert checkpoints(4, saves_now=notice.came) == [2, 4, 8]
+
+
+def test_a_notice_is_not_looked_for_all_the_time():
+    def ask():
+        raise AssertionError("too early")
+
+    assert checkpoints(4, saves_now=Notice(ask, CPU, look_seconds=60.0).came) == [4, 8]

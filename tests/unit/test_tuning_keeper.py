@@ -1,0 +1,130 @@
+"""What the driver notes of trials as Ray Tune tells of them."""
+
+import pytest
+from tiny_job import make_run
+
+from rayembed.config.override import override
+from rayembed.config.settings import parse
+from rayembed.config.sweep import Sweep
+from rayembed.errors import ConfigError
+from rayembed.tuning.events import start_of
+from rayembed.tuning.keeper import Keeper
+from rayembed.tuning.ledger import Ledger, TrialRecord
+from rayembed.tuning.on_ray import given_to
+from rayembed.tuning.trials import known_trials, make_trial, number_left
+
+RATE = "stages.retrieval.optimizer.learning_rate"
+
+
+def make_sweep(folder, space, **settings) -> Sweep:
+    run = override(make_run(folder), ["evaluation.suite=none"])
+    values = {"name": "s", "runs": {"": run.model_dump(mode="json")}, "space": space, **settings}
+    return parse(Sweep, values)
+
+
+def result(key, kind, step=4, score=0.5, run="run") -> dict:
+    told = {"kind": kind, "global_step": step, "score": score, "scores": {}, "evaluation": {}}
+    trial = {"key": key, "label": "", "values": {RATE: "1"}, "run": run, "origin": {}}
+    return told | trial | {"problem": "wrong" if kind == "problem" else ""}
+
+
+@pytest.fixture
+def ledger(tmp_path) -> Ledger:
+    return Ledger(str(tmp_path))
+
+
+def test_a_trial_has_ended_when_it_or_ray_tune_says_so(ledger):
+    keeper = Keeper(ledger, {})
+    for number, kind in enumerate(("score", "final", "problem")):
+        keeper.told(str(number), result(f"trial-{number}", kind))
+    assert keeper.num_ended == 2
+    keeper.ended("0")  # by the scheduler
+    keeper.ended("1")  # has said so itself
+    keeper.ended("9")  # an interrupt: it has not told anything
+    assert keeper.num_ended == 3
+    assert {key: record.state for key, record in ledger.read().items()} == {
+        "trial-0": "stopped",
+        "trial-1": "finished",
+        "trial-2": "failed",
+    }
+
+
+def test_a_trial_is_known_from_its_start_on(ledger):
+    """A driver that is killed before the first score leaves it to the next submission."""
+    keeper = Keeper(ledger, {})
+    keeper.begun(TrialRecord("a", "a", "", {RATE: "1"}))
+    assert (ledger.find("a").state, ledger.find("a").score) == ("running", None)
+    keeper.told("0", result("a", "score"))
+    keeper.begun(TrialRecord("a", "a", "", {RATE: "1"}))  # after an error
+    assert ledger.find("a").score == 0.5
+    assert keeper.num_ended == 0
+
+
+def test_a_member_that_takes_over_leaves_its_run_and_keeps_its_record(ledger):
+    keeper = Keeper(ledger, {})
+    keeper.told("0", result("a", "score", step=4, run="a"))
+    keeper.told("1", result("b", "score", step=4, run="b"))
+    keeper.told("0", result("a", "score", step=8, run="third"))
+    records = ledger.read()
+    assert (records["a"].run, records["a"].former) == ("third", ["a"])
+    assert (records["b"].run, records["b"].former) == ("b", [])
+
+
+def test_what_is_proposed_again_stays_as_it_ended(ledger):
+    keeper = Keeper(ledger, {})
+    keeper.told("0", result("a", "score"))
+    keeper.ended("0")
+    before = ledger.find("a")
+    keeper.told("1", {"kind": "known", "key": "a", "global_step": 4, "score": 0.5, "done": True})
+    keeper.ended("1")
+    assert ledger.find("a") == before
+    assert before.state == "stopped"
+    assert before.last_step == 4
+    assert keeper.num_ended == 2
+    assert ledger.find("b") is None
+
+
+@pytest.mark.parametrize("optuna", [True, False])
+def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(tmp_path, ledger, optuna):
+    search = {"kind": "optuna", "trials": 3} if optuna else {"kind": "grid"}
+    sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
+    trial = make_trial(sweep, "", {RATE: "0.01"})
+    listed = {"key": trial.key, "label": "", "values": {RATE: "0.01"}, "pointer": None}
+    given = given_to(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
+    assert (given.key, given.values) == (trial.key, {RATE: "0.01"})
+    keeper = Keeper(ledger, {})
+    keeper.failed(
+        "0", TrialRecord(given.key, given.key, given.label, given.values), "out of memory"
+    )
+    record = ledger.find(trial.key)
+    assert (record.state, record.problem) == ("failed", "out of memory")
+    assert record.values == {RATE: "0.01"}
+    assert keeper.num_ended == 1
+    # The next submission has it run again, under the same name.
+    keeper.told("1", result(trial.key, "final", run=trial.key))
+    assert ledger.find(trial.key).state == "finished"
+
+
+def test_no_more_trials_are_asked_of_optuna_than_differ(tmp_path):
+    done = {str(n): TrialRecord(str(n), "", "", {}, state="finished") for n in range(3)}
+    past = {**done, "begun": TrialRecord("begun", "", "", {})}
+    for space, expected in (("choice(1, 2, 4, 8)", 1), ("loguniform(1, 8)", 17)):
+        sweep = make_sweep(tmp_path, {RATE: space}, search={"kind": "optuna", "trials": 20})
+        assert number_left(sweep, [], past) == expected
+    listed = make_sweep(tmp_path, {RATE: "grid(1, 2)"})
+    first, second = known_trials(listed)
+    assert number_left(listed, [first, second], past) == 2
+    ended = TrialRecord(first.key, "", "", {}, state="stopped")
+    assert number_left(listed, [first, second], {first.key: ended}) == 1
+
+
+def test_values_that_the_settings_refuse_fail_their_trial_alone(tmp_path):
+    """The driver must name it without an error of its own; it is refused when it begins."""
+    search = {"kind": "optuna", "trials": 3}
+    sweep = make_sweep(tmp_path, {RATE: "choice(0.1, -1)"}, search=search)
+    given = given_to(sweep, {RATE: "-1"})
+    assert given.key.startswith("s-")
+    assert given.values == {RATE: "-1"}
+    assert given.key == given_to(sweep, {RATE: "-1"}).key != given_to(sweep, {RATE: "0.1"}).key
+    with pytest.raises(ConfigError, match="learning_rate"):
+        start_of(sweep, given.key, given.label, given.values, None)

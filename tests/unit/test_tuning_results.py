@@ -1,0 +1,195 @@
+"""Records of trials and what is told of them: ledger, driver's notes, tables, importance."""
+
+import csv
+import io
+import math
+import statistics
+
+import pytest
+from tiny_job import make_run
+
+from rayembed.config.settings import parse
+from rayembed.config.sweep import Sweep
+from rayembed.errors import ArtifactError
+from rayembed.tuning.importance import importance
+from rayembed.tuning.keeper import Keeper
+from rayembed.tuning.ledger import Ledger, Report, TrialRecord, best
+from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
+from rayembed.tuning.results import paper_table, rows_of, rows_table, trials_csv, trials_table
+
+RATE = "stages.retrieval.optimizer.learning_rate"
+RANK = "model.lora.rank"
+
+
+def make_sweep(folder, space, runs=None) -> Sweep:
+    run = make_run(folder).model_dump(mode="json")
+    return parse(Sweep, {"name": "s", "runs": runs or {"": run}, "space": space})
+
+
+def finished(key, score, values, label="", **tasks) -> TrialRecord:
+    report = Report(4, score, {"score": score}, 1.0)
+    return TrialRecord(
+        key, key, label, values, state="finished", final=report, reports=[report], evaluation=tasks
+    )
+
+
+def event(kind, step, score, **changes):
+    return {
+        "kind": kind,
+        "global_step": step,
+        "score": score,
+        "scores": {"t": score},
+        "evaluation": {},
+        "problem": "",
+        "key": "a",
+        "run": "a",
+        "label": "",
+        "values": {RATE: "1"},
+        "origin": {},
+        **changes,
+    }
+
+
+def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
+    ledger = Ledger(str(tmp_path))
+    assert ledger.read() == {}
+    record = finished("a", 0.5, {RATE: "0.1"}, t=0.25)
+    running = TrialRecord("b", "b", "x", {}, reports=[Report(2, 0.1, {"t": 0.1}, 3.0)])
+    for one in (record, running):
+        ledger.write(one)
+    assert ledger.read() == {"a": record, "b": running}
+    assert record.is_done
+    assert not running.is_done
+    assert running.score == 0.1
+    (tmp_path / "trials" / "a.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="remove it to have the trial run again"):
+        ledger.read()
+
+
+def test_the_driver_notes_scores_ends_and_errors(tmp_path):
+    ledger = Ledger(str(tmp_path))
+    keeper = Keeper(ledger, {})
+    keeper.told("1", event("score", 2, 0.3))
+    keeper.told("1", event("score", 4, 0.4))
+    assert keeper.num_ended == 0
+    assert [r.global_step for r in ledger.read()["a"].reports] == [2, 4]
+    keeper.ended("1")
+    assert ledger.read()["a"].state == "stopped"
+    assert keeper.num_ended == 1
+    keeper.told("2", event("score", 2, 0.3, key="b", run="b"))
+    keeper.told("2", event("final", 6, 0.6, key="b", run="b", evaluation={"x": 1.0}))
+    keeper.ended("2")
+    assert ledger.read()["b"].state == "finished"
+    assert ledger.read()["b"].evaluation == {"x": 1.0}
+    keeper.told("3", event("problem", 0, math.nan, key="c", run="c", problem="DataError: no"))
+    keeper.ended("3")
+    assert (ledger.read()["c"].state, ledger.read()["c"].problem) == ("failed", "DataError: no")
+    keeper.failed("4", TrialRecord("d", "d", "", {RATE: "0.5"}), "died")
+    assert keeper.num_ended == 4
+    assert ledger.read()["d"].values == {RATE: "0.5"}
+    assert best(ledger.read()).key == "b"
+    keeper.told("5", event("score", 2, 0.1, key="e", run="e"))
+    keeper.told("5", event("score", 4, 0.2, key="e", run="f", origin={"run": "b", "step": 2}))
+    assert ledger.read()["e"].former == ["e"]
+    assert ledger.read()["e"].origin == {"run": "b", "step": 2}
+
+
+def test_a_trial_that_goes_on_replaces_the_scores_that_it_tells_again(tmp_path):
+    keeper = Keeper(Ledger(str(tmp_path)), {})
+    for step, score in ((2, 0.3), (4, 0.4), (6, 0.5), (4, 0.45)):
+        keeper.told("1", event("score", step, score))
+    reports = keeper.records["a"].reports
+    assert [(r.global_step, r.score) for r in reports] == [(2, 0.3), (4, 0.45)]
+
+
+def test_seeds_of_a_row_give_mean_and_deviation(tmp_path):
+    run = make_run(tmp_path).model_dump(mode="json")
+    sweep = make_sweep(tmp_path, {"seed": ["0", "1", "2"]}, {"plain": run, "other": run})
+    scores = {"plain": (0.2, 0.3, 0.7), "other": (0.5,)}
+    records = {
+        f"{label}{seed}": finished(f"{label}{seed}", score, {"seed": str(seed)}, label, t=score / 2)
+        for label, values in scores.items()
+        for seed, score in enumerate(values)
+    }
+    records["late"] = TrialRecord("late", "late", "other", {"seed": "1"}, state="stopped")
+    plain, other = rows_of(sweep, records)
+    assert (plain.name, other.name) == ("plain", "other")
+    spread = plain.scores["score"]
+    assert spread.mean == pytest.approx(0.4)
+    assert spread.deviation == pytest.approx(statistics.stdev((0.2, 0.3, 0.7)))
+    assert other.scores["t"].mean == 0.25
+    table = rows_table([plain, other])
+    assert "| plain | 3 | 40.00 ± 26.46 | 20.00 ± 13.23 |" in table
+    assert "| other | 1 | 50.00 | 25.00 |" in table
+    printed = {"plain": {"Average": 61.5}, "absent": {"Average": 60.0}}
+    beside = paper_table([plain, other], printed)
+    assert "| plain | 3 | 40.00 ± 26.46 | 61.5 |" in beside
+    assert "| absent |  | not measured | 60 |" in beside
+    assert "| other | 1 | 50.00 |  |" in beside
+
+
+def test_tables_have_every_trial_with_its_values(tmp_path):
+    sweep = make_sweep(tmp_path, {RATE: "grid(0.1, 0.2)", RANK: "grid(2, 4)"})
+    records = {
+        "a": finished("a", 0.5, {RATE: "0.1", RANK: "2"}, t=0.1),
+        "b": finished("b", 0.7, {RATE: "0.2", RANK: "2"}, t=0.2),
+        "c": TrialRecord(
+            "c", "c", "", {RATE: "0.1", RANK: "4"}, state="failed", problem="no | room"
+        ),
+    }
+    lines = trials_table(sweep, records).splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| b", "| a", "| c"]
+    assert lines[2] == "| b | 0.2 | 2 | finished | 4 | 0.7000 |"
+    assert "no / room" in lines[4]
+    rows = list(csv.DictReader(io.StringIO(trials_csv(sweep, records))))
+    assert rows[1][RATE] == "0.2"
+    assert rows[1]["t"] == "0.2"
+    assert rows[2]["state"] == "failed"
+
+
+def test_importance_finds_the_setting_that_decides(tmp_path):
+    sweep = make_sweep(
+        tmp_path,
+        {
+            RATE: "loguniform(1e-4, 1e-1)",
+            RANK: "integers(1, 9)",
+            "model.mask": "choice(causal, bidirectional)",
+        },
+    ).model_copy()
+    records = {}
+    for number in range(40):
+        rate = 10 ** (-4 + 3 * ((number * 7) % 40) / 39)
+        mask = ("causal", "bidirectional")[number % 2]
+        values = {RATE: repr(rate), RANK: str(1 + number % 9), "model.mask": mask}
+        records[str(number)] = finished(str(number), math.log10(rate) / 10 + 1, values)
+    shares = importance(sweep, records)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares[RATE] > 0.8
+    few = {key: records[key] for key in ("0", "1", "2")}
+    assert importance(sweep, few) == {}
+    same = {key: finished(key, 0.5, record.values) for key, record in records.items()}
+    assert importance(sweep, same) == {}
+
+
+def test_pictures_are_drawn_with_ended_trials_and_single_points(tmp_path):
+    sweep = make_sweep(
+        tmp_path, {RATE: "loguniform(1e-4, 1e-1)", "model.mask": "grid(causal, bidirectional)"}
+    )
+    records = {
+        "a": finished("a", 0.5, {RATE: "0.001", "model.mask": "causal"}),
+        "b": TrialRecord(
+            "b",
+            "b",
+            "",
+            {RATE: "0.1", "model.mask": "causal"},
+            state="stopped",
+            reports=[Report(2, 0.1, {}, 1.0)],
+        ),
+        "c": TrialRecord("c", "c", "", {RATE: "0.01", "model.mask": "causal"}, state="failed"),
+    }
+    parallel_coordinates(sweep, records, tmp_path / "p.png")
+    importance_bars({RATE: 0.9, "model.mask": 0.1}, tmp_path / "i.png")
+    rows_with_spread(rows_of(sweep, records), tmp_path / "r.png")
+    parallel_coordinates(sweep, {}, tmp_path / "empty.png")
+    for name in ("p", "i", "r", "empty"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")

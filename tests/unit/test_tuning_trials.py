@@ -1,0 +1,283 @@
+"""Which trials a sweep has, what it refuses before anything starts, which data are prepared."""
+
+import pytest
+from tiny_job import make_run
+
+from rayembed.config.override import override
+from rayembed.config.placement import Placement
+from rayembed.config.settings import parse
+from rayembed.config.sweep import Sweep, deciding, metric_source
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.tuning.concurrency import trials_at_once
+from rayembed.tuning.events import Pointer, start_of
+from rayembed.tuning.trials import (
+    check_sweep,
+    data_folders,
+    data_runs,
+    known_trials,
+    make_trial,
+    runs_of_data,
+)
+
+RATE = "stages.retrieval.optimizer.learning_rate"
+STEPS = "stages.retrieval.steps"
+SEVEN = {"batch": {"num_negatives": 2, "in_batch_negatives": False, "global_pairs": 4}}
+
+
+def make_sweep(folder, space=None, *, changes=(), runs=None, **settings) -> Sweep:
+    run = override(make_run(folder), changes)
+    return parse(
+        Sweep,
+        {
+            "name": "s",
+            "runs": runs or {"": run.model_dump(mode="json")},
+            "space": {RATE: "grid(0.1, 0.01)"} if space is None else space,
+            **settings,
+        },
+    )
+
+
+def one_stage(folder) -> dict:
+    run = make_run(folder)
+    run = run.model_copy(update={"stages": run.stages[:1]})
+    return {
+        "": override(run, ["stages.retrieval.checkpoint_every_steps=2"]).model_dump(mode="json")
+    }
+
+
+def test_trials_have_names_by_what_they_are(tmp_path):
+    sweep = make_sweep(tmp_path, {RATE: "grid(0.1, 0.01)", "seed": "grid(0, 1)"})
+    trials = known_trials(sweep)
+    assert [trial.values for trial in trials] == [
+        {RATE: rate, "seed": seed} for rate in ("0.1", "0.01") for seed in ("0", "1")
+    ]
+    assert len({trial.key for trial in trials}) == 4
+    assert trials[1].run.stages[0].optimizer.learning_rate == 0.1
+    assert trials[1].run.seed == 1
+    assert trials[0].key.startswith("s-")
+    again = known_trials(make_sweep(tmp_path, {RATE: "grid(0.01, 0.1)", "seed": "grid(0, 1)"}))
+    assert {trial.key for trial in again} == {trial.key for trial in trials}
+    other = known_trials(make_sweep(tmp_path, changes=["seed=7"]))
+    assert not {trial.key for trial in other} & {trial.key for trial in trials}
+
+
+def test_a_trial_scores_no_baselines_and_is_the_same_training(tmp_path):
+    sweep = make_sweep(tmp_path, {RATE: "grid(0.01)"})
+    (trial,) = known_trials(sweep)
+    assert trial.run.evaluation.baselines == ()
+    assert not trial.run.evaluation.before_training
+    assert trial.run.fingerprint == sweep.base.fingerprint
+
+
+def test_more_draws_belong_to_the_same_sweep_and_other_settings_do_not(tmp_path):
+    def drawn(number, **more):
+        space = {RATE: "loguniform(1e-4, 1e-1)"}
+        return make_sweep(tmp_path, space, search={"kind": "random", "trials": number}, **more)
+
+    assert drawn(3).fingerprint == drawn(9).fingerprint
+    keys = [trial.key for trial in known_trials(drawn(9))]
+    assert [trial.key for trial in known_trials(drawn(3))] == keys[:3]
+    assert drawn(3, scheduler={"kind": "asha"}).fingerprint != drawn(3).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "message"),
+    [
+        ({RATE: "grid(0.1, -1)"}, {}, "greater than 0"),
+        ({"stages.retrieval.stepz": "grid(1)"}, {}, "did you mean 'steps'"),
+        # Each end is allowed by itself: 8 pairs of 60 rows, warm-up below the steps.
+        (
+            {STEPS: "grid(4, 40)", "stages.retrieval.optimizer.warmup_steps": "grid(0, 9)"},
+            {},
+            "must be below its 4 steps",
+        ),
+        (
+            {RATE: "grid(0.1)"},
+            {"metric": {"weights": {"WikiSentence": 1}}},
+            "did you mean 'WikiSentenceRetrieval'",
+        ),
+        (
+            {RATE: "grid(0.1)"},
+            {"metric": {"of": "evaluation"}, "scheduler": {"kind": "asha"}},
+            "known only afterwards",
+        ),
+        (
+            {RATE: "grid(0.1)"},
+            {"scheduler": {"kind": "asha", "grace_steps": 99}},
+            "exceeds the 6 steps",
+        ),
+        ({RATE: "grid(0.1)"}, {"scheduler": {"kind": "pbt"}}, "size of the population"),
+        ({RATE: "uniform(1, 2)"}, {}, "no end of values"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_refused_before_anything_starts(
+    tmp_path, space, settings, message
+):
+    with pytest.raises(ConfigError, match=message):
+        check_sweep(make_sweep(tmp_path, space, **settings))
+
+
+def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
+    space = {STEPS: "choice(4, 8)", "stages.retrieval.optimizer.warmup_steps": "integers(0, 6)"}
+    sweep = make_sweep(tmp_path, space, search={"kind": "optuna"})
+    assert known_trials(sweep) == []
+    with pytest.raises(ConfigError, match=r"warmup_steps=6\n.*must be below its 4 steps"):
+        check_sweep(sweep)
+    with pytest.raises(ConfigError, match="asks for all"):
+        make_sweep(tmp_path, {RATE: "grid(1, 2)"}, search={"kind": "optuna"})
+
+
+def test_a_metric_is_never_the_training_loss(tmp_path):
+    nothing = ["evaluation.validation=null", "evaluation.suite=none"]
+    with pytest.raises(ConfigError, match="no score to compare by"):
+        check_sweep(make_sweep(tmp_path, changes=nothing))
+    only_after = make_sweep(tmp_path, changes=nothing[:1])
+    assert metric_source(only_after) == "evaluation"
+    scores = {
+        "WikiSentenceRetrieval": 0.2,
+        "WikiDescriptionRetrieval": 0.6,
+        "WikiTopicClustering": 1,
+    }
+    assert deciding(only_after, scores) == pytest.approx(0.4)
+    weighed = make_sweep(
+        tmp_path, metric={"weights": {"WikiSentenceRetrieval": 3, "WikiDescriptionRetrieval": 1}}
+    )
+    assert metric_source(weighed) == "validation"
+    assert deciding(weighed, scores) == pytest.approx(0.3)
+    assert deciding(make_sweep(tmp_path), {"score": 0.7, "x": 0.1}) == 0.7
+
+
+def test_pbt_takes_one_stage_and_settings_that_may_change(tmp_path):
+    population = {
+        "runs": one_stage(tmp_path),
+        "search": {"kind": "random", "trials": 4},
+        "scheduler": {"kind": "pbt"},
+    }
+    check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **population))
+    with pytest.raises(ConfigError, match="cannot change in the middle"):
+        check_sweep(make_sweep(tmp_path, {"model.lora.rank": "choice(2, 4)"}, **population))
+    two = {**population, "runs": None}
+    with pytest.raises(ConfigError, match="name one with --stage"):
+        check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **two))
+    rare = override(parse_run(population), ["stages.retrieval.checkpoint_every_steps=4"])
+    with pytest.raises(ConfigError, match="checkpoint_every_steps=2"):
+        check_sweep(
+            make_sweep(
+                tmp_path,
+                {RATE: "loguniform(1e-4, 1e-1)"},
+                **{**population, "runs": {"": rare.model_dump(mode="json")}},
+            )
+        )
+
+
+def parse_run(population):
+    return parse(Sweep, {"name": "x", "runs": population["runs"], "space": {RATE: ["1"]}}).base
+
+
+def test_a_member_that_takes_over_goes_on_from_the_others_checkpoint(tmp_path):
+    sweep = make_sweep(
+        tmp_path,
+        {RATE: "loguniform(1e-4, 1e-1)"},
+        runs=one_stage(tmp_path),
+        search={"kind": "random", "trials": 4},
+        scheduler={"kind": "pbt"},
+    )
+    low, high = {RATE: "0.01"}, {RATE: "0.05"}
+    begun = start_of(sweep, "one", "", low, None)
+    assert begun.checkpoint is None
+    at = {step: Pointer("one", begun.run.name, step, low) for step in (2, 4)}
+    same = start_of(sweep, "one", "", low, at[2])
+    assert same.run == begun.run
+    assert same.after == 2
+    taken = start_of(sweep, "two", "", high, at[2])
+    assert taken.run.name not in (begun.run.name, make_trial(sweep, "", high).key)
+    assert taken.checkpoint.endswith(f"runs/{begun.run.name}/retrieval/train/step-0000002")
+    unchanged = start_of(sweep, "two", "", low, at[2])
+    assert unchanged.checkpoint == taken.checkpoint, "its own run, also with the other's values"
+    third = start_of(sweep, "three", "", low, at[2])
+    later = start_of(sweep, "two", "", high, at[4])
+    assert len({s.run.name for s in (begun, taken, unchanged, third, later)}) == 5
+
+
+def test_only_steps_that_a_setting_touches_are_other_ones(tmp_path):
+    run = make_run(tmp_path)
+
+    def kinds_that_differ(*changes):
+        other = override(run, changes)
+        return [
+            (a.kind, a.name)
+            for a, b in zip(data_folders(run), data_folders(other), strict=True)
+            if a != b
+        ]
+
+    assert kinds_that_differ(f"{RATE}=0.5", "model.lora.rank=8") == []
+    assert kinds_that_differ("stages.blend.batch.num_negatives=1") == [("plan", "blend")]
+    assert kinds_that_differ("data.datasets.topics.num_samples=50") == [
+        ("records", "topics"),
+        ("plan", "blend"),
+    ]
+    assert len(kinds_that_differ("seed=3")) == len(data_folders(run))
+
+
+def test_mining_settings_leave_the_records_alone(tmp_path):
+    mined = override(
+        make_run(tmp_path),
+        ["data.datasets.sentences.mining={teacher: t}", "stages.retrieval.batch.num_negatives=2"],
+    )
+    other = override(mined, ["data.datasets.sentences.mining.rule.max_relative_score=0.9"])
+    differ = [
+        a.kind for a, b in zip(data_folders(mined), data_folders(other), strict=True) if a != b
+    ]
+    assert differ == ["mined", "plan"]
+
+
+def test_each_different_data_is_prepared_once(tmp_path):
+    space = {RATE: "grid(0.1, 0.2, 0.3)", "stages.blend.batch.num_negatives": "grid(1, 2)"}
+    runs = [trial.run for trial in known_trials(make_sweep(tmp_path, space))]
+    assert len(runs) == 6
+    assert [run.stages[1].batch.num_negatives for run in runs_of_data(runs)] == [1, 2]
+
+
+def test_a_search_that_chooses_later_has_its_data_prepared_before(tmp_path):
+    space = {RATE: "loguniform(0.1, 0.3)", "stages.blend.batch.num_negatives": "choice(1, 2)"}
+    sweep = make_sweep(tmp_path, space, search={"kind": "optuna"})
+    assert [run.stages[1].batch.num_negatives for run in data_runs(sweep, [])] == [1, 2]
+    endless = {"stages.blend.batch.num_negatives": "integers(1, 2)"}
+    with pytest.raises(ConfigError, match="prepared before the first trial"):
+        data_runs(make_sweep(tmp_path, endless, search={"kind": "optuna"}), [])
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "validates", "free", "expected"),
+    [
+        (2, 1.0, False, [4], 2),
+        (2, 1.0, False, [4, 4], 4),
+        (2, 1.0, False, [1, 1, 1, 1], 2),
+        (2, 0.5, True, [2], 1),
+        (2, 0.3, False, [1.8], 3),
+        (2, 1.0, True, [2], 1),  # validation waits until the workers are done
+        (2, 3.0, False, [4, 4, 4], 1),
+    ],
+)
+def test_trials_at_once_are_those_that_fit_with_all_they_need(
+    workers, cpus, validates, free, expected
+):
+    placement = Placement(workers=workers, cpus_per_worker=cpus)
+    nodes = [{"CPU": float(number)} for number in free]
+    assert trials_at_once(placement, nodes, validates=validates) == expected
+
+
+def test_an_elastic_trial_counts_at_its_largest_and_alone_at_its_smallest():
+    elastic = Placement(workers=4, min_workers=2)
+    for free, expected in (([8], 2), ([7], 1), ([2, 1], 1), ([4, 3, 1], 2)):
+        nodes = [{"CPU": float(number)} for number in free]
+        assert trials_at_once(elastic, nodes, validates=False) == expected, free
+    with pytest.raises(PlacementError, match=r"min_workers=2 .* lower placement\.min_workers"):
+        trials_at_once(elastic, [{"CPU": 1.0}], validates=True)
+
+
+def test_a_trial_that_does_not_fit_is_refused():
+    with pytest.raises(PlacementError, match=r"workers=2 .* have \[\{'CPU': 1.0\}\] free"):
+        trials_at_once(Placement(workers=2), [{"CPU": 1.0}], validates=False)
+    gpus = Placement(workers=1, use_gpu=True)
+    assert trials_at_once(gpus, [{"CPU": 8.0, "GPU": 3.0}], validates=False) == 3
