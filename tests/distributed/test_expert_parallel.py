@@ -209,6 +209,9 @@ def trained_ways(rank, world, folder):
     )
     found["bf16"] = run(rank, world, folder, dtype="bfloat16")
     found["bf16, not shared out"] = run(rank, world, folder, dtype="bfloat16", over=1)
+    found["bf16, wrong factor"] = run(
+        rank, world, folder, dtype="bfloat16", changed=averaging_over_those_who_share
+    )
     batch = made_up_batch(start(folder), STAGE, 0)
     found["micro-batches"] = len(cut_by_length([cost(t) for t in batch.tokens], budget(rank)))
     return found
@@ -311,12 +314,18 @@ def test_checkpoints_hold_the_same_whole_states(trained, folder):
     assert distance(shared, whole) < TOLERANCE
 
 
-def test_bfloat16_weights_move_as_those_that_are_not_shared_out(trained, folder):
-    before = {n: p.float() for n, p in start(folder, dtype="bfloat16").named_parameters()}
-    shared, whole = (trained[0][way][0] for way in ("bf16", "bf16, not shared out"))
-    apart = sum((whole[n].float() - shared[n].float()).abs().sum() for n in whole)
-    moved = sum((whole[n].float() - before[n]).abs().sum() for n in whole)
-    assert apart < 0.05 * moved
+def test_bfloat16_experts_move_as_those_that_are_not_shared_out(trained):
+    """Less apart than rounding puts them, and than a wrong factor of the gradient does."""
+    first = trained[0]
+
+    def apart(way, other):
+        weights, others = first[way][0], first[other][0]
+        experts = [name for name in weights if "experts" in name]
+        return sum((weights[n].float() - others[n].float()).abs().sum().item() for n in experts)
+
+    shared_out = apart("bf16", "bf16, not shared out")
+    assert shared_out < 0.25 * apart("bf16, not shared out", "not shared out")
+    assert shared_out < 0.5 * apart("bf16, wrong factor", "bf16, not shared out")
 
 
 def four_workers(rank, world, folder):

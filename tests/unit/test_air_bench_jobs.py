@@ -3,7 +3,6 @@
 import json
 import math
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from air_bench_hub import (
 from dataset_hub import dataset_hub
 from mteb.models import SearchEncoderWrapper
 from mteb.models.models_protocols import SearchProtocol
+from waits import note_waits
 
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, air_bench_datasets
@@ -54,9 +54,12 @@ def hub(monkeypatch, tmp_path):
 @pytest.fixture
 def waits(monkeypatch):
     """Seconds that would have been slept."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    return slept
+    return note_waits(
+        monkeypatch,
+        "rayembed.assets.hub_retries",
+        "huggingface_hub.utils._http",
+        "datasets.utils.file_utils",
+    )
 
 
 def job_of(dataset: AirBenchDataset, folder: Path, **more: Any) -> AirBenchJob:

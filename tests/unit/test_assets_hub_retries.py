@@ -1,10 +1,9 @@
 """Which errors of the hub are met by another try, and how long is waited."""
 
-import time
-
 import httpx
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
+from waits import note_waits
 
 from rayembed.assets.hub_retries import TRIES_WITHOUT_ANSWER, WAITS_SECONDS, with_retries
 
@@ -12,9 +11,7 @@ from rayembed.assets.hub_retries import TRIES_WITHOUT_ANSWER, WAITS_SECONDS, wit
 @pytest.fixture
 def waits(monkeypatch):
     """Seconds that would have been slept."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    return slept
+    return note_waits(monkeypatch, "rayembed.assets.hub_retries")
 
 
 def answer(status: int, **headers: str) -> HfHubHTTPError:

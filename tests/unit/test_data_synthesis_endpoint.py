@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from chat_server import Reply, chat_server, completion
+from waits import Replaced
 
 from rayembed.config.synthesis import OpenAICompatible
 from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
@@ -123,7 +124,7 @@ def test_the_endpoint_may_say_how_long_to_wait(monkeypatch) -> None:
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr("rayembed.data.synthesis.chat_endpoint.asyncio.sleep", sleep)
+    monkeypatch.setattr(f"{ChatEndpoint.__module__}.asyncio", Replaced(asyncio, sleep=sleep))
     said = iter(["7", "3600", "Wed, 21 Oct 2026 07:28:00 GMT", "nan", "-1"])
 
     def busy(body, before):

@@ -5,6 +5,7 @@ import huggingface_hub.constants
 import mteb
 import pytest
 from mteb_hub import mteb_hub, read_from
+from waits import note_waits
 
 from rayembed.errors import AssetError
 from rayembed.evaluation.task_data import WAITS_SECONDS, load_data
@@ -29,9 +30,7 @@ def hub(served, tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Waits of the hub's own client are noted and not waited."""
-    waited: list[float] = []
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waited.append)
-    return waited
+    return note_waits(monkeypatch, "huggingface_hub.utils._http", "datasets.utils.file_utils")
 
 
 def refused(task) -> str:

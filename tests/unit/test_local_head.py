@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from waits import note_waits
 
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.pipeline import local_head
@@ -238,7 +239,7 @@ def test_the_job_script_is_short_and_passes_arguments_on(named, family):
 
 
 def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):
-    monkeypatch.setattr("rayembed.pipeline.on_ray.time.sleep", lambda seconds: None)
+    note_waits(monkeypatch, "rayembed.pipeline.on_ray")
 
     class Client:
         def __init__(self, answers):
