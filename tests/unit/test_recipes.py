@@ -9,6 +9,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.sources import BeirSource, RecordsSource, WikipediaSource
 from rayembed.config.yaml_text import read_yaml
+from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
@@ -30,7 +31,7 @@ def test_every_recipe_is_a_run_of_its_name_that_comes_back_from_its_text(name):
 
 def test_recipes_differ():
     fingerprints = {get_recipe(name).fingerprint for name in recipe_names()}
-    assert len(fingerprints) == len(recipe_names()) == 33
+    assert len(fingerprints) == len(recipe_names()) == 34
 
 
 def test_an_unknown_recipe_names_the_nearest():
@@ -38,6 +39,16 @@ def test_an_unknown_recipe_names_the_nearest():
         get_recipe("nvembed-v3")
     with pytest.raises(ConfigError, match="allowed: biencoder, biencoder-quickstart, causal2vec-"):
         get_recipe("zzz")
+
+
+def test_the_public_run_leaves_out_what_has_no_public_home():
+    whole, public = (get_recipe(name) for name in ("nvembed-v2", "nvembed-v2-public"))
+    names, kept = ([d.name for d in run.data.datasets] for run in (whole, public))
+    assert set(names) - set(kept) == {"bioasq", "hover", "synthetic"}
+    assert all("://" in p for d in public.data.datasets for p in paths_of(d.source).values())
+    for before, stage in zip(whole.stages, public.stages, strict=True):
+        assert stage.steps == before.steps
+        assert stage.datasets == {n: w for n, w in before.datasets.items() if n in kept}
 
 
 @pytest.mark.parametrize("name", ["nvembed-v1", "nvembed-v2"])

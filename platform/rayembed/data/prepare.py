@@ -103,6 +103,20 @@ def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Ch
     return [check_source(dataset, run.data.root) for dataset in chosen]
 
 
+def check_files_at_hand(run: DataRun) -> None:
+    """Return when all data that are neither on the hub nor in a package were found.
+
+    What takes no download, for those who are about to begin one.
+
+    Raises:
+        ConfigError, DataError: as `check_source`.
+    """
+    for dataset in run.data.datasets:
+        places = paths_of(dataset.source).values()
+        if places and not any(place.startswith(("hf://", "pypi://")) for place in places):
+            check_source(dataset, run.data.root)
+
+
 def prepare_datasets(
     run: DataRun,
     workshop: Workshop,

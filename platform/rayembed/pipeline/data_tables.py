@@ -26,7 +26,7 @@ _STEPS = ("cleaning", "filter", "mining", "clusters")
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
     "reads it; alike: so in a sibling; remembered: from general knowledge; own: no public home, "
-    "expected below data.root"
+    "expected below data.root. licence: as the home states it, where it is known"
 )
 
 _WIDTH = 140
@@ -95,6 +95,9 @@ def print_catalogue(out: TextIO) -> None:
         by_table.setdefault(f"{entry.paper}, {entry.reference}", []).append(entry)
     for title, entries in by_table.items():
         console.print(_entries_table(title, entries))
+        for entry in entries:
+            if entry.home.layout == "own":
+                console.print(f"{entry.name}: {entry.home.notes} {entry.home.url}", soft_wrap=True)
     console.print(_LAYOUTS, soft_wrap=True)
 
 
@@ -103,10 +106,11 @@ def _entries_table(title: str, entries: Sequence[Entry]) -> Table:
     for column in ("data set", "task", "rows", "source"):
         table.add_column(column, no_wrap=column != "source", overflow="fold")
     table.add_column("layout", no_wrap=True)
+    table.add_column("licence", overflow="fold")
     for entry in entries:
-        config = entry.config
-        row = (entry.name, config.task, _rows(config), _source(config), entry.home.layout)
-        table.add_row(*row)
+        config, home = entry.config, entry.home
+        what = (entry.name, config.task, _rows(config), _source(config))
+        table.add_row(*what, home.layout, home.licence)
     return table
 
 

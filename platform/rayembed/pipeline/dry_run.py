@@ -1,6 +1,7 @@
 """What `--dry-run` and `--list` print: the run as YAML, and tables of what it would need."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
+from rayembed.data.sources.kinds import paths_of
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
@@ -40,6 +42,11 @@ def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
     console.print(_needs(run, size))
     console.print(_stages(run))
     console.print(_datasets(run))
+    if own := _below_root(run):
+        console.print(
+            f"Must lie below data.root ({run.data.root or 'not set'}): {', '.join(own)}",
+            soft_wrap=True,
+        )
 
 
 def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
@@ -146,6 +153,14 @@ def _datasets(run: Run) -> Table:
             dataset.name, dataset.task, rows, _source(dataset), _negatives(dataset), *shares
         )
     return table
+
+
+def _below_root(run: Run) -> list[str]:
+    """Places that only `data.root` makes whole."""
+    places = (
+        place for dataset in run.data.datasets for place in paths_of(dataset.source).values()
+    )
+    return [place for place in places if "://" not in place and not Path(place).is_absolute()]
 
 
 def _share(stage: StageConfig, name: str) -> str:

@@ -131,7 +131,7 @@ def _register(client: Any, asked: Asked) -> int:
         client,
         asked.model,
         asked.name,
-        results=None if asked.results is None else Path(asked.results),
+        results=asked.results,
         tracking_uri=asked.tracking_uri,
     )
     out = _console(sys.stdout)

@@ -57,13 +57,13 @@ class Candidate:
 
 
 def find_candidate(
-    client: Any, reference: str, name: str, *, results: Path | None, tracking_uri: str
+    client: Any, reference: str, name: str, *, results: str | None, tracking_uri: str
 ) -> Candidate:
     """The candidate, after all that it needs was found to be there; changes nothing.
 
     Args:
         name: of the registered model.
-        results: see `find_results`; None: only the scores that are kept with the version.
+        results: folder or `s3://…`, see `find_results`; None: only the scores that are kept with the version.
 
     Raises:
         RayembedError: no such model or version, or no scores of these weights in `results`.
@@ -85,7 +85,7 @@ def find_candidate(
     place: Path | None = None
     new: tuple[TaskScore, ...] = ()
     if results is not None:
-        place = find_results(resolve(str(results)), weights)
+        place = find_results(resolve(results), weights)
         new = read_results(place, task_facts)
     kept: tuple[TaskScore, ...] = ()
     if number is not None:

@@ -14,6 +14,7 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance
+from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
@@ -162,6 +163,7 @@ def _train(
     connect()
     validates = run.evaluation.validation is not None
     check_placement_now(run.placement, validates=validates)
+    check_files_at_hand(run)
     tokenizer = check_inputs(run)
     plans = prepare_data(run)
     check_row_instructions(run, plans, tokenizer)

@@ -31,6 +31,7 @@ def _recipes() -> dict[str, Callable[[], Run]]:
         **_stages_of_table_4("nvembed-quickstart", nvembed.quickstart),
         "nvembed-v1": nvembed.nvembed_v1,
         "nvembed-v2": nvembed.nvembed_v2,
+        "nvembed-v2-public": nvembed.nvembed_v2_public,
         **_stages_of_table_4("nvembed-v2", nvembed.nvembed_v2),
         **_data_of_table_4(),
         "causal2vec-quickstart": causal2vec.quickstart,

@@ -4,6 +4,8 @@ Tables 2 and 3 are `--set model.pooling.kind=… --set model.mask=…` on any of
 Table 4 are `single_stage` and `reversed_stages`.
 """
 
+from collections.abc import Set
+
 from rayembed.assets.samples import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,
@@ -33,6 +35,7 @@ from rayembed.recipes.building_blocks import (
     sample_scores,
 )
 from rayembed.recipes.datasets.nvembed import (
+    entries,
     other_datasets,
     retrieval_datasets,
     uniform_over_samples,
@@ -112,6 +115,31 @@ def nvembed_v1() -> Run:
 def nvembed_v2() -> Run:
     """NV-Embed-v2: mined negatives, all data, documents of classes are examples."""
     return published("nvembed-v2", mined=True, added=True, synthetic=True, labels="example")
+
+
+def nvembed_v2_public() -> Run:
+    """NV-Embed-v2 with the data that everybody can fetch: without BioASQ, HoVer and synthetic pairs.
+
+    Weights and steps are those of the whole, in which the three have about 5 % of the samples.
+    """
+    return without(
+        nvembed_v2(),
+        "nvembed-v2-public",
+        {entry.config.name for entry in entries() if entry.home.layout == "own"},
+    )
+
+
+def without(run: Run, name: str, left_out: Set[str]) -> Run:
+    """The run without these data sets, each stage with the weights of the others."""
+    data = changed(run.data, datasets=[d for d in run.data.datasets if d.name not in left_out])
+    stages = [
+        changed(
+            stage,
+            datasets={d: weight for d, weight in stage.datasets.items() if d not in left_out},
+        )
+        for stage in run.stages
+    ]
+    return changed(run, name=name, data=data, stages=stages)
 
 
 def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:
