@@ -15,7 +15,7 @@ from one_thread import one_thread
 from plain_spec_model import PlainSpecModel, check_with_mock_tasks
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-from tiny_models import save_cross_encoder, save_decoder, save_encoder
+from tiny_models import save_cross_encoder, save_decoder, save_encoder, save_nomic
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import (
@@ -606,3 +606,12 @@ def test_what_loads_a_reference(tmp_path, monkeypatch):
     assert loader_of("runs/one") == "rayembed"
     for reference in ("/a/b", "./a/b", "../a/b", "hf://a/b", "models:/a@b", "s3://a/b", "one"):
         assert loader_of(reference) == "rayembed"
+
+
+def test_a_published_mixture_is_evaluated_in_full_and_refused_to_others(tmp_path):
+    folder = save_nomic(tmp_path / "nomic-embed-text-v2-moe")
+    spec = make_spec(parse(ModelUnderTest, {"reference": str(folder)}))
+    assert spec.dimensions == 32
+    assert spec.prompts.table == "nomic"
+    with pytest.raises(ArtifactError, match="silently compute as another model"):
+        make_spec(parse(ModelUnderTest, {"reference": f"st:{folder}"}))

@@ -221,6 +221,13 @@ def test_auto_is_the_table_of_the_architecture(kind):
     assert ModelPrompts(Prompts(table="none"), folder).table == "none"
 
 
+def test_auto_is_nomics_table_for_its_published_models_and_not_for_those_trained_here():
+    published, own = (FolderPrompts("nomic-moe", prefixes=PLAIN.prefixes, own=o) for o in (0, 1))
+    assert ModelPrompts(Prompts(), published).table == "nomic"
+    assert head(ModelPrompts(Prompts(), published), "STS12", None) == "classification: "
+    assert ModelPrompts(Prompts(), own).table == "folder"
+
+
 def test_own_instructions_go_before_every_table():
     given = {
         "SciFact": "check the claim",

@@ -477,4 +477,4 @@ def test_parts_that_do_not_fit_are_refused(folders):
     with pytest.raises(ConfigError, match="has room for 93 tokens, the query among them"):
         check_buildable(config(examples={"max_tokens": 93}), folders)
     fits = check_buildable(config(examples={"max_tokens": 92}), folders)
-    assert fits.room("query") == 96 - 3
+    assert fits.tokenizer.room("query") == 96 - 3

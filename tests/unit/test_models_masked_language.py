@@ -204,6 +204,33 @@ def test_a_start_without_a_head_gets_a_fresh_one_by_the_seed(tmp_path):
     assert first.head.dense.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
+def test_the_head_of_a_published_nomic_bert_is_taken(folders, tmp_path):
+    """By the names of its own class for masked language."""
+    adapted = tmp_path / "adapted"
+    model = load(folders["xlm-roberta"])
+    save_adapted(model, adapted, folders["xlm-roberta"], config())
+    head = safetensors.torch.load_file(adapted / HEAD_FILE)
+    (adapted / HEAD_FILE).unlink()
+    encoder = safetensors.torch.load_file(adapted / "model.safetensors")
+    names = {"dense": "transform.dense", "layer_norm": "transform.layer_norm", "bias": "decoder"}
+    as_published = {f"bert.{name}": value for name, value in encoder.items()} | {
+        f"cls.predictions.{'.'.join([names[part], *rest]) if rest else 'decoder.bias'}": value
+        for (part, *rest), value in ((name.split("."), value) for name, value in head.items())
+    }
+    safetensors.torch.save_file(
+        as_published, adapted / "model.safetensors", metadata={"format": "pt"}
+    )
+    again = load(adapted)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], value, rtol=0, atol=0)
+    del as_published["cls.predictions.transform.layer_norm.weight"]
+    safetensors.torch.save_file(
+        as_published, adapted / "model.safetensors", metadata={"format": "pt"}
+    )
+    with pytest.raises(ArtifactError, match=r"lacks .*layer_norm\.weight"):
+        load(adapted)
+
+
 def test_what_is_saved_is_the_start_of_upcycling_and_of_a_further_adaptation(folders, tmp_path):
     model = load(folders["xlm-roberta"])
     with torch.no_grad():

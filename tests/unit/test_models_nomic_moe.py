@@ -1,10 +1,14 @@
 """The mixture of experts: balance loss, statistics, padding, upcycling, prefixes, metrics."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from made_up_records import made_up_records
+from safetensors.torch import load_file, save_file
 from tiny_models import (
     nomic_settings,
     nomic_weights,
@@ -25,7 +29,7 @@ from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.models.nomic_moe import balance_loss, router_metrics
-from rayembed.models.nomic_moe_checkpoint import shape_of
+from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers, shape_of
 from rayembed.models.nomic_moe_encoder import Statistics
 from rayembed.models.nomic_moe_layer import MoeMlp
 from rayembed.models.nomic_moe_upcycling import upcycled_shape, upcycled_weights
@@ -324,10 +328,46 @@ def test_what_cannot_be_started_from_is_refused(folder, tmp_path):
     dropout = {"path": "given", "dtype": "float32", "hidden_dropout": 0.1}
     with pytest.raises(ConfigError, match="has no dropout"):
         check_buildable(config(backbone=dropout), folder)
+    with pytest.raises(
+        ArtifactError, match=r"missing 0 \[\], unexpected 0 \[\], of other shapes 1"
+    ):
+        check_buildable(config(), _with_weight(tmp_path / "other", "emb_ln.weight", 31))
+    with pytest.raises(ArtifactError, match=r"unexpected 1 \['lm\.bias'\]"):
+        check_buildable(config(), _with_weight(tmp_path / "more", "lm.bias", 5))
     with pytest.raises(ConfigError, match=r"exceeds experts\.num_experts 1"):
         config(experts={"num_experts": 1})
     with pytest.raises(ConfigError, match="the widest first"):
         config(dimensions=[8, 16])
+
+
+def _with_weight(folder, name, size):
+    weights = nomic_weights(nomic_settings()) | {name: torch.ones(size)}
+    return save_nomic(folder, weights=weights)
+
+
+@pytest.mark.parametrize("prefix", ["bert.", "trunk."])
+def test_an_encoder_that_was_saved_as_a_part_is_the_same(folder, prefix, tmp_path):
+    """nomic-ai/nomic-xlm-2048 has `bert.` and a head for masked words."""
+    plain = load_file(folder / "model.safetensors")
+    whole = {prefix + name: value for name, value in plain.items()}
+    whole |= {"cls.predictions.decoder.bias": torch.ones(200)}
+    there = Path(shutil.copytree(folder, tmp_path / "part"))
+    save_file(whole, there / "model.safetensors", metadata={"format": "pt"})
+    check_buildable(config(), there)
+    vectors = [
+        encode(build_model(config(), f, seed=0), TEXTS, role="query") for f in (folder, there)
+    ]
+    np.testing.assert_array_equal(*vectors)
+
+
+def test_sentence_transformers_is_not_given_the_published_layout(tmp_path):
+    """Its class of that name takes the folder without a word and computes something else."""
+    save_nomic(tmp_path / "model" / "0_Transformer")
+    with pytest.raises(ArtifactError, match="silently compute as another model"):
+        check_for_sentence_transformers(tmp_path / "model")
+    own = load_model(save_nomic(tmp_path / "published"))
+    own.save(tmp_path / "own")
+    check_for_sentence_transformers(tmp_path / "own")
 
 
 def test_an_instruction_stands_in_place_of_the_prefix(folder):

@@ -39,6 +39,28 @@ def nvembed(run, folder, *assignments):
     return override(run, [f"model={model}", sizes, *assignments])
 
 
+def test_widths_of_a_loss_are_below_that_of_the_vectors(run):
+    fits = override(run, ["stages.one.loss.dimensions=[16,8]"])
+    check_inputs(fits)
+    wide = override(run, ["stages.one.loss.dimensions=[32]"])
+    with pytest.raises(ConfigError, match=r"one\.loss\.dimensions names \[32\], .* are 32 wide"):
+        check_inputs(wide)
+    with pytest.raises(ConfigError, match="each counts once"):
+        override(run, ["stages.one.loss.dimensions=[8,8]"])
+
+
+def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):
+    model = f"model={{kind: nomic-moe, backbone: {{path: {folder}/encoder}}, dimensions: [16]}}"
+    lengths = ["model.query_max_length=40", "model.document_max_length=50"]
+    check_inputs(override(run, [model, *lengths]))
+    assert "no stage of this run learns vectors cut to 16" in caplog.text
+    caplog.clear()
+    check_inputs(override(run, [model, *lengths, "stages.one.loss.dimensions=[16]"]))
+    assert "cut to 16" not in caplog.text
+    with pytest.raises(ConfigError, match=r"learns \[8\], but model\.dimensions"):
+        override(run, [model, *lengths, "stages.one.loss.dimensions=[8]"])
+
+
 def test_a_run_that_holds_passes(run, folder):
     tokenizer = check_inputs(run)
     assert tokenizer.room("query") == 38
@@ -199,7 +221,8 @@ def test_told_exactly_where_tokens_of_a_text_would_be_refused(run, folder, kind)
     refused = []
     for length in range(3, 40):
         tried = override(run, [f"model.query_max_length={length}"])
-        tokenizer = check_buildable(tried.model, folder / ("encoder", "decoder")[kind == "nvembed"])
+        start = folder / ("encoder", "decoder")[kind == "nvembed"]
+        tokenizer = check_buildable(tried.model, start).tokenizer
         fits = True
         try:
             tokenizer(["7 a", "a cat", "é"], "query", [task] * 3)

@@ -29,7 +29,7 @@ def test_the_published_run_has_the_numbers_of_the_paper():
     optimizer = pretrain.optimizer
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (8e-5, 1000)
     assert optimizer.schedule == "cosine"
-    assert pretrain.steps == 97_656  # one epoch of 1.6 billion pairs
+    assert pretrain.steps * 16_384 == 1_637_826_560  # one epoch of the counts of Table 10
     assert (finetune.batch.global_pairs, finetune.batch.num_negatives) == (256, 10)
     optimizer = finetune.optimizer
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (2e-5, 400)

@@ -17,6 +17,7 @@ from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
+from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import Settings, nearest, parse
 from rayembed.config.sources import PairsSource, WikipediaSource
@@ -149,6 +150,20 @@ class Run(Settings):
             zero_stage=self.placement.zero_stage,
             elastic=self.placement.is_elastic,
         )
+        return self
+
+    @model_validator(mode="after")
+    def _widths_are_offered(self) -> "Run":
+        if not isinstance(self.model, NomicMoeConfig):
+            return self
+        for stage in self.stages:
+            offered = set(self.model.dimensions)
+            if lost := [d for d in stage.loss.dimensions if d not in offered]:
+                raise ValueError(
+                    f"stages.{stage.name}.loss.dimensions learns {lost}, but model.dimensions "
+                    f"{self.model.dimensions} lacks them, so that nobody could ask for such "
+                    "vectors; add them there"
+                )
         return self
 
     @model_validator(mode="after")

@@ -39,6 +39,13 @@ class InfoNCEConfig(Settings):
     normalised anew (Matryoshka, arXiv 2205.13147). The losses of all widths are added up with
     equal weight, as Nomic's code does, so each more of them makes the gradient larger."""
 
+    @field_validator("dimensions")
+    @classmethod
+    def _distinct(cls, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(dimensions)) < len(dimensions):
+            raise ValueError(f"dimensions {dimensions} must be distinct: each counts once")
+        return dimensions
+
 
 class OptimizerConfig(Settings):
     """AdamW and its schedule; nothing is left to an engine's default."""

@@ -86,6 +86,9 @@ class ModelPrompts:
         """The settings' table; for `auto` the one that fits the model."""
         if self.settings.table != "auto":
             return self.settings.table
+        if self.folder.kind == "nomic-moe" and not self.folder.own:
+            # Ours have learnt the prefixes of their folder, and no more of the table than those.
+            return "nomic"
         known = (*INSTRUCTION_TABLES, *PREFIX_TABLES)
         return self.folder.kind if self.folder.kind in known else "folder"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig
+from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
 from rayembed.config.run import fingerprint
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.folder_prompts import folder_prompts
@@ -33,6 +33,7 @@ from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json
 from rayembed.models.load import check_loadable, load_model
+from rayembed.models.nomic_moe_checkpoint import read_shape
 from rayembed.models.nvidia_checkpoint import published_width
 from rayembed.models.tokens import PrefixTokenizer
 from rayembed.models.weight_files import check_weight_files, count_parameters
@@ -337,6 +338,8 @@ def _widths(folder: Path, config: ModelConfig) -> tuple[int, ...]:
         return (published_width(folder),)
     if isinstance(config, CDEConfig):
         return (published_cde_width(folder),)
+    if isinstance(config, NomicMoeConfig):
+        return (read_shape(folder).hidden_size, *config.dimensions)
     if projections := getattr(config, "projections", ()):
         return (int(projections[-1].width),)
     stated = read_json(Path(config.backbone.path) / "config.json")

@@ -24,6 +24,7 @@ from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.evaluation.way import Way
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json, read_json_value
+from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
 from rayembed.models.weight_files import check_weight_files, count_parameters
 
 BATCH_SIZE = 32
@@ -143,6 +144,7 @@ def sentence_spec(settings: ModelUnderTest) -> SentenceSpec:
         )
     folder = resolve_model(reference)
     check_weight_files(folder)
+    check_for_sentence_transformers(folder)
     stated = _settings_of(folder)
     _check_dense(folder, stated)
     if foreign := foreign_modules(folder):

@@ -122,8 +122,8 @@ def check_word_width(config: ModelConfig, backbone: Any) -> None:
         )
 
 
-def check_buildable(config: ModelConfig, folders: Folders) -> PromptTokenizer:
-    """The model's tokenizer, after `build_model` was found possible without reading weights.
+def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
+    """The model on the meta device, after `build_model` was found possible without reading weights.
 
     Raises:
         ArtifactError: no usable model or tokenizer in a folder.
@@ -152,12 +152,12 @@ def check_buildable(config: ModelConfig, folders: Folders) -> PromptTokenizer:
             length = tokenizer.max_lengths["document"]
             _check_positions("model.document_max_length", length, encoder, "encoder")
     with torch.device("meta"):
-        build_head(config, backbone.config, encoder and encoder.config)
+        head = build_head(config, backbone.config, encoder and encoder.config)
         if config.lora is not None:
             add_lora(backbone, config.lora, setting="model.lora")
         if encoder is not None:
             _prepare_encoder(config, encoder)
-    return tokenizer
+        return assemble(config, backbone, encoder, head, tokenizer)
 
 
 def _check_positions(setting: str, length: int, model: Any, what: str, added: int = 0) -> None:

@@ -33,10 +33,13 @@ HEAD_FILE = "mlm_head.safetensors"
 """The head, beside an adapted encoder; a later adaptation goes on with it, all else ignores it."""
 
 _FAMILIES = {
-    "lm_head": {"dense": "dense", "layer_norm": "layer_norm"},
-    "cls.predictions": {"dense": "transform.dense", "layer_norm": "transform.LayerNorm"},
+    "lm_head": {"dense": ("dense",), "layer_norm": ("layer_norm",)},
+    "cls.predictions": {
+        "dense": ("transform.dense",),
+        "layer_norm": ("transform.LayerNorm", "transform.layer_norm"),
+    },
 }
-"""Names of a head in RoBERTa and XLM-R, and in BERT."""
+"""Names of a head in RoBERTa and XLM-R, and in BERT and NomicBert, which differ in one."""
 
 _INITIAL_STD = 0.02
 """Of a fresh head's weights, as BERT initialises all of its own."""
@@ -138,8 +141,6 @@ def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
         except (OSError, safetensors.SafetensorError) as error:
             raise ArtifactError(f"cannot read the head {str(path)!r}: {error}") from error
         return {name: value.float() for name, value in stored.items()}
-    if is_nomic_layout(read_json(transformer / "config.json")):
-        return None
     weights = read_weights(transformer)
     for prefix, names in _FAMILIES.items():
         if f"{prefix}.bias" in weights or f"{prefix}.decoder.bias" in weights:
@@ -148,7 +149,11 @@ def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
 
 
 def _head_of(
-    weights: Mapping[str, Tensor], prefix: str, names: Mapping[str, str], num_words: int, where: str
+    weights: Mapping[str, Tensor],
+    prefix: str,
+    names: Mapping[str, tuple[str, ...]],
+    num_words: int,
+    where: str,
 ) -> dict[str, Tensor]:
     words = next(w for n, w in weights.items() if n.endswith("word_embeddings.weight"))
     decoder = weights.get(f"{prefix}.decoder.weight", words)
@@ -164,11 +169,12 @@ def _head_of(
     try:
         for ours, theirs in names.items():
             for kind, old in (("weight", "gamma"), ("bias", "beta")):
-                name = f"{prefix}.{theirs}.{kind}"
-                stored = weights[name if name in weights else f"{prefix}.{theirs}.{old}"]
-                found[f"{ours}.{kind}"] = stored.float()
-    except KeyError as error:
-        raise ArtifactError(f"the head for masked words in {where!r} lacks {error}") from error
+                known = [f"{prefix}.{name}.{end}" for end in (kind, old) for name in theirs]
+                found[f"{ours}.{kind}"] = next(weights[n] for n in known if n in weights).float()
+    except StopIteration:
+        raise ArtifactError(
+            f"the head for masked words in {where!r} lacks {' or '.join(known)}"
+        ) from None
     return found
 
 

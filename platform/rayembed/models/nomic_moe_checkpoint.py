@@ -4,7 +4,8 @@ nomic-ai/nomic-embed-text-v2-moe has it, and so has everything that rayembed sav
 encoder. Experts with a bias before GELU, which no published model has, are `expert_hidden_bias`.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rayembed.assets.sentence_modules import is_own_format
 from rayembed.errors import ArtifactError
 from rayembed.models.json_file import read_json, write_json
 from rayembed.models.nomic_moe_encoder import EncoderShape, NomicEncoder
-from rayembed.models.weight_files import load_weights, weight_paths
+from rayembed.models.weight_files import load_weights, read_header, weight_paths
 
 MODEL_TYPE = "nomic_bert"
 
@@ -65,8 +67,21 @@ def check_not_nomic_layout(folder: Path) -> None:
         raise ArtifactError(
             f"{str(folder)!r} is a NomicBert with {settings['activation_function']!r} and "
             f"{settings.get('num_experts') or 0} experts, which transformers' own class would "
-            "silently compute as another model; take model.kind=nomic-moe for it"
+            "silently compute as another model. To train it take model.kind=nomic-moe, to evaluate "
+            "it its folder or hf:// reference without st:; what rayembed.models.load.load_model "
+            "loads and saves can be registered"
         )
+
+
+def check_for_sentence_transformers(folder: Path) -> None:
+    """Return when sentence-transformers computes what the folder's transformers are.
+
+    Raises:
+        ArtifactError: one of them is of the published layout, see `check_not_nomic_layout`.
+    """
+    if not is_own_format(folder):
+        for path in sorted(folder.rglob("config.json")):
+            check_not_nomic_layout(path.parent)
 
 
 def read_shape(folder: Path) -> EncoderShape:
@@ -162,9 +177,32 @@ def load_encoder_weights(folder: Path) -> NomicEncoder:
     Raises:
         ArtifactError: settings that are not computed here, or weights of other names or shapes.
     """
-    weights = {name.removeprefix("trunk."): value for name, value in read_weights(folder).items()}
-    weights = {name: value for name, value in weights.items() if not name.startswith("pooler.")}
+    stored = read_weights(folder)
+    weights = {own: stored[name] for name, own in _encoder_names(stored).items()}
     return filled(read_shape(folder), weights, str(folder))
+
+
+def check_encoder_names(folder: Path, shape: EncoderShape) -> None:
+    """Return when the folder has the weights of the shape, as far as their names and sizes tell.
+
+    Only safetensors files tell without being read.
+
+    Raises:
+        ArtifactError: as `load_encoder_weights`.
+    """
+    stored = {name: t for path in weight_paths(folder) for name, t in read_header(path).items()}
+    if stored:
+        names = _encoder_names(stored)
+        shapes = {own: tuple(stored[name]["shape"]) for name, own in names.items()}
+        _check_shapes(_empty(shape), shapes, str(folder))
+
+
+def _encoder_names(stored: Iterable[str]) -> dict[str, str]:
+    """Stored name → name in the encoder. Heads and poolers are left out, and the part of a larger
+    model that the encoder was saved as: `bert` for masked language, `trunk` for embeddings.
+    """
+    names = {name: re.sub(r"^(trunk|bert)\.", "", name) for name in stored}
+    return {n: own for n, own in names.items() if not own.startswith(("pooler.", "cls."))}
 
 
 def filled(shape: EncoderShape, weights: Mapping[str, Tensor], where: str) -> NomicEncoder:
@@ -173,14 +211,25 @@ def filled(shape: EncoderShape, weights: Mapping[str, Tensor], where: str) -> No
     Raises:
         ArtifactError: they are not those of the shape.
     """
+    encoder = _empty(shape)
+    _check_shapes(encoder, {name: tuple(value.shape) for name, value in weights.items()}, where)
+    encoder.load_state_dict(dict(weights), assign=True)
+    encoder.requires_grad_(True)
+    return encoder
+
+
+def _empty(shape: EncoderShape) -> NomicEncoder:
     with torch.device("meta"):
-        encoder = NomicEncoder(shape)
-    expected = {name: value.shape for name, value in encoder.state_dict().items()}
-    missing, unexpected = sorted(expected.keys() - weights), sorted(weights.keys() - expected)
+        return NomicEncoder(shape)
+
+
+def _check_shapes(encoder: NomicEncoder, found: Mapping[str, tuple[int, ...]], where: str) -> None:
+    expected = {name: tuple(value.shape) for name, value in encoder.state_dict().items()}
+    missing, unexpected = sorted(expected.keys() - found), sorted(found.keys() - expected)
     other = [
-        f"{name} {tuple(weights[name].shape)} for {tuple(wanted)}"
+        f"{name} {found[name]} for {wanted}"
         for name, wanted in expected.items()
-        if name in weights and weights[name].shape != wanted
+        if name in found and found[name] != wanted
     ]
     if missing or unexpected or other:
         raise ArtifactError(
@@ -188,9 +237,6 @@ def filled(shape: EncoderShape, weights: Mapping[str, Tensor], where: str) -> No
             f"{missing[:10]}, unexpected {len(unexpected)} {unexpected[:10]}, of other shapes "
             f"{len(other)} {other[:10]}"
         )
-    encoder.load_state_dict(dict(weights), assign=True)
-    encoder.requires_grad_(True)
-    return encoder
 
 
 def save_encoder(

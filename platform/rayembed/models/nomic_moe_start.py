@@ -10,6 +10,7 @@ from rayembed.config.nomic_moe import BalanceConfig, ExpertsConfig, NomicMoeConf
 from rayembed.errors import ConfigError
 from rayembed.models.json_file import read_json
 from rayembed.models.nomic_moe_checkpoint import (
+    check_encoder_names,
     filled,
     is_nomic_layout,
     load_encoder_weights,
@@ -57,8 +58,14 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
 
 
 def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
-    """As `load_start`, on the meta device; raises the same but for the weights."""
-    return empty_encoder(read_json(folder / "config.json"), config, str(folder))
+    """As `load_start`, on the meta device; raises the same, but of weights only names and sizes of
+    those in safetensors files are looked at.
+    """
+    settings = read_json(folder / "config.json")
+    encoder = empty_encoder(settings, config, str(folder))
+    if is_nomic_layout(settings):
+        check_encoder_names(folder, shape_of(settings, str(folder)))
+    return encoder
 
 
 def empty_encoder(settings: dict[str, Any], config: NomicMoeConfig, where: str) -> NomicEncoder:

@@ -51,7 +51,9 @@ def check_inputs(run: Run) -> PromptTokenizer:
         DataError: the evaluation's texts are too few.
     """
     folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
-    tokenizer = check_buildable(run.model, folders)
+    model = check_buildable(run.model, folders)
+    tokenizer = model.tokenizer
+    check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
     start = find_start(folders, run.model).transformer
     if isinstance(run.model, NomicMoeConfig) and loses_its_positions(start):
@@ -65,7 +67,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
             source = with_source_path(dataset, run.data.root).source
             for path in paths_of(source).values():
                 resolve(path)
-    check_teachers(run.data.datasets)
+    used = {name for stage in run.stages for name in stage.datasets}
+    check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
     if run.evaluation.suite != "none":
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
@@ -74,6 +77,28 @@ def check_inputs(run: Run) -> PromptTokenizer:
     if run.evaluation.validation is not None:
         check_validation(run)
     return tokenizer
+
+
+def check_widths(run: Run, width: int) -> None:
+    """Return when every width of a stage's loss is below that of the model's vectors.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for stage in run.stages:
+        if wrong := [dimension for dimension in stage.loss.dimensions if dimension >= width]:
+            raise ConfigError(
+                f"stages.{stage.name}.loss.dimensions names {wrong}, but the model's vectors are "
+                f"{width} wide in full, which always counts; name widths below that"
+            )
+    learnt = {dimension for stage in run.stages for dimension in stage.loss.dimensions}
+    offered = run.model.dimensions if isinstance(run.model, NomicMoeConfig) else ()
+    if unlearnt := [dimension for dimension in offered if dimension not in learnt]:
+        logger.warning(
+            "no stage of this run learns vectors cut to %s (model.dimensions); stages learn them "
+            "by loss.dimensions",
+            ", ".join(map(str, unlearnt)),
+        )
 
 
 def check_teachers(datasets: Iterable[DatasetConfig]) -> None:

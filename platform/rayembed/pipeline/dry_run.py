@@ -157,9 +157,7 @@ def _datasets(run: Run) -> Table:
 
 def _below_root(run: Run) -> list[str]:
     """Places that only `data.root` makes whole."""
-    places = (
-        place for dataset in run.data.datasets for place in paths_of(dataset.source).values()
-    )
+    places = (place for dataset in run.data.datasets for place in paths_of(dataset.source).values())
     return [place for place in places if "://" not in place and not Path(place).is_absolute()]
 
 

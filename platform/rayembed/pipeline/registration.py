@@ -15,6 +15,7 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json
+from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
 from rayembed.models.sentence_folder import read_encoder_folder
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.task_facts import task_facts
@@ -63,7 +64,8 @@ def find_candidate(
 
     Args:
         name: of the registered model.
-        results: folder or `s3://…`, see `find_results`; None: only the scores that are kept with the version.
+        results: folder or `s3://…`, see `find_results`; None: only the scores that are kept
+            with the version.
 
     Raises:
         RayembedError: no such model or version, or no scores of these weights in `results`.
@@ -106,6 +108,7 @@ def check_registrable(folder: Path) -> None:
             f"{str(folder)!r} cannot be registered: it has no modules.json, so it is not in "
             "sentence-transformers format. SentenceTransformer(folder).save(other) writes that"
         )
+    check_for_sentence_transformers(folder)
     if foreign := foreign_modules(folder):
         raise ArtifactError(
             f"{str(folder)!r} cannot be registered: its modules {foreign} are code that it brings "

@@ -101,6 +101,17 @@ _XLM_R_BASE = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
+_MNOMIC_BERT = {
+    "model_type": "nomic_bert",
+    "activation_function": "gelu",
+    "vocab_size": 250048,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_inner": 3072,
+    "n_positions": 2048,
+    "rotary_emb_base": 10_000,
+}
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     SMOLLM2: _SMOLLM2_135M,
@@ -112,6 +123,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "hf://Qwen/Qwen2.5-1.5B-Instruct": _QWEN2_5_1_5B,
     "hf://intfloat/e5-base-v2": _BERT_BASE,
     "hf://nomic-ai/nomic-bert-2048": _NOMIC_BERT,
+    "hf://nomic-ai/nomic-xlm-2048": _MNOMIC_BERT,
     "hf://FacebookAI/xlm-roberta-base": _XLM_R_BASE,
     "hf://HuggingFaceTB/SmolLM2-135M": _SMOLLM2_135M,
     "hf://HuggingFaceTB/SmolLM2-135M-Instruct": _SMOLLM2_135M,

@@ -20,7 +20,8 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import nearest
 from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
-from rayembed.recipes.nomic import XLM_R
+
+XLM_R = "hf://FacebookAI/xlm-roberta-base@main"
 
 
 def adaptation_names() -> tuple[str, ...]:

@@ -14,12 +14,15 @@ from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import on_a_laptop, on_gpus, sample_scores
-from rayembed.recipes.datasets.nomic import finetuning_entries, pretraining_entries
+from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
+from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
 
-XLM_R = "hf://FacebookAI/xlm-roberta-base@main"
+MNOMIC_BERT = "hf://nomic-ai/nomic-xlm-2048@main"
+"""XLM-R after masked-language modelling with rotary positions. The paper calls it mNomic-BERT;
+configurations of the released models name this one as what they began from."""
 
-PAIRS = 1_600_000_000
-"""Of pretraining, which runs one epoch over them (section 4.2)."""
+PAIRS = sum(part.num_pairs for part in ENGLISH_PAIRS) + sum(LANGUAGES.values())
+"""Of pretraining, which runs one epoch over them (section 4.2: 1.6 billion; Table 10 counts)."""
 
 MATRYOSHKA = 256
 """The width besides the full 768 (section 4.5)."""
@@ -28,10 +31,9 @@ MATRYOSHKA = 256
 def v2_moe() -> Run:
     """Nomic Embed v2 (sections 4.3 and 4.5): pretraining and finetuning with all data.
 
-    The paper starts from mNomic-BERT, XLM-R after masked-language modelling with rotary
-    positions, which is not published alone: name yours with `--set model.backbone.path=…`. The
-    default is XLM-R itself, its positions replaced. In finetuning the balance loss is left on; the
-    released configuration turns it off there, which the paper does not say.
+    It starts from mNomic-BERT; another, such as `jobs/adapt_encoder.py` leaves, is named with
+    `--set model.backbone.path=…`. In finetuning the balance loss is left on; the released
+    configuration turns it off there, which the paper does not say.
     """
     pretraining = tuple(entry.config for entry in pretraining_entries())
     finetuning = tuple(entry.config for entry in finetuning_entries())
@@ -39,7 +41,7 @@ def v2_moe() -> Run:
     return Run(
         name="nomic-v2-moe",
         model=NomicMoeConfig(
-            backbone=BackboneConfig(path=XLM_R),
+            backbone=BackboneConfig(path=MNOMIC_BERT),
             experts=ExpertsConfig(start="released", balance=BalanceConfig(coefficient=1.0)),
             dimensions=(MATRYOSHKA,),
             query_max_length=512,
@@ -85,7 +87,7 @@ def v2_moe() -> Run:
             ),
         ),
         evaluation=EvaluationConfig(suite="none"),
-        placement=on_gpus(workers=16, zero_stage=1, micro_batch_tokens=65_536),
+        placement=on_gpus(workers=16, zero_stage=2, micro_batch_tokens=65_536),
     )
 
 

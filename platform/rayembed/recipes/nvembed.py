@@ -118,7 +118,7 @@ def nvembed_v2() -> Run:
 
 
 def nvembed_v2_public() -> Run:
-    """NV-Embed-v2 with the data that everybody can fetch: without BioASQ, HoVer and synthetic pairs.
+    """NV-Embed-v2 with the data that all can fetch: without BioASQ, HoVer and synthetic pairs.
 
     Weights and steps are those of the whole, in which the three have about 5 % of the samples.
     """
