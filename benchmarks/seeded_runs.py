@@ -43,6 +43,8 @@ class Comparison:
     """Heading of the rows."""
     verdicts: Callable[[SpreadTable], Sequence[str]]
     """What the table says, in lines."""
+    baselines: tuple[str, ...] = ()
+    """References of models that are scored beside the untrained one."""
 
     def run_of(self, label, seed, given):
         """The run of a recipe by a seed, and its settings as on the command line."""
@@ -50,7 +52,7 @@ class Comparison:
         assignments = [
             f"name={self.recipes[label]}-seed{seed}",
             f"seed={seed}",
-            "evaluation.baselines=[]",
+            f"evaluation.baselines=[{','.join(self.baselines if label in untrained else ())}]",
             f"evaluation.before_training={'true' if label in untrained else 'false'}",
             *given,
         ]
