@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.parts import read_records
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.prepare import prepare
+from rayembed.data.prepare import check_files_at_hand, prepare
 from rayembed.data.prepared import Workshop
 from rayembed.data.sources.wikipedia import Article, held_out_titles
 from rayembed.data.units import Execute, in_process
@@ -117,6 +118,17 @@ def manifests(storage: Path) -> dict[str, dict[str, Any]]:
         p.parent.name.rsplit("-", 1)[0] + ":" + p.parent.parent.name: json.loads(p.read_text())
         for p in found
     }
+
+
+def test_files_at_hand_are_looked_for_before_anything_is_fetched(root: Path) -> None:
+    run = make_run(root)
+    check_files_at_hand(run)
+    path = "data.datasets.text.source.path="
+    with pytest.raises(DataError, match="lost"):
+        check_files_at_hand(override(run, [f"{path}lost.jsonl"]))
+    # What is fetched is looked at when it is.
+    elsewhere = "hf://datasets/nobody/nothing@main/*.parquet"
+    check_files_at_hand(override(run, [f"{path}{elsewhere}"]))
 
 
 def test_plans_of_all_stages_and_no_row_lost(root: Path, tmp_path: Path) -> None:

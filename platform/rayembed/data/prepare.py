@@ -103,16 +103,17 @@ def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Ch
     return [check_source(dataset, run.data.root) for dataset in chosen]
 
 
-def check_files_at_hand(run: DataRun) -> None:
-    """Return when all data that are neither on the hub nor in a package were found.
+def check_files_at_hand(run: Run) -> None:
+    """Return when the stages' data that are neither on the hub nor in a package were found.
 
     What takes no download, for those who are about to begin one.
 
     Raises:
         ConfigError, DataError: as `check_source`.
     """
+    used = {name for stage in run.stages for name in stage.datasets}
     for dataset in run.data.datasets:
-        places = paths_of(dataset.source).values()
+        places = paths_of(dataset.source).values() if dataset.name in used else ()
         if places and not any(place.startswith(("hf://", "pypi://")) for place in places):
             check_source(dataset, run.data.root)
 

@@ -32,7 +32,7 @@ from rayembed.models.start import find_start
 HEAD_FILE = "mlm_head.safetensors"
 """The head, beside an adapted encoder; a later adaptation goes on with it, all else ignores it."""
 
-_FAMILIES = {
+_FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "lm_head": {"dense": ("dense",), "layer_norm": ("layer_norm",)},
     "cls.predictions": {
         "dense": ("transform.dense",),
