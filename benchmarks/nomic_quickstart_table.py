@@ -3,9 +3,9 @@
 The same encoder, three seeds each; a seed also draws the pairs and the held-out articles, so that
 gains are taken seed by seed. Rows: the encoder before training, both after it, and both with
 vectors cut to 256 dimensions, at which they are trained, too; and the model that the encoder is
-taken from as it is, with its own positions, which training begins without. Cross-lingual retrieval is the mean
-of French and Spanish articles that look for their English counterparts. What is finished is not run
-again; see `seeded_runs`.
+taken from as it is, with its own positions, which training begins without. Cross-lingual retrieval
+is the mean of French and Spanish articles that look for their English counterparts. What is
+finished is not run again; see `seeded_runs`.
 Run: python benchmarks/nomic_quickstart_table.py [--seeds 0,1,2] [--only-table] [--set path=value …]
 """
 

@@ -18,7 +18,7 @@ from rayembed.data.prepared import Workshop
 from rayembed.data.sources.wikipedia import Article, held_out_titles
 from rayembed.data.units import Execute, in_process
 from rayembed.data.vectors.teacher import Teaching
-from rayembed.errors import ConfigError, DataError
+from rayembed.errors import AssetError, ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")
 embedded: list[int] = []
@@ -124,7 +124,7 @@ def test_files_at_hand_are_looked_for_before_anything_is_fetched(root: Path) -> 
     run = make_run(root)
     check_files_at_hand(run)
     path = "data.datasets.text.source.path="
-    with pytest.raises(DataError, match="lost"):
+    with pytest.raises(AssetError, match="lost"):
         check_files_at_hand(override(run, [f"{path}lost.jsonl"]))
     # What is fetched is looked at when it is.
     elsewhere = "hf://datasets/nobody/nothing@main/*.parquet"

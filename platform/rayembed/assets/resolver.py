@@ -86,7 +86,7 @@ def _local(reference: str) -> Path:
     if not path.exists():
         hint = f"; did you mean 'hf://{reference}@main'?" if reference.count("/") == 1 else ""
         raise AssetError(
-            f"there is no file or folder {reference!r} (looked at {str(path)!r}){hint} "
+            f"there is no file or folder {reference!r} (looked at {str(path)!r}){hint or '.'} "
             f"An asset is {_ALLOWED}"
         )
     return path
