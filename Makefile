@@ -2,13 +2,15 @@
 # checkout: the environment in .venv is made first and again whenever the dependencies change.
 
 PYTHON ?= python3
-# cpu or gpu: which build of FAISS is installed beside the library.
-EXTRA ?= cpu
+VENV := .venv
+INSTALLED := $(firstword $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*)))
+# cpu or gpu: which build of FAISS is installed beside the library. Unless one is named
+# (`make venv EXTRA=gpu`) an environment that is there keeps its own.
+EXTRA ?= $(or $(INSTALLED),cpu)
 # Passed on: `make quickstart ARGS="--set seed=1"`, `make unit ARGS="-k assets"`.
 ARGS ?=
 
 SHELL := /bin/bash
-VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
 OTHER_FAISS := $(if $(filter gpu,$(EXTRA)),faiss-cpu,faiss-gpu-cu12)
