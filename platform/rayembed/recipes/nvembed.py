@@ -120,7 +120,7 @@ def nvembed_v2() -> Run:
 def nvembed_v2_public() -> Run:
     """NV-Embed-v2 with the data that all can fetch: without BioASQ, HoVer and synthetic pairs.
 
-    Weights and steps are those of the whole, in which the three have about 5 % of the samples.
+    Weights and steps are those of the whole, in which the three have 5 % of all samples.
     """
     return without(
         nvembed_v2(),
