@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rayembed.pipeline.local_head import prepare_environment
 
@@ -23,6 +24,10 @@ _token.chmod(0o600)
 os.environ["RAY_AUTH_TOKEN_PATH"] = str(_token)
 os.environ["RAY_AUTH_MODE"] = "token"
 prepare_environment()
+
+# A deadline of an example measures the machine.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 
 HEAVY = ("distributed", "ray", "job", "assets")
 

@@ -148,14 +148,14 @@ def test_both_stages_are_cached_exactly(folders):
         found = run_distributed(cached_against_the_full_graph, world, folders)
         for worker in found:
             for chunks in CHUNKS:
-                assert max(worker[chunks].values()) < 1e-6, (world, chunks, worker[chunks])
+                assert max(worker[chunks].values()) < 1e-5, (world, chunks, worker[chunks])
             assert min(worker["control"].values()) > 1e-4, "without replay"
         without_dropout += [found[0]["no dropout", chunks] for chunks in [(1, 1), (3, 6)]]
         few += [found[0]["few", way] for way in ("backward_in_one_graph", "backward_with_cache")]
     for gradient in without_dropout[1:]:
-        assert max(largest(without_dropout[0], gradient).values()) < 2e-6
+        assert max(largest(without_dropout[0], gradient).values()) < 1e-5
     for gradient in few[1:]:
-        assert max(largest(few[0], gradient).values()) < 2e-6
+        assert max(largest(few[0], gradient).values()) < 1e-5
     assert max(largest(few[0], without_dropout[0]).values()) > 1e-3
 
 

@@ -95,7 +95,7 @@ def test_run_against_a_server_that_comes_and_goes(server, tmp_path, caplog):
     tracker.log_resolved_run("name: tiny\n")
     tracker.log_provenance(collect_provenance(node_hardware()))
     write(log, 1, 10)
-    wait_for(lambda: len(stored(server, tracker.run_id)) == 10, seconds=30)
+    wait_for(lambda: len(stored(server, tracker.run_id)) == 10, seconds=120)
 
     # It dies midway: training does not notice, and is told of it once.
     server.kill()

@@ -59,8 +59,9 @@ def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path)
 
     with chat_server(reply=faulty, broken_share=0.1) as server:
         killed = start(server, tmp_path)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while len(kept_ids(tmp_path)) < 256 and time.monotonic() < deadline:
+            assert killed.poll() is None, killed.communicate()[1]
             time.sleep(0.1)
         os.killpg(killed.pid, signal.SIGKILL)
         killed.communicate()

@@ -95,7 +95,7 @@ def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, 
             return list(stream)
 
     workers = [TrainWorker.remote() for _ in range(2)]
-    streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=120)
+    streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=400)
     for worker, found in enumerate(streams):
         wanted = read_steps(
             plan, ToyTokenizer(), worker=worker, num_workers=num_workers, start_step=7

@@ -7,6 +7,7 @@ import sys
 import pytest
 import ray
 from made_up_articles import run_over, write_articles
+from one_thread import one_thread
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
@@ -27,7 +28,8 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 def test_a_task_gives_the_scores_of_this_process(cluster, tmp_path):
     run = run_over(write_articles(tmp_path / "articles.json"))
     model = save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer())
-    here = evaluate_reference(model, run, name="tiny", results_folder=tmp_path / "here")
+    with one_thread():
+        here = evaluate_reference(model, run, name="tiny", results_folder=tmp_path / "here")
     there = evaluate_on_ray(
         model, run, name="tiny", results_folder=tmp_path / "there", num_threads=1
     )
@@ -73,7 +75,8 @@ def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
     model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=5)
     model.save(tmp_path / "model")
     asked = {"name": "tiny", "sizes": [0, 4], "draws": 1}
-    here = scores_by_size(tmp_path / "model", run, results_folder=tmp_path / "here", **asked)
+    with one_thread():
+        here = scores_by_size(tmp_path / "model", run, results_folder=tmp_path / "here", **asked)
     there = measured_on_ray(
         scores_by_size, tmp_path / "model", run, results_folder=tmp_path / "there", **asked
     )

@@ -1,7 +1,6 @@
 """A registered model behind Ray Serve, asked by OpenAI's own client."""
 
 import asyncio
-import socket
 
 import httpx
 import numpy as np
@@ -13,6 +12,7 @@ from rayembed.config.serving import ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
+from rayembed.pipeline import local_head
 from rayembed.pipeline.serve_job import pin
 from rayembed.registry.register import register
 from rayembed.registry.tracking import Tracker
@@ -55,9 +55,7 @@ def folder(tmp_path_factory, tracking_uri):
 
 @pytest.fixture(scope="module")
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return local_head.free_port()
 
 
 @pytest.fixture(scope="module")
@@ -125,20 +123,34 @@ def from_pyfunc(tracking_uri, request):
 
 
 def test_concurrent_requests_share_forward_passes(served, folder):
-    """120 requests at once take far fewer calls of the encoder, and get their own vectors."""
+    """120 requests behind a large one take far fewer calls of the encoder, and get their own
+    vectors.
+    """
     texts = [f"{TEXTS[i % 4]} {i}" for i in range(120)]
+    # Nobody waits for others to come: requests gather while the encoder is busy with this.
+    large = [f"{i} {'the quick brown fox ' * 25}" for i in range(2000)]
+
+    def counts():
+        return httpx.get(f"{served}/health", timeout=60).json()["counts"]
 
     async def ask_all():
         client = openai.AsyncOpenAI(base_url=f"{served}/v1", api_key=KEY, max_retries=0)
         async with client:
+            first = asyncio.create_task(client.embeddings.create(model="tiny", input=large))
+            while (await asyncio.to_thread(counts))["requests"] == before["requests"]:
+                if first.done():
+                    first.result()  # raises why it was refused
+                await asyncio.sleep(0.02)
             ask = [client.embeddings.create(model="tiny", input=text) for text in texts]
-            return await asyncio.gather(*ask)
+            answers = await asyncio.gather(*ask)
+            await first
+            return answers
 
-    before = httpx.get(f"{served}/health").json()["counts"]
+    before = counts()
     answers = asyncio.run(ask_all())
-    after = httpx.get(f"{served}/health").json()["counts"]
-    assert after["requests"] - before["requests"] == 120
-    assert after["texts"] - before["texts"] == 120
+    after = counts()
+    assert after["requests"] - before["requests"] == 121
+    assert after["texts"] - before["texts"] == 2120
     assert after["batches"] - before["batches"] < 60
     found = np.concatenate([vectors(answer) for answer in answers])
     np.testing.assert_allclose(found, encode(load_model(folder), texts, role="document"), atol=1e-5)

@@ -101,9 +101,14 @@ def test_a_killed_actor_changes_nothing(cluster: None, tmp_path: Path) -> None:
     killed: list[str] = []
 
     def kills_once(body: dict[str, Any], before: int) -> None:
-        if server.asked.total() == 25:
-            for process in psutil.Process().children(recursive=True):
-                if "HttpRequestUDF" in (title := " ".join(process.cmdline())):
+        with server.lock:  # several threads come by here
+            if server.asked.total() < 25 or killed:
+                return
+            below = {process.pid for process in psutil.Process().children(recursive=True)}
+            # `process_iter` leaves out those that end while it looks.
+            for process in psutil.process_iter(["cmdline"]):
+                title = " ".join(process.info["cmdline"] or [])
+                if process.pid in below and "HttpRequestUDF" in title:
                     killed.append(title)
                     process.kill()
 

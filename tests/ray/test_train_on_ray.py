@@ -78,7 +78,8 @@ def make_run(
                     "name": "only",
                     "datasets": {"words": 1},
                     "batch": {"global_pairs": 8, "num_negatives": 2, "in_batch_negatives": True},
-                    "optimizer": {"learning_rate": 0.01, "warmup_steps": 1},
+                    # Adam magnifies rounding where gradients are nearly zero: a larger eps.
+                    "optimizer": {"learning_rate": 0.01, "warmup_steps": 1, "eps": 1e-5},
                     "steps": STEPS,
                     "checkpoint_every_steps": CHECKPOINT_EVERY,
                 }
@@ -221,10 +222,15 @@ class Killer(threading.Thread):
 
 
 def assert_went_on(steps: list, since: float) -> None:
-    """Steps up to a checkpoint in the middle were not done again, those after it were."""
-    kept = sum(record["time"] < since for record in steps)
-    assert 0 < kept < STEPS, kept
-    assert kept % CHECKPOINT_EVERY == 0, kept
+    """Steps up to a checkpoint in the middle were not done again, those after it were.
+
+    Where they went on is told by the longest pause, in which workers start. Workers outlive a
+    killed controller by some milliseconds, so steps and a checkpoint may have come after `since`.
+    """
+    times = [record["time"] for record in steps]
+    kept = max(range(1, len(times)), key=lambda n: times[n] - times[n - 1])
+    assert times[0] < since < times[kept], (kept, since, times)
+    assert kept % CHECKPOINT_EVERY == 0, (kept, since, times)
 
 
 def test_killed_worker_ends_in_the_weights_of_the_uninterrupted_run(cluster, folder, plan, whole):

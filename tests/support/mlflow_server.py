@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,7 +9,9 @@ from pathlib import Path
 
 import requests
 
-START_SECONDS = 60
+from rayembed.pipeline.local_head import free_port
+
+START_SECONDS = 180
 
 
 class MlflowServer:
@@ -19,9 +20,7 @@ class MlflowServer:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -50,7 +49,7 @@ class MlflowServer:
             try:
                 if requests.get(f"{self.uri}/health", timeout=2).ok:
                     return
-            except requests.ConnectionError:
+            except requests.RequestException:
                 pass
             assert self.process.poll() is None, (self.folder / "server.log").read_text()
             assert time.monotonic() < end, (self.folder / "server.log").read_text()

@@ -1,4 +1,4 @@
-"""Waits that are noted and not waited, in one module.
+"""Waits that are noted, or passed by a clock, and not waited, in one module.
 
 A changed `time.sleep` or `asyncio.sleep` would be that of the whole process: threads that other
 tests left behind would run without a pause, and note their waits too.
@@ -20,6 +20,19 @@ class Replaced:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._library, name)
+
+
+class Clock:
+    """Time that passes only when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def note_waits(patch: pytest.MonkeyPatch, *modules: str) -> list[float]:

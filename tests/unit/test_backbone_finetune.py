@@ -125,7 +125,7 @@ def test_a_small_task_is_learnt_and_then_told(folders, name, precision):
     model = loaded(folders[name])
     work, inputs = inputs_of(folders[name])
     predict = predictor(model, rows=3, precision=precision, device="cpu")
-    protocol = RTE.protocol.model_copy(update={"epochs": 24})
+    protocol = RTE.protocol.model_copy(update={"epochs": 60})
     grid = Grid(learning_rate=3e-3, batch_size=4, seed=0)
     finetune(model, inputs, work.collate, protocol, grid, precision=precision, use_gpu=False)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

@@ -1,7 +1,9 @@
 """A pool whose workers are all away: waits that end, and requests that could never be met."""
 
 import pytest
+import ray
 from ray.exceptions import ActorUnavailableError
+from waits import Clock, Replaced
 
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.evaluation.pooled import on_ray
@@ -33,17 +35,11 @@ class OwnLoads:
         pass
 
 
-class Clock:
-    """Time that passes only when somebody waits."""
+class Calls:
+    """Ray's calls for what workers do, all of whom have ended."""
 
     def __init__(self):
-        self.now, self.waits = 0.0, 0
-
-    def monotonic(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self.now += seconds
+        self.waits = 0
 
     def wait(self, references, num_returns=1, timeout=None):
         del timeout
@@ -56,9 +52,8 @@ class Clock:
 
 
 def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end(monkeypatch):
-    clock = Clock()
-    for name in ("wait", "get"):
-        monkeypatch.setattr(on_ray.ray, name, getattr(clock, name))
+    clock, calls = Clock(), Calls()
+    monkeypatch.setattr(on_ray, "ray", Replaced(ray, wait=calls.wait, get=calls.get))
     monkeypatch.setattr(on_ray, "time", clock)
     pool = RayPool([DyingWorker(), DyingWorker()], 100_000, OwnLoads())
     with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
@@ -81,6 +76,6 @@ def test_what_a_cluster_cannot_give_is_refused_and_not_waited_for(monkeypatch, w
         {"Alive": alive, "Resources": {"CPU": cpus}}
         for alive, cpus in ((True, 3.0), (True, 1.0), (False, 8.0))
     ]
-    monkeypatch.setattr(on_ray.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(on_ray, "ray", Replaced(ray, nodes=lambda: nodes))
     with pytest.raises(PlacementError, match=told):
         list(run_jobs(["any"], None, None, workers))

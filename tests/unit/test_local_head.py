@@ -89,6 +89,17 @@ def test_a_taken_port_is_replaced():
     assert "--num-cpus=2" in command
 
 
+@loopback
+def test_a_free_port_is_neither_taken_nor_one_that_connections_get(monkeypatch):
+    assert 20_000 <= local_head.free_port() < 32_000
+    asked = []
+    monkeypatch.setattr(local_head, "_is_free", lambda port: asked.append(port) or len(asked) == 3)
+    assert local_head.free_port() == asked[2]
+    with pytest.raises(PlacementError, match="no free port"):
+        local_head.free_port(range(20_000, 32_000))
+    assert len(asked) == 3, "those that are taken are not tried"
+
+
 class JobsServer(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
@@ -150,12 +161,13 @@ def _wait_for(file):
 
 
 def test_stopping_ends_the_session_and_descendants_and_nothing_else(tmp_path):
-    # A member that ignores SIGTERM, one that left the session, one whose parent is gone.
+    # A member that ignores SIGTERM, one that left the session, one whose parent is gone. The leader
+    # is stopped as soon as they are there, so it minds the signal before.
     script = f"""
+    trap 'exit 0' TERM
     (trap '' TERM; echo $BASHPID > {tmp_path}/stubborn; while true; do sleep 0.1; done) &
     setsid bash -c 'echo $$ > {tmp_path}/own; exec sleep 100' &
     (sleep 100 & echo $! > {tmp_path}/orphan)
-    trap 'exit 0' TERM
     while true; do sleep 0.1; done
     """
     bystander = subprocess.Popen(["sleep", "100"], start_new_session=True)

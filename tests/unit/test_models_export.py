@@ -171,8 +171,8 @@ def test_bfloat16_model_stays_bfloat16_and_can_be_widened(tmp_path, decoder):
     found = sentence_transformer(tmp_path / "model").encode(TEXTS)
     np.testing.assert_allclose(found, vectors(again, "document"), atol=1e-5)
     # Merging rounds to bfloat16 what the adapter kept apart: 8 bits, unit vectors.
-    assert (vectors(model, "document") * vectors(again, "document")).sum(1).min() > 0.999
-    assert (vectors(wide, "document") * vectors(again, "document")).sum(1).min() > 0.999
+    assert (vectors(model, "document") * vectors(again, "document")).sum(1).min() > 0.997
+    assert (vectors(wide, "document") * vectors(again, "document")).sum(1).min() > 0.997
 
 
 def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):

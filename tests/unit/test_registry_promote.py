@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from waits import Clock, Replaced
 
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry import aliases
@@ -63,6 +64,16 @@ def client(store, monkeypatch):
     yield store
     for model in store.search_registered_models():
         store.delete_registered_model(model.name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time by which leases are taken; the store's own answers take none of it."""
+    made = Clock()
+    timed = Replaced(time, monotonic=made.monotonic, sleep=made.sleep)
+    monkeypatch.setattr(aliases, "time", timed)
+    monkeypatch.setattr(aliases, "POLL_SECONDS", 5.0)  # each look at a real store takes a while
+    return made
 
 
 def held(client):
@@ -197,7 +208,7 @@ class Killed:
 
 @pytest.mark.parametrize("writes", range(6))
 def test_a_death_between_any_two_writes_leaves_a_state_that_the_next_one_finishes(
-    client, monkeypatch, writes
+    client, clock, writes
 ):
     put(client, 1, 0.5)
     put(client, 2, 0.6)
@@ -211,7 +222,6 @@ def test_a_death_between_any_two_writes_leaves_a_state_that_the_next_one_finishe
     champion, previous = held(client)
     # Before the decision took effect, in between, after: never anything else.
     assert (champion, previous) in {(2, 1), (2, 2), (3, 2)}
-    monkeypatch.setattr(aliases, "LEASE_SECONDS", 3.0)  # half of it for a move
     back = rollback(client, NAME)
     if writes == 0:  # it had not yet said what it was going to do
         assert (back.champion, back.previous) == (1, 2)
@@ -220,24 +230,22 @@ def test_a_death_between_any_two_writes_leaves_a_state_that_the_next_one_finishe
     assert [m.name for m in client.search_registered_models()] == [NAME]
 
 
-def test_a_rollback_that_died_is_finished_and_not_turned_round(client, monkeypatch):
+def test_a_rollback_that_died_is_finished_and_not_turned_round(client, clock):
     put(client, 1, 0.5)
     put(client, 2, 0.6)
     with pytest.raises(Dies):
         rollback(Killed(client, 2), NAME)
-    monkeypatch.setattr(aliases, "LEASE_SECONDS", 3.0)  # half of it for a move
     again = rollback(client, NAME)
     assert (again.champion, again.previous, again.moved) == (1, 2, False)
     assert ROLLED_BACK_TAG in version(client, 2).tags
 
 
-def test_a_move_that_was_overtaken_by_hand_is_not_finished(client, monkeypatch):
+def test_a_move_that_was_overtaken_by_hand_is_not_finished(client, clock):
     put(client, 1, 0.5)
     keep_scores(client, version(client, 2), scores(0.6), None)
     with pytest.raises(Dies):
         promote(Killed(client, 1), NAME, 2, scores(0.6), ANYTHING)
     client.set_registered_model_alias(NAME, CHAMPION, "3")  # somebody repaired it
-    monkeypatch.setattr(aliases, "LEASE_SECONDS", 3.0)  # half of it for a move
     with aliases.turn(client, NAME):
         assert alias_version(client, NAME, CHAMPION) == 3
 
@@ -277,11 +285,10 @@ def test_a_lock_that_is_renewed_is_waited_for_and_then_told(client, monkeypatch)
     assert client.get_registered_model(lock_name(NAME)).tags == {"rayembed.holder": "another"}
 
 
-def test_a_process_that_was_asleep_for_too_long_moves_nothing(client, monkeypatch):
+def test_a_process_that_was_asleep_for_too_long_moves_nothing(client, clock):
     put(client, 1, 0.5)
-    monkeypatch.setattr(aliases, "LEASE_SECONDS", 0.1)
     with aliases.turn(client, NAME) as move:
-        time.sleep(0.1)
+        clock.sleep(aliases.LEASE_SECONDS / 2 + 1)
         with pytest.raises(TrackingError, match="nothing was changed"):
             move(aliases.Move(2, 1, 1))
     assert held(client) == (1, None)

@@ -322,7 +322,7 @@ def test_folder_without_tracking_is_refused(tmp_path):
         send_metrics(tmp_path)
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

@@ -18,6 +18,7 @@ from ray.train.v2._internal.execution.controller.state import (
     SchedulingState,
 )
 from ray.train.v2._internal.execution.scaling_policy import NoopDecision, ResizeDecision
+from waits import Replaced
 
 from rayembed.config.placement import Placement
 from rayembed.errors import DataError, PlacementError, WorkerError
@@ -214,7 +215,7 @@ def gone(monkeypatch):
         dead = [{"NodeID": node, "Alive": False} for node in sorted(ids)]
         return [{"NodeID": "here", "Alive": True}, *dead]
 
-    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(failures, "ray", Replaced(ray, nodes=nodes))
     monkeypatch.setattr(failures, "_answers", lambda node: True)
     return ids
 
@@ -273,7 +274,7 @@ def test_a_node_that_does_not_answer_is_waited_for(monkeypatch):
         known = len(looks) > 5
         return [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": not known}]
 
-    monkeypatch.setattr(ray, "nodes", nodes)
+    monkeypatch.setattr(failures, "ray", Replaced(ray, nodes=nodes))
     monkeypatch.setattr(failures, "_answers", lambda node: node["NodeID"] == "a")
     monkeypatch.setattr(failures, "_POLL_SECONDS", 0.0)
     assert failures.await_lost_nodes() == {"b"}

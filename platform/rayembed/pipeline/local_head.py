@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,16 +156,29 @@ def choose_ports(wanted: Ports = Ports()) -> Ports:
     """
     taken: set[int] = set()
 
-    def free(port: int) -> int:
-        # Below the ephemeral range and above Ray's worker ports (10002 to 19999).
-        others = random.SystemRandom().sample(range(20_000, 32_000), 50)
-        for candidate in (port, *others):
-            if candidate not in taken and _is_free(candidate):
-                taken.add(candidate)
-                return candidate
-        raise PlacementError(f"port {port} is taken and no free port was found in 20000 to 32000")
+    def choose(port: int) -> int:
+        chosen = port if port not in taken and _is_free(port) else free_port(taken)
+        taken.add(chosen)
+        return chosen
 
-    return Ports(free(wanted.head), free(wanted.dashboard), free(wanted.agent), free(wanted.client))
+    asked = wanted.head, wanted.dashboard, wanted.agent, wanted.client
+    return Ports(*map(choose, asked))
+
+
+def free_port(taken: Collection[int] = ()) -> int:
+    """A port that is free now, not one of those taken.
+
+    Not one that the system would choose: before it is bound, seconds later, the system may give
+    such a one to any connection.
+
+    Raises:
+        PlacementError: none was found.
+    """
+    # Below the ephemeral range and above Ray's worker ports (10002 to 19999).
+    for candidate in random.SystemRandom().sample(range(20_000, 32_000), 50):
+        if candidate not in taken and _is_free(candidate):
+            return candidate
+    raise PlacementError("no free port was found in 20000 to 32000")
 
 
 def _is_free(port: int) -> bool:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import shlex
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -92,9 +91,7 @@ def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:
     # Train asks the dashboard whether its controller lives. Untold, it asks the cluster that
     # somebody's `ray start` last left its address of, and takes the controller for dead. All
     # processes of such a cluster run on this machine.
-    with socket.socket() as probe:  # not Ray's own 8265, which a second script would want too
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = local_head.free_port()  # not Ray's own 8265, which a second script would want too
     environment["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
     logger.info("Ray starts in this process; its dashboard: http://127.0.0.1:%d", port)
     return {"include_dashboard": True, "dashboard_host": "127.0.0.1", "dashboard_port": port}
