@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import aiohttp
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
+from rayembed.pipeline.local_head import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = {"one by one": 1, "together": 16_384}
@@ -32,12 +32,6 @@ def texts():
     articles = json.loads(resolve(WIKIPEDIA_EN).read_text())
     rows = articles.values() if isinstance(articles, dict) else articles
     return [str(row["description"]) for row in rows if row.get("description")]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def measure(url, inputs, clients, seconds):

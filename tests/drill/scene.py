@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from tiny_models import save_decoder
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.pipeline.local_head import free_port
 from rayembed.registry.metrics_log import METRICS_FILE, LogReader
 
 NAME, STAGE = "drill", "only"
@@ -120,9 +120,7 @@ class Nodes:
     def __init__(self, cpus: Sequence[int], plasma_bytes: int) -> None:
         from ray.cluster_utils import Cluster
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         # Train's cleaner asks there whether its controller lives; all processes inherit this.
         os.environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{port}"
         self._cluster = Cluster(

@@ -12,6 +12,8 @@ def one_thread() -> Iterator[None]:
     """torch, BLAS and OpenMP with one thread each."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with threadpool_limits(1):
-        yield
-    torch.set_num_threads(before)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)

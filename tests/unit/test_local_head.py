@@ -147,8 +147,8 @@ def test_a_head_that_dies_or_never_answers_is_an_error_with_its_log(monkeypatch,
         pass
     _fake_start(monkeypatch, f"echo $$ > {tmp_path}/pid; exec sleep 100")
     with (
-        pytest.raises(PlacementError, match=r"did not answer in 0\.5 s"),
-        local_head.head(log, None, timeout_seconds=0.5),
+        pytest.raises(PlacementError, match=r"did not answer in 5 s"),
+        local_head.head(log, None, timeout_seconds=5),
     ):
         pass
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
