@@ -1,7 +1,9 @@
 """Texts to masked sequences: nothing is lost, shares are those asked for, workers do not show."""
 
+import gzip
 import json
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -9,12 +11,16 @@ from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.config.override import override
+from rayembed.data.parts import read_table
 from rayembed.data.prepared import Workshop, open_prepared
 from rayembed.data.sequences.batch import MaskedSteps
+from rayembed.data.sequences.make import _at_once
 from rayembed.data.sequences.masking import mask
 from rayembed.data.sequences.packing import packed, truncated
 from rayembed.data.sequences.plan import Pool, SequencePlan, order_sequences
 from rayembed.data.sequences.prepare import prepare_sequences
+from rayembed.data.sequences.texts import Text, read_texts
+from rayembed.data.sequences.writer import SequenceWriter
 from rayembed.data.units import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.build import pretrained_tokenizer
@@ -32,19 +38,29 @@ def texts_of(*lengths):
 
 
 def test_packed_sequences_hold_all_tokens_in_order_with_an_end_between_texts():
-    found = packed(texts_of(3, 1, 4), WORDS, 6)
-    assert [ids.tolist() for ids in found] == [
-        [2, 10, 11, 12, 3, 3],
-        [2, 13, 3, 14, 15, 3],
-        [2, 16, 17, 3],
-    ]
-    assert packed([], WORDS, 6) == []
+    found, rest = packed(texts_of(3, 1, 4), WORDS, 6)
+    assert [ids.tolist() for ids in found] == [[2, 10, 11, 12, 3, 3], [2, 13, 3, 14, 15, 3]]
+    assert rest.tolist() == [16, 17]
+    assert packed([], WORDS, 6) == ([], None)
     cut = truncated(texts_of(3, 1, 5), WORDS, 6)
     assert [ids.tolist() for ids in cut] == [
         [2, 10, 11, 12, 3],
         [2, 13, 3],
         [2, 14, 15, 16, 17, 3],
     ]
+
+
+@pytest.mark.parametrize("lengths", [(3, 1, 4), (4, 4, 4), (9, 3), (1,) * 20])
+def test_texts_that_come_one_by_one_are_packed_as_all_at_once(lengths):
+    """Also where a text ends just where a sequence does, and nothing is left of it."""
+    whole, left = packed(texts_of(*lengths), WORDS, 6)
+    found, rest = [], None
+    for text in texts_of(*lengths):
+        made, rest = packed([text], WORDS, 6, rest)
+        assert len(rest) < 4
+        found += made
+    assert [ids.tolist() for ids in found] == [ids.tolist() for ids in whole]
+    assert rest.tolist() == left.tolist()
 
 
 def test_masks_have_the_shares_of_the_settings_and_leave_special_tokens():
@@ -129,6 +145,122 @@ def plan(folder):
         # Small files, so that steps lie in several of them.
         patch.setattr("rayembed.data.sequences.plan.ROWS_PER_FILE", 25)
         return SequencePlan.open(prepare_sequences(run, Workshop(storage, run.seed)))
+
+
+@pytest.fixture(scope="module")
+def compressed(folder, tmp_path_factory):
+    """The corpus in one file, which no task can share with another."""
+    texts = tmp_path_factory.mktemp("compressed")
+    files = sorted((folder / "texts").iterdir())
+    content = b"".join(file.read_bytes() for file in files)
+    (texts / "all.jsonl.gz").write_bytes(gzip.compress(content, mtime=0))
+    return texts
+
+
+MOST = 500
+"""Tokens of a part, below."""
+
+
+def made_of(folder, storage, texts, layout="packed"):
+    """The folder of sequences and the fingerprint of the plan."""
+    settings = [f"corpus.texts.made-up.source.path={texts}", f"corpus.layout={layout}"]
+    run = override(tiny_adaptation(folder), settings)
+    plan = SequencePlan.open(prepare_sequences(run, Workshop(str(storage), run.seed)))
+    (made,) = (storage / "data" / "sequences").iterdir()
+    return open_prepared(str(made)), plan.fingerprint
+
+
+def sequences_of(made):
+    """Of each language its sequences in the order of the parts."""
+    found = {}
+    for part in made.parts:
+        table = read_table(part.path)
+        assert len(table) == part.rows
+        for code, ids in zip(
+            *(table[n].to_pylist() for n in ("language", "input_ids")), strict=True
+        ):
+            found.setdefault(code, []).append(ids)
+    return found
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Tokens that wait in a task's memory, after each time that it took some texts."""
+    counts = []
+    take = SequenceWriter.take
+
+    def told(writer, language, texts):
+        take(writer, language, texts)
+        sequences = [ids for found in writer.waiting.values() for ids in found]
+        counts.append(sum(map(len, [*sequences, *writer.rest.values()])))
+
+    monkeypatch.setattr(SequenceWriter, "take", told)
+    return counts
+
+
+@pytest.mark.parametrize("layout", ["packed", "truncated"])
+def test_a_file_of_any_size_is_made_in_bounded_memory(
+    folder, compressed, tmp_path, monkeypatch, held, layout
+):
+    whole, plan = made_of(folder, tmp_path / "whole", compressed, layout)
+    at_once = max(held)
+    held.clear()
+    monkeypatch.setattr("rayembed.data.sequences.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 8)
+    parted, again = made_of(folder, tmp_path / "parted", compressed, layout)
+    # Of each of three languages less than a sequence of 32 waits beside the part.
+    assert max(held) < MOST + 3 * 32
+    assert len(parted.parts) > 10
+    assert sequences_of(parted) == sequences_of(whole)
+    assert parted.manifest["languages"] == whole.manifest["languages"]
+    assert again == plan
+    # The control: one part holds all but the last texts, more than ten times as much.
+    assert len(whole.parts) == 1
+    assert at_once > 10 * MOST
+
+
+def test_sequences_show_where_texts_are_parted(folder, compressed, tmp_path):
+    """The control of the test above: two files are packed one by one."""
+    assert sequences_of(made_of(folder, tmp_path / "one", compressed)[0]) != sequences_of(
+        made_of(folder, tmp_path / "two", "texts")[0]
+    )
+
+
+def test_texts_are_tokenised_together_up_to_a_number_of_characters(monkeypatch):
+    monkeypatch.setattr("rayembed.data.sequences.make._CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 3)
+    texts = [Text("a" * length, "en") for length in (4, 5, 99, 1, 1, 1, 1, 10, 2)]
+    found = list(_at_once(texts))
+    assert [[len(text.text) for text in some] for some in found] == [
+        [4, 5, 99],
+        [1, 1, 1],
+        [1, 10],
+        [2],
+    ]
+
+
+def test_a_task_that_dies_leaves_whole_parts_and_makes_the_same_again(
+    folder, compressed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("rayembed.data.sequences.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 8)
+
+    def dies(*arguments):
+        yield from islice(read_texts(*arguments), 200)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rayembed.data.sequences.make.read_texts", dies)
+        with pytest.raises(KeyboardInterrupt):
+            made_of(folder, tmp_path, compressed)
+    (left,) = (tmp_path / "data" / "sequences").iterdir()
+    files = list((left / "parts").iterdir())
+    assert len(files) > 5
+    assert all(len(read_table(str(file))) for file in files)
+    assert not (left / "manifest.json").exists()
+    again, _ = made_of(folder, tmp_path, compressed)
+    assert {file.name for file in files} < {part.name for part in again.parts}
+    assert {part.name for part in again.parts} == {f.name for f in (left / "parts").iterdir()}
 
 
 def steps_of(plan, folder, worker=0, num_workers=1, seed=5):

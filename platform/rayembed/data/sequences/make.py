@@ -1,4 +1,4 @@
-"""Texts become sequences of tokens: one task a piece of a file, one Parquet part a task.
+"""Texts become sequences of tokens: one task a piece of a file, one or more Parquet parts a task.
 
     storage/data/sequences/<texts>-<fingerprint>/parts/part-<content>.parquet
 
@@ -7,19 +7,15 @@ Which texts share a sequence depends on the files alone, not on the cluster.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import xxhash
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import join, write_atomic
 from rayembed.config.adaptation import (
     Adaptation,
     CorpusConfig,
@@ -27,10 +23,10 @@ from rayembed.config.adaptation import (
     TextsConfig,
     TextsSource,
 )
-from rayembed.data.parts import parquet_bytes
 from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.sequences.packing import packed, room_of, truncated
+from rayembed.data.sequences.packing import room_of
 from rayembed.data.sequences.texts import FoundTexts, Piecewise, Refused, Text, read_texts
+from rayembed.data.sequences.writer import SequenceWriter
 from rayembed.data.sources.tasks import EXAMPLES_PER_UNIT
 from rayembed.data.units import Result, run_units
 from rayembed.errors import ConfigError, DataError
@@ -41,30 +37,23 @@ from rayembed.models.tokens import without_settings
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 1
-"""Raised whenever other sequences come out of the same texts."""
-
-SCHEMA = pa.schema(
-    [("hash", pa.int64()), ("language", pa.string()), ("input_ids", pa.list_(pa.int32()))]
-)
+CODE_VERSION = 2
+"""Raised whenever other sequences or parts come out of the same texts."""
 
 NO_TOKENS = "no tokens"
 
 _TEXTS_AT_ONCE = 1000
-_ROWS_PER_GROUP = 256
-
-
-@dataclass
-class _Language:
-    """What a piece holds of one language."""
-
-    texts: list[np.ndarray] = field(default_factory=list)
-    tokens: int = 0
+_CHARACTERS_AT_ONCE = 1 << 21
+"""A tokenizer takes some 100 bytes for each token of the texts that it is given at once."""
 
 
 @dataclass(frozen=True)
 class MakeSequences:
-    """Task: the sequences of a piece, by language in the order of the codes, then of the rows."""
+    """Task: the sequences of a piece, those of a language in the order of the rows.
+
+    A piece may be of any size (a compressed file is one): tokens wait for at most one part. Only a
+    single text is held whole, however long it is.
+    """
 
     folder: str
     texts: TextsConfig
@@ -78,44 +67,27 @@ class MakeSequences:
         tokenizer, vocabulary = _tokenizer(self.model)
         rejected: Counter[str] = Counter()
         examples: list[dict[str, str]] = []
-        by_language: dict[str, _Language] = {}
+        writer = SequenceWriter(self.folder, self.corpus, vocabulary)
         used = 0
         usable = _usable(read_texts(self.texts, self.content, unit), rejected, examples)
-        while some := list(islice(usable, _TEXTS_AT_ONCE)):
+        for some in _at_once(usable):
             encodings = tokenizer.encode_batch([t.text for t in some], add_special_tokens=False)
+            by_language: dict[str, list[np.ndarray]] = {}
             for text, encoding in zip(some, encodings, strict=True):
                 if not encoding.ids:
                     rejected[NO_TOKENS] += 1
                     continue
                 used += 1
-                language = by_language.setdefault(text.language, _Language())
-                language.texts.append(np.array(encoding.ids, dtype=np.int32))
-                language.tokens += len(encoding.ids)
-        lay_out = packed if self.corpus.layout == "packed" else truncated
-        sequences = {
-            code: lay_out(one.texts, vocabulary, self.corpus.max_length)
-            for code, one in sorted(by_language.items())
-        }
-        count = sum(map(len, sequences.values()))
-        room = room_of(vocabulary, self.corpus.max_length)
+                ids = np.array(encoding.ids, dtype=np.int32)
+                by_language.setdefault(text.language, []).append(ids)
+            for language, texts in by_language.items():
+                writer.take(language, texts)
         return {
             "rows_in": used + sum(rejected.values()),
             "rows_used": used,
-            "rows_out": count,
             "rejected": dict(rejected),
             "examples": examples,
-            "parts": [[_write(self.folder, sequences), count]] if count else [],
-            "languages": {
-                code: {
-                    "texts": len(one.texts),
-                    "tokens": one.tokens,
-                    "tokens_cut": 0
-                    if self.corpus.layout == "packed"
-                    else sum(max(0, len(text) - room) for text in one.texts),
-                    "sequences": len(sequences[code]),
-                }
-                for code, one in sorted(by_language.items())
-            },
+            **writer.finish(),
         }
 
 
@@ -176,28 +148,18 @@ def _usable(
             examples.append({"reason": row.reason, "row": row.shown})
 
 
-def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> str:
-    """The name of the part that holds the sequences; writing it again changes nothing."""
-    rows = [(code, ids) for code, found in sequences.items() for ids in found]
-    table = pa.table(
-        [
-            pa.array([_hash(code, ids) for code, ids in rows], pa.int64()),
-            pa.array([code for code, _ in rows], pa.string()),
-            pa.array([ids for _, ids in rows], pa.list_(pa.int32())),
-        ],
-        schema=SCHEMA,
-    )
-    content = parquet_bytes(table, _ROWS_PER_GROUP)
-    name = f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet"
-    write_atomic(join(folder, name), content)
-    return name
-
-
-def _hash(language: str, ids: np.ndarray) -> int:
-    """Signed 64 bits of a sequence and its language, by which sequences are put in order."""
-    digest = xxhash.xxh3_64(language.encode())
-    digest.update(ids.tobytes())
-    return int(np.uint64(digest.intdigest()).astype(np.int64))
+def _at_once(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """The texts in their order, as many together as a tokenizer is given; fewer of long ones."""
+    some: list[Text] = []
+    characters = 0
+    for text in texts:
+        some.append(text)
+        characters += len(text.text)
+        if len(some) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield some
+            some, characters = [], 0
+    if some:
+        yield some
 
 
 def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:

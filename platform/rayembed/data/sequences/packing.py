@@ -7,22 +7,32 @@ import numpy as np
 from rayembed.models.masked_language_tokens import Vocabulary
 
 
-def packed(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:
-    """Sequences that hold all tokens of the texts in their order; only the last may be shorter.
+def packed(
+    texts: Sequence[np.ndarray],
+    vocabulary: Vocabulary,
+    length: int,
+    before: np.ndarray | None = None,
+) -> tuple[list[np.ndarray], np.ndarray | None]:
+    """Full sequences that hold the tokens of the texts in their order, and what is left of them.
 
     Texts are parted by what the tokenizer puts behind one, and each sequence stands amid the
-    tokenizer's own special tokens.
+    tokenizer's own special tokens. What is left, (r,) int32 without special tokens and less than a
+    sequence has room for, goes to the next call; once no text follows it is a shorter sequence.
 
     Args:
         texts: (n,) int32 ids of each text, without special tokens.
         length: tokens of a sequence, special ones included.
+        before: what the call before left; None: no text came before these.
     """
     if not texts:
-        return []
+        return [], before
     between = np.array(vocabulary.suffix, dtype=np.int32)
-    stream = np.concatenate([part for text in texts for part in (between, text)][1:])
+    parts = [part for text in texts for part in (between, text)]
+    stream = np.concatenate(parts[1:] if before is None else [before, *parts])
     room = room_of(vocabulary, length)
-    return [framed(stream[a : a + room], vocabulary) for a in range(0, len(stream), room)]
+    full = len(stream) - len(stream) % room
+    found = [framed(stream[a : a + room], vocabulary) for a in range(0, full, room)]
+    return found, stream[full:].copy()  # a view would keep the whole stream
 
 
 def truncated(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:

@@ -34,7 +34,7 @@ from rayembed.data.plan.step_files import StepFiles, write_steps
 from rayembed.data.plan.walks import Rows, shares
 from rayembed.data.plan.write import one_at_a_time
 from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.sequences.make import SCHEMA
+from rayembed.data.sequences.writer import SCHEMA
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result, run_units
 from rayembed.errors import ArtifactError, DataError

@@ -1,0 +1,116 @@
+"""Sequences of a task's texts, written to Parquet parts as they fill, so that memory is bounded."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.adaptation import CorpusConfig
+from rayembed.data.parts import parquet_bytes
+from rayembed.data.sequences.packing import framed, packed, room_of, truncated
+from rayembed.data.units import Result
+from rayembed.models.masked_language_tokens import Vocabulary
+
+SCHEMA = pa.schema(
+    [("hash", pa.int64()), ("language", pa.string()), ("input_ids", pa.list_(pa.int32()))]
+)
+
+TOKENS_PER_PART = 1 << 24
+"""Tokens of sequences that wait for a part: 64 MiB, and some times as much while it is written. A
+piece of a file that can be divided has fewer, so that its sequences are one part."""
+
+_ROWS_PER_GROUP = 256
+
+
+class SequenceWriter:
+    """Makes sequences of the texts of one task; writes a part whenever enough tokens are there.
+
+    Where parts end does not show in the sequences. Between two calls it holds less than
+    `TOKENS_PER_PART` tokens of sequences and of each language less than one sequence.
+    """
+
+    def __init__(self, folder: str, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
+        self.folder, self.corpus, self.vocabulary = folder, corpus, vocabulary
+        self.waiting: dict[str, list[np.ndarray]] = {}
+        """Sequences of each language that are in no part yet."""
+        self.rest: dict[str, np.ndarray] = {}
+        """Of each language the tokens behind its last full sequence."""
+        self.parts: list[tuple[str, int]] = []
+        """Name and sequences of each part."""
+        self.languages: dict[str, Counter[str]] = {}
+        self._tokens = 0
+
+    def take(self, language: str, texts: Sequence[np.ndarray]) -> None:
+        """Put texts, (n,) int32 ids each without special tokens, behind those of the language."""
+        counts = self.languages.setdefault(language, Counter())
+        counts["texts"] += len(texts)
+        counts["tokens"] += sum(map(len, texts))
+        length = self.corpus.max_length
+        if self.corpus.layout == "packed":
+            made, rest = packed(texts, self.vocabulary, length, self.rest.get(language))
+            if rest is not None:
+                self.rest[language] = rest
+        else:
+            made = truncated(texts, self.vocabulary, length)
+            room = room_of(self.vocabulary, length)
+            counts["tokens_cut"] += sum(max(0, len(text) - room) for text in texts)
+        self._keep(language, made)
+
+    def finish(self) -> Result:
+        """`rows_out`, `parts` and, of each of the `languages`, texts, tokens and sequences."""
+        for language, rest in self.rest.items():
+            self._keep(language, [framed(rest, self.vocabulary)] if len(rest) else [])
+        self.rest = {}
+        self._flush()
+        names = ("texts", "tokens", "tokens_cut", "sequences")
+        return {
+            "rows_out": sum(rows for _, rows in self.parts),
+            "parts": [list(part) for part in self.parts],
+            "languages": {
+                code: {name: counts[name] for name in names}
+                for code, counts in sorted(self.languages.items())
+            },
+        }
+
+    def _keep(self, language: str, sequences: Sequence[np.ndarray]) -> None:
+        for ids in sequences:
+            self.waiting.setdefault(language, []).append(ids)
+            self.languages[language]["sequences"] += 1
+            self._tokens += len(ids)
+            if self._tokens >= TOKENS_PER_PART:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self.waiting:
+            self.parts.append(_write(self.folder, self.waiting))
+        self.waiting, self._tokens = {}, 0
+
+
+def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[str, int]:
+    """Name and rows of a part with the sequences, by language in the order of the codes.
+
+    Writing it again changes nothing.
+    """
+    rows = [(code, ids) for code, found in sorted(sequences.items()) for ids in found]
+    table = pa.table(
+        [
+            pa.array([_hash(code, ids) for code, ids in rows], pa.int64()),
+            pa.array([code for code, _ in rows], pa.string()),
+            pa.array([ids for _, ids in rows], pa.list_(pa.int32())),
+        ],
+        schema=SCHEMA,
+    )
+    content = parquet_bytes(table, _ROWS_PER_GROUP)
+    name = f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet"
+    write_atomic(join(folder, name), content)
+    return name, len(rows)
+
+
+def _hash(language: str, ids: np.ndarray) -> int:
+    """Signed 64 bits of a sequence and its language, by which sequences are put in order."""
+    digest = xxhash.xxh3_64(language.encode())
+    digest.update(ids.tobytes())
+    return int(np.uint64(digest.intdigest()).astype(np.int64))
