@@ -1,13 +1,15 @@
 """jobs/evaluate_backbone.py without a cluster: what it prints, and what it refuses early."""
 
 import json
+import shutil
 
 import pytest
+import safetensors.torch
 import yaml
 from made_up_benchmarks import GLUE, glue_files, write_copies
 from mlflow import MlflowClient
 from ray import tune
-from tiny_models import save_encoder, save_nomic
+from tiny_models import save_decoder, save_encoder, save_nomic, wordpiece_tokenizer
 
 from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.config.settings import parse
@@ -84,6 +86,68 @@ def test_a_backbone_that_cannot_serve_is_refused_before_any_data(bert, tmp_path,
         capsys, "--backbone", bert, "--tasks", "RTE", *common, "--set", "protocol.max_length=32"
     )
     assert (code, "/nowhere" in err) == (1, True)
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Exit code and errors of a job on a backbone; the data folder does not exist."""
+
+    def ask(backbone, tasks="RTE"):
+        settings = (
+            f"placement.storage_path={tmp_path / 'storage'}",
+            "data_root=/nowhere",
+            "protocol.max_length=32",
+        )
+        words = [word for setting in settings for word in ("--set", setting)]
+        code, _, err = job(capsys, "--backbone", backbone, "--tasks", tasks, *words)
+        return code, err
+
+    return ask
+
+
+@pytest.mark.parametrize("family", ["bert", "moe"])
+def test_a_backbone_without_all_of_its_weights_is_refused_before_any_data(
+    bert, tmp_path, refused, family
+):
+    whole = bert if family == "bert" else save_nomic(tmp_path / "moe", vocab_size=200)
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    code, err = refused(folder)
+    assert (code, "/nowhere" in err) == (1, True), "the control: with its weights it goes on"
+
+    file.write_bytes(content[:-100])
+    code, err = refused(folder)
+    assert (code, "/nowhere" in err) == (1, False)
+    assert "model.safetensors' is cut off: it has" in err
+
+    weights = safetensors.torch.load(content)
+    lost = next(name for name in weights if "layer" in name)
+    kept = {name: value for name, value in weights.items() if name != lost}
+    safetensors.torch.save_file(kept, file, {"format": "pt"})
+    code, err = refused(folder)
+    assert (code, "/nowhere" in err, lost in err) == (1, False, True)
+    assert "lacks 1 weights" in err or "missing 1 " in err
+
+    safetensors.torch.save_file(weights | {lost: weights[lost][:7].clone()}, file, {"format": "pt"})
+    code, err = refused(folder)
+    assert (code, "/nowhere" in err, lost in err) == (1, False, True)
+    assert "1 of other shapes" in err or "of other shapes 1" in err
+
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    file.rename(folder / "model-1-of-2.safetensors")
+    code, err = refused(folder)
+    assert (code, "1 are missing: model-2-of-2.safetensors" in err) == (1, True)
+
+
+def test_a_family_without_a_head_is_refused_before_any_data(tmp_path, refused):
+    llama = save_decoder(tmp_path / "llama", tokenizer=wordpiece_tokenizer())
+    code, err = refused(llama, "RTE,XCOPA")
+    assert (code, "/nowhere" in err) == (2, False)
+    assert "'llama' have no head for SIQa, COPA (AutoModelForMultipleChoice of" in err
+    code, err = refused(llama, "RTE")
+    assert (code, "/nowhere" in err) == (1, True), "the control: without those tasks it goes on"
 
 
 def test_a_trial_tells_of_what_trying_again_does_not_mend(bert, tmp_path, monkeypatch):

@@ -11,7 +11,12 @@ from rayembed.assets.storage import check_writable, file_name, join, remove_fold
 from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.evaluation.backbone.catalogue import BENCHMARKS, Plan, plan_of, task_named
-from rayembed.evaluation.backbone.heads import check_length, encoder_folder, family_of
+from rayembed.evaluation.backbone.heads import (
+    check_heads,
+    check_length,
+    encoder_folder,
+    family_of,
+)
 from rayembed.evaluation.backbone.results import (
     Summary,
     best_result,
@@ -27,6 +32,7 @@ from rayembed.evaluation.backbone.tasks import Finetuning, Rows
 from rayembed.evaluation.backbone.tokens import Tokenizer
 from rayembed.evaluation.backbone.trial import Backbone, Trial
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.weight_files import check_weight_files
 from rayembed.pipeline.storage import absolute_storage
 
 logger = logging.getLogger(__name__)
@@ -102,14 +108,17 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
     """The backbone of a run, checked against all that the plan asks of it.
 
     Raises:
-        AssetError, ArtifactError: no encoder there, or one that is not supported.
-        ConfigError: it has learnt too few positions for a task.
+        AssetError, ArtifactError: no encoder there, one that is not supported, or files or weights
+            of it are missing, damaged or cut off.
+        ConfigError: it has learnt too few positions for a task, or its family lacks a head.
     """
     folder = resolve_model(run.backbone)
     encoder = encoder_folder(folder)
     family_of(encoder)
+    check_weight_files(folder)
     longest = max(plan.finetunings, key=lambda one: one.protocol.max_length)
     check_length(encoder, longest.protocol.max_length, longest.name)
+    check_heads(encoder, plan.finetunings)
     Tokenizer(encoder, longest.protocol.max_length)
     name = run.name or file_name(run.backbone.partition("@")[0])
     weights = weights_fingerprint(folder)

@@ -3,7 +3,8 @@
 B rows, C choices, T tokens, H hidden size, L labels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,6 +85,24 @@ def check_length(folder: Path, max_length: int, task: str) -> None:
         )
 
 
+def check_heads(folder: Path, finetunings: Sequence[Finetuning]) -> None:
+    """Return when the family has every head and the folder all weights of the encoder.
+
+    Of safetensors files only names and shapes are read, so that it takes hardly any memory.
+
+    Raises:
+        ArtifactError: the encoder lacks weights, has some of other shapes, or they are damaged.
+        ConfigError: a finetuning whose head the family does not have.
+    """
+    if family_of(folder) == "nomic":
+        load_encoder_weights(folder)  # all heads are ours
+        return
+    _check_family(check_backbone(folder), finetunings)
+    with _quiet():
+        for one in {one.kind: one for one in finetunings}.values():
+            _load_of_transformers(folder, one, device_map="meta")
+
+
 def load_with_head(folder: Path, finetuning: Finetuning, *, head_dropout: float) -> nn.Module:
     """The model of a folder with the finetuning's head, in float32, on the CPU.
 
@@ -115,7 +134,43 @@ def save_with_head(model: nn.Module, folder: Path) -> None:
         inner.save_pretrained(folder)  # type: ignore[operator] # of transformers
 
 
-def _load_of_transformers(folder: Path, finetuning: Finetuning) -> nn.Module:
+def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
+    """Return when transformers has a class with the head of each finetuning for the settings."""
+    import transformers
+
+    lacking = {
+        one.name: _AUTO_CLASSES[one.kind]
+        for one in finetunings
+        if type(settings) not in getattr(transformers, _AUTO_CLASSES[one.kind])._model_mapping
+    }
+    if lacking:
+        classes = ", ".join(sorted(set(lacking.values())))
+        raise ConfigError(
+            f"models of the family {settings.model_type!r} have no head for {', '.join(lacking)} "
+            f"({classes} of transformers); leave out the tasks that take it, as --dry-run tells"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' list of the new weights of every head and its bars."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _load_of_transformers(
+    folder: Path, finetuning: Finetuning, device_map: str | None = None
+) -> nn.Module:
+    """The model, or on the device `meta` its shapes; raises as `load_with_head`."""
     import safetensors
     import transformers
 
@@ -126,17 +181,14 @@ def _load_of_transformers(folder: Path, finetuning: Finetuning) -> nn.Module:
     if kind in ("classes", "score"):
         regression = kind == "score"
         settings.problem_type = "regression" if regression else "single_label_classification"
+    _check_family(settings, [finetuning])
     auto = getattr(transformers, _AUTO_CLASSES[kind])
-    if type(settings) not in auto._model_mapping:
-        raise ConfigError(
-            f"models of the family {settings.model_type!r} have no head for {finetuning.name} "
-            f"({_AUTO_CLASSES[kind]} of transformers); leave the task out"
-        )
     try:
         model, report = auto.from_pretrained(
             str(folder),
             config=settings,
             dtype=torch.float32,
+            device_map=device_map,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             trust_remote_code=False,
