@@ -106,6 +106,16 @@ def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
     # XLM-R without positions and pooler, its vocabulary filled up, and its head.
     total = {"nomic-adapt": "277,935,808", "nomic-adapt-quickstart": "22,550,208"}[name]
     assert total in captured.err
+    # 10,000 · 4,096 · 2,048 tokens of four bytes; sequences are of the corpus, not of the steps.
+    plan = {"nomic-adapt": "312.50", "nomic-adapt-quickstart": "0.00"}[name]
+    told = {row[0].strip(): row[1].strip() for row in rows_of(captured.err) if len(row) == 2}
+    assert told["disk, plan"] == f"{plan} GiB at most, and as much again while it is made"
+    assert "4 bytes for each token of the whole corpus" in told["disk, sequences"]
+
+
+def rows_of(table):
+    """Cells of the lines of a table with borders."""
+    return [line.strip("│ ").split("│") for line in table.splitlines() if line.startswith("│")]
 
 
 def test_wrong_settings_end_with_two_and_say_what_is_meant(capsys):

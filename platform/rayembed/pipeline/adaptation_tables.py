@@ -125,7 +125,14 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
         f"{training.steps:,} of {training.global_sequences:,} sequences of {corpus.max_length:,} "
         f"tokens, {corpus.layout}: {tokens:,} tokens at most",
     )
-    table.add_row("disk", f"{2 * 4 * tokens / 2**30:.2f} GiB at most for sequences and plan")
+    table.add_row(
+        "disk, plan", f"{4 * tokens / 2**30:.2f} GiB at most, and as much again while it is made"
+    )
+    table.add_row(
+        "disk, sequences",
+        "at most about 4 bytes for each token of the whole corpus, also of what no step draws; how "
+        "many these are is not known before it is read",
+    )
     table.add_row("machines", machines(placement))
     table.add_row("root of the texts", corpus.root or "the working directory")
     table.add_row("storage", placement.storage_path)
