@@ -1,6 +1,7 @@
 """Tiny random models of several families, with tokenizers trained on a few lines, in folders."""
 
 import json
+from pathlib import Path
 
 import safetensors.torch
 import torch
@@ -78,15 +79,17 @@ def byte_level_tokenizer():
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
+_WORD_PIECES = Path(__file__).with_name("word_pieces.txt")
+"""Learnt from `LINES` once: the trainer breaks ties by chance, so that each process had others."""
+
+
 def wordpiece_tokenizer():
     """A BERT-like tokenizer: lower case, [CLS] and [SEP] around the text."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    vocabulary = {piece: number for number, piece in enumerate(_WORD_PIECES.read_text().split())}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer.train_from_iterator(
-        LINES * 3, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special)
-    )
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
