@@ -22,6 +22,7 @@ from rayembed.data.parts import Part, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.clustered import clustered
+from rayembed.data.plan.files import part_places
 from rayembed.data.plan.homogeneous import homogeneous
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.stream import read_steps
@@ -558,3 +559,16 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
     with pytest.raises(DataError, match="has no tokens"):
         got.extend(batch.step for batch in read_steps(plan, Refuses()))
     assert not [t for t in threading.enumerate() if t.name == "read-steps"]
+
+
+def test_places_of_a_part_are_cut_at_the_limit():
+    row = np.array([0, 3, 0, 1, 0, 0, 4])
+    step = np.arange(7)
+    whole = part_places(["a", "b"], [3, 2], row, step, step.astype(np.int32))
+    cut = part_places(["a", "b"], [3, 2], row, step, step.astype(np.int32), most=2)
+    assert [len(unit.row) for unit in whole] == [5, 2]
+    assert [len(unit.row) for unit in cut] == [2, 2, 1, 2]
+    for field in ("row", "step", "slot"):
+        both = (np.concatenate([getattr(unit, field) for unit in units]) for units in (whole, cut))
+        np.testing.assert_array_equal(*both)
+    assert len({unit.key for unit in cut}) == 4

@@ -313,7 +313,7 @@ def test_workers_have_slices_of_the_same_masked_batches(plan, folder):
         steps_of(plan, folder, 0, 5)(0)
 
 
-def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_path):
+def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_path, monkeypatch):
     run, tasks = tiny_adaptation(folder), []
 
     def dies(task, units, needs="cpu"):
@@ -325,6 +325,8 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         prepare_sequences(run, Workshop(str(tmp_path), run.seed, dies))
+    # Nor do tasks of another size show.
+    monkeypatch.setattr("rayembed.data.sequences.plan._TOKENS_OF_A_TASK", 200)
     again = SequencePlan.open(prepare_sequences(run, Workshop(str(tmp_path), run.seed)))
     assert again.fingerprint == plan.fingerprint
     assert again.languages_told == plan.languages_told

@@ -172,16 +172,22 @@ def part_places(
     row: np.ndarray,
     step: np.ndarray,
     slot: np.ndarray,
+    most: int | None = None,
 ) -> list[PartPlaces]:
-    """The places of rows that count through the parts, for each part that has any."""
+    """The places of rows that count through the parts, for each part that has any.
+
+    Args:
+        most: places of a unit; a part with more of them gives several. None: no limit.
+    """
     first = np.concatenate([[0], np.cumsum(rows_of_parts)])
     order = np.argsort(row, kind="stable")
     row, step, slot = row[order], step[order], slot[order]
     edges = np.searchsorted(row, first)
     return [
-        PartPlaces(path, row[a:b] - start, step[a:b], slot[a:b])
+        PartPlaces(path, row[c:d] - start, step[c:d], slot[c:d])
         for path, start, a, b in zip(paths, first[:-1], edges[:-1], edges[1:], strict=True)
-        if b > a
+        for c in range(a, b, most or max(b - a, 1))
+        for d in [min(b, c + most) if most else b]
     ]
 
 

@@ -49,6 +49,9 @@ PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 _KEY = "adapt"
 _SCRATCH = ("scattered", "units")
 
+_TOKENS_OF_A_TASK = 1 << 24
+"""Of sequences at their places in the plan: 64 MiB."""
+
 
 @dataclass(frozen=True)
 class SequencePlan:
@@ -177,6 +180,8 @@ def _write(
         order.ravel(),
         step,
         slot.astype(np.int32),
+        # Rows of a small language stand in many places, and a task holds a copy for each.
+        most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length),
     )
     scatter = _Scatter(folder, steps_per_file, num_files)
     scattered = run_units(folder, "plan adapt scatter", scatter, places, workshop.execute)
