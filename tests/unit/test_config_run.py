@@ -68,6 +68,9 @@ def changed(run: Run, leaf) -> Run:
         put(values, (*leaf.path[:-1], "pairs"), "translation")
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
         put(values, ("placement", "workers"), other_value(leaf))
+    if leaf.path[-1] == "dimensions" and "dimensions" in values["model"]:
+        offered = {*values["model"]["dimensions"], *other_value(leaf)}  # those of each loss
+        values["model"]["dimensions"] = sorted(offered, reverse=True)
     if leaf.path[:2] == ("data", "datasets") and leaf.path[-1] == "name":  # stages follow
         for stage in values["stages"]:
             weight = stage["datasets"].pop(leaf.value, None)
