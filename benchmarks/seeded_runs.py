@@ -6,6 +6,7 @@ goes on; the table is made of the seeds that all recipes have.
 
 import argparse
 import csv
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +53,7 @@ class Comparison:
         assignments = [
             f"name={self.recipes[label]}-seed{seed}",
             f"seed={seed}",
-            f"evaluation.baselines=[{','.join(self.baselines if label in untrained else ())}]",
+            f"evaluation.baselines={json.dumps(self.baselines if label in untrained else ())}",
             f"evaluation.before_training={'true' if label in untrained else 'false'}",
             *given,
         ]

@@ -138,8 +138,8 @@ def quickstart() -> Run:
                 batch=batch,
                 loss=InfoNCEConfig(temperature=0.05),
                 optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=20, schedule="cosine"),
-                steps=200,
-                checkpoint_every_steps=100,
+                steps=170,
+                checkpoint_every_steps=85,
             ),
             StageConfig(
                 name="finetune",
@@ -155,7 +155,8 @@ def quickstart() -> Run:
             source=WIKIPEDIA_EN,
             translations={"fra-Latn": WIKIPEDIA_FR, "spa-Latn": WIKIPEDIA_ES},
         ),
-        placement=on_a_laptop(micro_batch_tokens=1024),
+        # Each micro-batch has a gradient of all experts, whatever part of them its tokens chose.
+        placement=on_a_laptop(micro_batch_tokens=4096),
     )
 
 
