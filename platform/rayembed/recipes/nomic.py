@@ -138,8 +138,8 @@ def quickstart() -> Run:
                 batch=batch,
                 loss=InfoNCEConfig(temperature=0.05),
                 optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=20, schedule="cosine"),
-                steps=170,
-                checkpoint_every_steps=85,
+                steps=150,
+                checkpoint_every_steps=75,
             ),
             StageConfig(
                 name="finetune",
