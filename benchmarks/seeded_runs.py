@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rayembed.config.override import override
-from rayembed.config.run import read_run
+from rayembed.config.run import Run
 from rayembed.evaluation.spread import SpreadTable, spread_csv, spread_markdown, spread_table
 from rayembed.recipes.catalogue import get_recipe
 
@@ -66,7 +66,7 @@ def read_scores(run):
     path = folder / "scores.csv"
     if not path.exists() or not (folder / "run.yaml").exists():
         return None
-    kept = read_run(folder / "run.yaml")
+    kept = Run.read(folder / "run.yaml")
     if (kept.fingerprint, kept.evaluation) != (run.fingerprint, run.evaluation):
         return None
     with path.open(newline="", encoding="utf-8") as file:

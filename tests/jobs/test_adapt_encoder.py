@@ -11,7 +11,7 @@ import torch
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 import rayembed
-from rayembed.config.adaptation import read_adaptation
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
@@ -101,7 +101,7 @@ def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
     captured = capsys.readouterr()
     (tmp_path / "run.yaml").write_text(captured.out)
     again, _ = resolve(["--recipe", str(tmp_path / "run.yaml")], "nomic-adapt")
-    assert again == get_adaptation(name) == read_adaptation(tmp_path / "run.yaml")
+    assert again == get_adaptation(name) == Adaptation.read(tmp_path / "run.yaml")
     assert again.fingerprint in captured.out.splitlines()[0]
     # XLM-R without positions and pooler, its vocabulary filled up, and its head.
     total = {"nomic-adapt": "277,935,808", "nomic-adapt-quickstart": "22,550,208"}[name]

@@ -12,7 +12,7 @@ import pytest
 from chat_server import ChatServer, Reply, chat_server
 
 import rayembed
-from rayembed.config.synthesis import read_synthesis_run
+from rayembed.config.synthesis import SynthesisRun
 from rayembed.data.prepared import open_prepared
 from rayembed.pipeline.synthesis_job import run_synthesis_job
 
@@ -90,7 +90,7 @@ def test_a_dry_run_prints_a_recipe_that_is_read_back(tmp_path: Path, capsys) -> 
     assert run_synthesis_job([*arguments, "--dry-run"], about=None) == 0
     printed = capsys.readouterr()
     (tmp_path / "run.yaml").write_text(printed.out)
-    run = read_synthesis_run(tmp_path / "run.yaml")
+    run = SynthesisRun.read(tmp_path / "run.yaml")
     assert run.fingerprint in printed.out
     assert run.synthesis.examples == {"short-short": 500}
     assert "5 or more" in printed.err

@@ -11,7 +11,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 from tokenizers import processors
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, EosPooling, ProjectionConfig
+from rayembed.config.model import BackboneConfig, BiEncoderConfig, ProjectionConfig
+from rayembed.config.pooling import EosPooling
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode

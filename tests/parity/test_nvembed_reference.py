@@ -15,7 +15,8 @@ from mteb.types import PromptType
 from tiny_models import metaspace_tokenizer
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import BackboneConfig, LatentAttentionPooling, NVEmbedConfig
+from rayembed.config.model import BackboneConfig, NVEmbedConfig
+from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.model_spec import make_spec
 from rayembed.models.latent_attention import PaperLatentAttention

@@ -12,7 +12,7 @@ from fake_llm import FakeLLM
 from ray.data.llm import build_processor
 from tiny_models import save_decoder
 
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.settings import parse
 from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun
 from rayembed.data.parts import read_records

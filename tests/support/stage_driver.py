@@ -9,7 +9,7 @@ import ray
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import is_remote, join
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.run import read_run
+from rayembed.config.run import Run
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.training.on_ray import train_stage_on_ray
 from rayembed.training.worker import StageJob
@@ -26,7 +26,7 @@ def main(address: str, run_file: str, plan: str, folder: str) -> None:
     files = StoredFolder(folder, local)
     files.fetch()
     place = join(folder, METRICS_FILE) if is_remote(folder) else None
-    job = StageJob(read_run(run_file), 0, plan, None, join(folder, "weights.safetensors"))
+    job = StageJob(Run.read(run_file), 0, plan, None, join(folder, "weights.safetensors"))
     train_stage_on_ray(job, folder, local / METRICS_FILE, 0, metrics_place=place)
     files.keep()
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_leaves import leaves, other_value, put
 
+from rayembed.config.document import fingerprint
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
-from rayembed.config.run import Run, fingerprint, read_run
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError
@@ -187,7 +188,7 @@ def test_a_run_comes_back_from_its_file(tmp_path):
         get_recipe("nvembed-quickstart"), ["model.instruction_template=\n{instruction}\x85 "]
     )
     (tmp_path / "run.yaml").write_text(run.to_yaml(), encoding="utf-8")
-    again = read_run(tmp_path / "run.yaml")
+    again = Run.read(tmp_path / "run.yaml")
     assert again == run
     assert again.to_yaml() == run.to_yaml()
 
@@ -232,7 +233,7 @@ def test_hand_written_yaml_needs_only_what_has_no_default(tmp_path):
         placement: {zero_stage: 2, grad_cache: off}
         """
     )
-    run = read_run(file)
+    run = Run.read(file)
     assert run.name == "2024-01-01"
     assert run.stages[0].optimizer.learning_rate == 2e-5
     assert run.stages[0].datasets == {"no": 1.0}
@@ -258,17 +259,17 @@ def test_a_file_that_is_no_run_is_refused(tmp_path, content, message):
     file = tmp_path / "run.yaml"
     file.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        read_run(file)
+        Run.read(file)
 
 
 def test_a_file_that_is_missing_or_not_text_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the run"):
-        read_run(tmp_path / "none.yaml")
+        Run.read(tmp_path / "none.yaml")
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="cannot read the run"):
-        read_run(tmp_path / "binary.yaml")
+        Run.read(tmp_path / "binary.yaml")
     with pytest.raises(ConfigError, match="cannot read the run"):
-        read_run(tmp_path)
+        Run.read(tmp_path)
 
 
 def test_settings_are_frozen_and_finite():

@@ -4,7 +4,7 @@ import pytest
 
 from rayembed.config.override import override
 from rayembed.config.settings import parse
-from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun, read_synthesis_run
+from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun
 from rayembed.errors import ConfigError
 
 
@@ -78,7 +78,7 @@ def test_an_answer_must_leave_room_for_its_prompt() -> None:
 def test_its_file_is_read_back(tmp_path) -> None:
     run = run_with("synthesis.llm.kind=vllm", "synthesis.topics=['yes', '1.10']", "seed=3")
     (tmp_path / "run.yaml").write_text(run.to_yaml())
-    assert read_synthesis_run(tmp_path / "run.yaml") == run
+    assert SynthesisRun.read(tmp_path / "run.yaml") == run
 
 
 def test_identity_leaves_out_name_and_place_and_the_order_of_kinds() -> None:

@@ -46,9 +46,11 @@ def applied(tmp_path_factory):
     root = tmp_path_factory.mktemp("copy")
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(PLATFORM, root / "platform", ignore=leave)
-    (file,) = blocks("python")
-    name, _, text = file.removeprefix("# ").partition("\n")
-    (root / name).write_text(text)
+    files = blocks("python")
+    assert len(files) == 2
+    for file in files:
+        name, _, text = file.removeprefix("# ").partition("\n")
+        (root / name).write_text(text)
     changes = "".join(blocks("diff"))
     assert changes.count("+++ ") == 7
     # A repository of its own: in another one's folder git would leave out what lies above.

@@ -18,13 +18,8 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tiny_models import save_cross_encoder, save_decoder, save_encoder, save_nomic
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    Causal2VecConfig,
-    MeanPooling,
-    NVEmbedConfig,
-)
+from rayembed.config.model import BackboneConfig, BiEncoderConfig, Causal2VecConfig, NVEmbedConfig
+from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.model_spec import loader_of, make_spec

@@ -221,11 +221,23 @@ def test_auto_is_the_table_of_the_architecture(kind):
     assert ModelPrompts(Prompts(table="none"), folder).table == "none"
 
 
+SEARCH = {"query": "search_query: ", "document": "search_document: "}
+
+
 def test_auto_is_nomics_table_for_its_published_models_and_not_for_those_trained_here():
-    published, own = (FolderPrompts("nomic-moe", prefixes=PLAIN.prefixes, own=o) for o in (0, 1))
+    published, own = (FolderPrompts("nomic-moe", prefixes=SEARCH, own=o) for o in (False, True))
     assert ModelPrompts(Prompts(), published).table == "nomic"
     assert head(ModelPrompts(Prompts(), published), "STS12", None) == "classification: "
     assert ModelPrompts(Prompts(), own).table == "folder"
+
+
+@pytest.mark.parametrize(("kind", "own"), [("cde", True), ("cde", False), ("nomic-moe", False)])
+def test_auto_keeps_the_prefixes_of_a_model_that_learnt_others_than_the_table(kind, own):
+    plain = FolderPrompts(kind, prefixes={"query": "query: ", "document": "passage: "}, own=own)
+    assert ModelPrompts(Prompts(), plain).table == "folder"
+    assert head(ModelPrompts(Prompts(), plain), "SciFact", PromptType.query) == "query: "
+    usual = FolderPrompts(kind, prefixes=SEARCH, own=own)
+    assert ModelPrompts(Prompts(), usual).table in ("cde", "nomic")
 
 
 def test_own_instructions_go_before_every_table():

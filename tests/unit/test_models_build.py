@@ -4,15 +4,8 @@ import pytest
 import torch
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    ClsPooling,
-    LatentAttentionPooling,
-    LoraConfig,
-    MeanPooling,
-    NVEmbedConfig,
-)
+from rayembed.config.model import BackboneConfig, BiEncoderConfig, LoraConfig, NVEmbedConfig
+from rayembed.config.pooling import ClsPooling, LatentAttentionPooling, MeanPooling
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model
 from rayembed.models.lora import merged_state

@@ -14,7 +14,8 @@ from tiny_models import (
     save_encoder,
 )
 
-from rayembed.config.model import Causal2VecConfig, instruction_with_examples
+from rayembed.config.instructions import instruction_with_examples
+from rayembed.config.model import Causal2VecConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.build import build_model, check_buildable

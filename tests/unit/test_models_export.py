@@ -7,14 +7,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
+from rayembed.config.model import BackboneConfig, BiEncoderConfig, NVEmbedConfig
+from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,
     MeanPooling,
-    NVEmbedConfig,
     SelfAttentionPooling,
 )
 from rayembed.errors import ArtifactError

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayembed.config.model import (
+from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,

@@ -1,6 +1,6 @@
 import pytest
 
-from rayembed.config.run import Run, read_run
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.registry.run_folder import RUN_FILE, claim_run_folder, refuse_other_run
@@ -28,10 +28,10 @@ def tiny_run(**changes):
 def test_new_folder_is_claimed_and_the_same_run_goes_on(tmp_path):
     run = tiny_run()
     assert claim_run_folder(tmp_path / "new" / "tiny", run) is False
-    assert read_run(tmp_path / "new" / "tiny" / RUN_FILE) == run
+    assert Run.read(tmp_path / "new" / "tiny" / RUN_FILE) == run
     moved = tiny_run(placement={"micro_batch_tokens": 64})
     assert claim_run_folder(tmp_path / "new" / "tiny", moved) is True
-    assert read_run(tmp_path / "new" / "tiny" / RUN_FILE) == moved
+    assert Run.read(tmp_path / "new" / "tiny" / RUN_FILE) == moved
 
 
 def test_other_run_of_that_name_is_refused_and_nothing_changes(tmp_path):

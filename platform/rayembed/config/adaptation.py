@@ -4,20 +4,19 @@ The first step of Nomic Embed v2 (arXiv 2502.07972, section 4.1 and Table 2): wh
 `model.backbone.path` of the next one.
 """
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.credentials import refuse_credentials
+from rayembed.config.document import Document
 from rayembed.config.placement import Placement
-from rayembed.config.run import Run, fingerprint, read_mapping
-from rayembed.config.settings import Settings, parse
+from rayembed.config.run import Run
+from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource
 from rayembed.config.stage import OptimizerConfig
 from rayembed.config.worker_numbers import check_shares
-from rayembed.config.yaml_text import write_yaml
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -180,7 +179,7 @@ class MaskedTraining(Settings):
         return self
 
 
-class Adaptation(Settings):
+class Adaptation(Document):
     """Everything that one adaptation is."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -219,28 +218,10 @@ class Adaptation(Settings):
 
     def identity(self) -> dict[str, Any]:
         """What is fingerprinted: all that the trained weights depend on."""
-        values = self.model_dump(mode="json", exclude={"name", "placement"})
+        values = super().identity()
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
         return {"kind": "adaptation", **values}
-
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that name the identity of this run."""
-        return fingerprint(self.identity())
-
-    def to_yaml(self) -> str:
-        """The whole run as YAML, which `--recipe run.yaml` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
 
 
 AnyRun = Run | Adaptation
 """What trains weights under a name, in a folder of its own, and is followed in MLflow."""
-
-
-def read_adaptation(path: str | Path) -> Adaptation:
-    """An adaptation from a YAML file that `Adaptation.to_yaml` wrote or a user did.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    return parse(Adaptation, read_mapping(path))

@@ -1,14 +1,12 @@
 """The evaluation of a backbone by finetuning: which encoder, which tasks, how, and where."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
-from rayembed.config.run import fingerprint, read_mapping
+from rayembed.config.document import Document
 from rayembed.config.settings import Settings, parse
-from rayembed.config.yaml_text import write_yaml
 
 Precision = Literal["bfloat16", "float32"]
 
@@ -97,7 +95,7 @@ class BackbonePlacement(Settings):
     _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
 
 
-class BackboneRun(Settings):
+class BackboneRun(Document):
     """A backbone, the tasks that it is finetuned on, and where."""
 
     backbone: str = Field(min_length=1)
@@ -135,20 +133,6 @@ class BackboneRun(Settings):
             )
         return self
 
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of everything but where it runs."""
-        return fingerprint(self.model_dump(mode="json", exclude={"placement"}))
-
-    def to_yaml(self) -> str:
-        """The whole evaluation as YAML, which `--recipe` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
-
-
-def read_backbone_run(path: str | Path) -> BackboneRun:
-    """An evaluation from a YAML file that `--dry-run` printed or a user wrote.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    return parse(BackboneRun, read_mapping(path))
+    def identity(self) -> dict[str, Any]:
+        """Everything but where it runs; results are filed under the name."""
+        return self.model_dump(mode="json", exclude={"placement"})

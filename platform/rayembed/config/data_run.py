@@ -1,14 +1,15 @@
 """A data run: data sets to prepare without a model to train, as the data jobs take it."""
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig
-from rayembed.config.run import Run, fingerprint, read_mapping
+from rayembed.config.document import Document, read_mapping
+from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
-from rayembed.config.yaml_text import write_yaml
 
 
 class DataPlacement(Settings):
@@ -21,7 +22,7 @@ class DataPlacement(Settings):
     _no_credentials = field_validator("storage_path")(refuse_credentials)
 
 
-class DataRun(Settings):
+class DataRun(Document):
     """What a data job does: the data part of a training run, or data sets by themselves."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -44,16 +45,21 @@ class DataRun(Settings):
             raise ValueError(f"two data sets have the name {twice[0]!r}; it must be unique")
         return self
 
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of everything but the name and where things lie."""
-        values = self.model_dump(mode="json", exclude={"name", "placement"})
+    def identity(self) -> dict[str, Any]:
+        """Everything but the name and where things lie."""
+        values = super().identity()
         del values["data"]["root"]
-        return fingerprint(values)
+        return values
 
-    def to_yaml(self) -> str:
-        """The whole run as YAML, which `--recipe run.yaml` of a data job reads back."""
-        return write_yaml(self.model_dump(mode="json"))
+    @classmethod
+    def read(cls, path: str | Path) -> "DataRun":
+        """A data run from a YAML file; of a training run's file its data part.
+
+        Raises:
+            ConfigError: no such file, not YAML, or settings that do not hold.
+        """
+        values = read_mapping(path)
+        return data_of(parse(Run, values)) if "model" in values else parse(DataRun, values)
 
 
 def data_of(run: Run) -> DataRun:
@@ -65,13 +71,3 @@ def data_of(run: Run) -> DataRun:
         kept_for_evaluation=run.evaluation.source if run.evaluation.uses_wikipedia else None,
         placement=DataPlacement(storage_path=run.placement.storage_path),
     )
-
-
-def read_data_run(path: str | Path) -> DataRun:
-    """A data run from a YAML file; of a training run's file its data part.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    values = read_mapping(path)
-    return data_of(parse(Run, values)) if "model" in values else parse(DataRun, values)

@@ -24,8 +24,9 @@ class Prompts(Settings):
     """Where prompts come from. `nvembed` and `causal2vec`: task instructions (NV-Embed's Table 13,
     Causal2Vec's Table 16) before queries and before texts of symmetric tasks, none before
     documents. `nomic`, `cde`: prefixes by kind of task (`search_query: `). `folder`: the prompts
-    that the model's folder names. `none`: nothing. `auto`: for NV-Embed, Causal2Vec and CDE the
-    table of that name, `nomic` for a published NomicBert, else `folder`."""
+    that the model's folder names. `none`: nothing. `auto`: for NV-Embed and Causal2Vec the table of
+    that name; `cde` for CDE and `nomic` for a published NomicBert where the model's own prefixes
+    of queries and documents are the table's; else `folder`."""
     wording: Literal["mteb", "paper"] = "mteb"
     """Whose words an instruction table takes first. `mteb`: those of mteb's task, and the paper's
     where it has none. `paper`: the paper's table, and mteb's where that has none. They differ in

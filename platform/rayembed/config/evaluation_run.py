@@ -1,15 +1,13 @@
 """An evaluation: which model is scored on what, and where that is done."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
+from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.run import fingerprint, read_mapping
-from rayembed.config.settings import Settings, parse
-from rayembed.config.yaml_text import write_yaml
+from rayembed.config.settings import Settings
 
 
 class WikipediaTasks(Settings):
@@ -86,7 +84,7 @@ class ResultsPlace(Settings):
     placement: EvaluationPlacement = EvaluationPlacement()
 
 
-class EvaluationRun(Settings):
+class EvaluationRun(Document):
     """A model, the tasks that score it, and where."""
 
     model: ModelUnderTest
@@ -113,21 +111,3 @@ class EvaluationRun(Settings):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two own sets have the name {twice[0]!r}; it must be unique")
         return self
-
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of everything but where it runs."""
-        return fingerprint(self.model_dump(mode="json", exclude={"placement"}))
-
-    def to_yaml(self) -> str:
-        """The whole evaluation as YAML, which `--recipe` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
-
-
-def read_evaluation_run(path: str | Path) -> EvaluationRun:
-    """An evaluation from a YAML file that `--dry-run` printed or a user wrote.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    return parse(EvaluationRun, read_mapping(path))

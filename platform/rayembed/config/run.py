@@ -1,11 +1,7 @@
 """A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
-import hashlib
-import json
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import (
     Field,
     PositiveInt,
@@ -15,17 +11,16 @@ from pydantic import (
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.placement import Placement
-from rayembed.config.settings import Settings, nearest, parse
+from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
 from rayembed.config.validation import ValidationConfig, WikipediaValidation
 from rayembed.config.worker_numbers import check_shares
-from rayembed.config.yaml_text import read_yaml, write_yaml
-from rayembed.errors import ConfigError
 
 
 class EvaluationConfig(Settings):
@@ -87,7 +82,7 @@ class EvaluationConfig(Settings):
         return dict(sorted(given.items()))
 
 
-class Run(Settings):
+class Run(Document):
     """Everything that one training run is."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -279,15 +274,6 @@ class Run(Settings):
             values["max_length"] = self.evaluation.max_length
         return values
 
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that name the identity of this run."""
-        return fingerprint(self.identity())
-
-    def to_yaml(self) -> str:
-        """The whole run as YAML, which `--recipe run.yaml` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
-
 
 def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
     """Return when the data set's clusters are batches of the stage.
@@ -324,39 +310,3 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
         return "mining"
     given = isinstance(dataset.source, PairsSource) and dataset.source.negatives is not None
     return "source.negatives" if given else None
-
-
-def fingerprint(values: Any) -> str:
-    """Twelve hexadecimal digits of the SHA-256 of canonical JSON.
-
-    Raises:
-        TypeError: a value has no stable form in JSON.
-    """
-    text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def read_run(path: str | Path) -> Run:
-    """A run from a YAML file that `Run.to_yaml` wrote or a user did.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    return parse(Run, read_mapping(path))
-
-
-def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file, not yet checked.
-
-    Raises:
-        ConfigError: no such file, or not a mapping in YAML.
-    """
-    try:
-        values = read_yaml(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read the run {str(path)!r}: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(
-            f"the run {str(path)!r} must be a mapping of settings, as --dry-run prints one"
-        )
-    return values

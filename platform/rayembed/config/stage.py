@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.settings import Settings
+from rayembed.errors import ConfigError
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
@@ -100,6 +101,21 @@ class StageConfig(Settings):
     def row_name(self) -> str:
         """What a row is."""
         return "pairs"
+
+    def check_widths(self, full: int) -> None:
+        """Return when every width of the loss is below that of the model's vectors.
+
+        Args:
+            full: width of the model's vectors.
+
+        Raises:
+            ConfigError: one is not.
+        """
+        if wrong := [width for width in self.loss.dimensions if width >= full]:
+            raise ConfigError(
+                f"stages.{self.name}.loss.dimensions names {wrong}, but the model's vectors are "
+                f"{full} wide in full, which always counts; name widths below that"
+            )
 
     @field_validator("datasets")
     @classmethod

@@ -1,15 +1,15 @@
 """A sweep: which runs are compared, by which score, how they are found and when they are ended."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import Document
+from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.space import Domain, check_paths, parse_space
 from rayembed.config.validation import WIKIPEDIA_VALIDATION_TASKS
-from rayembed.config.yaml_text import write_yaml
 from rayembed.errors import ConfigError
 
 WIKIPEDIA_SUITE_TASKS = (
@@ -101,7 +101,7 @@ class MetricConfig(Settings):
     run's own deciding score of validation, the mean of the retrieval tasks of evaluation."""
 
 
-class Sweep(Settings):
+class Sweep(Document):
     """Everything that one sweep is."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -133,20 +133,15 @@ class Sweep(Settings):
         """The first run; placement, tracking and storage are the same in all."""
         return next(iter(self.runs.values()))
 
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of all that decides which trials there are and which is best.
+    def identity(self) -> dict[str, Any]:
+        """All that decides which trials there are and which is best.
 
         How many are drawn is left out: more of them belong to the same sweep.
         """
         values = self.model_dump(mode="json", include={"space", "search", "scheduler", "metric"})
         values["search"].pop("trials", None)
         values["runs"] = {label: run.fingerprint for label, run in self.runs.items()}
-        return fingerprint(values)
-
-    def to_yaml(self) -> str:
-        """The whole sweep as YAML, which `--sweep sweep.yaml` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
+        return values
 
     @model_validator(mode="after")
     def _is_searchable(self) -> "Sweep":

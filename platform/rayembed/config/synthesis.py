@@ -1,16 +1,14 @@
 """Synthetic pairs: how many of which kind, which LLM writes them, what is accepted."""
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data_run import DataPlacement
-from rayembed.config.run import fingerprint, read_mapping
-from rayembed.config.settings import Settings, parse
-from rayembed.config.yaml_text import write_yaml
+from rayembed.config.document import Document
+from rayembed.config.settings import Settings
 
 PairKind = Literal["short-long", "long-short", "short-short"]
 """Of query and positive: a short query and a document; a text and its label; two short texts."""
@@ -146,7 +144,7 @@ class SynthesisConfig(Settings):
         return self
 
 
-class SynthesisRun(Settings):
+class SynthesisRun(Document):
     """What `jobs/synthesize_pairs.py` does."""
 
     name: str = Field(default="synthetic", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
@@ -155,21 +153,3 @@ class SynthesisRun(Settings):
     """Of placeholders, languages, and the seeds that the LLM is sent."""
     synthesis: SynthesisConfig = SynthesisConfig()
     placement: DataPlacement = DataPlacement()
-
-    @property
-    def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of everything but the name and where things lie."""
-        return fingerprint(self.model_dump(mode="json", exclude={"name", "placement"}))
-
-    def to_yaml(self) -> str:
-        """The whole run as YAML, which `--recipe run.yaml` reads back."""
-        return write_yaml(self.model_dump(mode="json"))
-
-
-def read_synthesis_run(path: str | Path) -> SynthesisRun:
-    """A synthesis from a YAML file that `SynthesisRun.to_yaml` wrote or a user did.
-
-    Raises:
-        ConfigError: no such file, not YAML, or settings that do not hold.
-    """
-    return parse(SynthesisRun, read_mapping(path))

@@ -1,4 +1,4 @@
-"""YAML of runs: what `Run.to_yaml` writes and a user types.
+"""YAML of runs: what `Document.to_yaml` writes and a user types.
 
 Scalars stay text, only `null` is read: the type of the setting decides what a text means. YAML 1.1
 would read `2e-5` as text, `no` as false, `1.10` as 1.1 and `2024-01-01` as a date.

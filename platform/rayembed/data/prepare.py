@@ -19,7 +19,8 @@ from typing import get_args
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data_run import DataRun, data_of
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.sources import WikipediaSource
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered

@@ -28,7 +28,7 @@ from rayembed.assets.storage import (
     remove_folder,
     write_atomic,
 )
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.units import Execute, Result, add_up, in_process
 from rayembed.data.vectors.teacher import Teaching

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.evaluate import instructions_for, run_tasks, suite_tasks

@@ -12,7 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.data.sources.wikipedia import NO_TOPIC
 from rayembed.errors import ConfigError, DataError

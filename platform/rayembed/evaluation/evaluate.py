@@ -23,7 +23,8 @@ from mteb.languages.check_language_code import check_language_code
 from mteb.models import ModelMeta
 
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.config.sources import WikipediaSource
 from rayembed.data.sources.wikipedia import (

@@ -16,8 +16,8 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.types import PromptType
 
+from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.run import fingerprint
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity

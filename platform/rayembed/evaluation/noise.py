@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import (

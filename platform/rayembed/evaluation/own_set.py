@@ -19,7 +19,7 @@ from mteb.get_tasks import TASK_LIST
 from mteb.languages import check_language_code
 
 from rayembed.assets.cache import cache_folder, filled
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.errors import ConfigError
 from rayembed.evaluation.own_data import (
     CORPUS,

@@ -16,9 +16,9 @@ from mteb.abstasks.task_metadata import TaskMetadata, TaskType
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.types import PromptType
 
+from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
-from rayembed.config.model import plain_head
-from rayembed.config.run import fingerprint
+from rayembed.config.instructions import plain_head
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import base_names, instruction_table, prefix_table
@@ -86,11 +86,18 @@ class ModelPrompts:
         """The settings' table; for `auto` the one that fits the model."""
         if self.settings.table != "auto":
             return self.settings.table
+        if self.folder.kind in INSTRUCTION_TABLES:
+            return self.folder.kind
+        # Our own NomicBert has learnt the prefixes of its folder, and none of the table's others.
         if self.folder.kind == "nomic-moe" and not self.folder.own:
-            # Ours have learnt the prefixes of their folder, and no more of the table than those.
-            return "nomic"
-        known = (*INSTRUCTION_TABLES, *PREFIX_TABLES)
-        return self.folder.kind if self.folder.kind in known else "folder"
+            return self._table_or_folder("nomic")
+        return self._table_or_folder("cde") if self.folder.kind == "cde" else "folder"
+
+    def _table_or_folder(self, table: str) -> str:
+        """The table where the model's own prefixes of queries and documents are the table's."""
+        published = prefix_table(table).prefixes
+        fits = all(published[role] == text for role, text in self.folder.prefixes.items())
+        return table if fits else "folder"
 
     @property
     def fingerprint(self) -> str:

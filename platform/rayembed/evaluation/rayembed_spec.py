@@ -16,9 +16,9 @@ from mteb.types import PromptType
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
-from rayembed.config.run import fingerprint
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity

@@ -14,8 +14,8 @@ from mteb.types import PromptType
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.sentence_modules import foreign_modules, is_own_format
+from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
-from rayembed.config.run import fingerprint
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.mteb_model import model_meta

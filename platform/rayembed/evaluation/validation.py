@@ -10,7 +10,8 @@ import mteb
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.config.validation import (
     BeirValidation,

@@ -25,7 +25,7 @@ from rayembed.assets.samples import (
     DESCRIPTION_TASK,
     SENTENCE_TASK,
 )
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.sources.wikipedia import Article
 from rayembed.evaluation import wikipedia_samples as samples
 from rayembed.evaluation.wikipedia_samples import (

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rayembed.config.model import Causal2VecConfig, Representation
+from rayembed.config.causal2vec import Representation
+from rayembed.config.model import Causal2VecConfig
 from rayembed.models.causal2vec_tokens import Causal2VecTokenizer
 from rayembed.models.contextual_tokens import ContextualTokens
 from rayembed.models.contract import EmbedOutput, Tokens

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayembed.config.model import Causal2VecConfig, instruction_with_examples
+from rayembed.config.instructions import instruction_with_examples
+from rayembed.config.model import Causal2VecConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import Role, Tokens
 from rayembed.models.tokens import (

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayembed.config.model import LatentAttentionPooling
+from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models.masked_mean import masked_mean
 

@@ -9,12 +9,11 @@ from rayembed.config.model import (
     BiEncoderConfig,
     Causal2VecConfig,
     CDEConfig,
-    LatentAttentionPooling,
     ModelConfig,
     NomicMoeConfig,
     NVEmbedConfig,
-    SelfAttentionPooling,
 )
+from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.models.backbones import DTYPES, check_backbone, load_backbone
 from rayembed.models.build import assemble, build_head, empty_main, load_main, make_tokenizer

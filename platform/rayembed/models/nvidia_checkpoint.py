@@ -6,12 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayembed.config.model import (
-    BackboneConfig,
-    Dtype,
-    LatentAttentionPooling,
-    NVEmbedConfig,
-)
+from rayembed.config.model import BackboneConfig, Dtype, NVEmbedConfig
+from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.models.backbones import DTYPES, finish_backbone, remove_causal_mask
 from rayembed.models.build import make_tokenizer

@@ -7,15 +7,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayembed.config.model import (
-    BiEncoderConfig,
+from rayembed.config.model import BiEncoderConfig, NVEmbedConfig, ProjectionConfig
+from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
     LatentAttentionPooling,
     MaxPooling,
     MeanPooling,
-    NVEmbedConfig,
-    ProjectionConfig,
     SelfAttentionPooling,
     WeightedMeanPooling,
 )

@@ -9,16 +9,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
+from rayembed.config.model import BackboneConfig, BiEncoderConfig, Dtype, ProjectionConfig
+from rayembed.config.pooling import (
     BiEncoderPooling,
     ClsPooling,
-    Dtype,
     EosPooling,
     MaxPooling,
     MeanPooling,
-    ProjectionConfig,
     WeightedMeanPooling,
 )
 from rayembed.errors import ArtifactError

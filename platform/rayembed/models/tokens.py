@@ -14,13 +14,8 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from rayembed.config.model import (
-    BiEncoderConfig,
-    CDEConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-    plain_head,
-)
+from rayembed.config.instructions import plain_head
+from rayembed.config.model import BiEncoderConfig, CDEConfig, NomicMoeConfig, NVEmbedConfig
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.contract import Role, Tokens
 from rayembed.models.json_file import read_json

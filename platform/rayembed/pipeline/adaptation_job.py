@@ -2,12 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from rayembed.config.adaptation import Adaptation, read_adaptation
-from rayembed.config.override import override
+from rayembed.config.adaptation import Adaptation
 from rayembed.pipeline.adaptation_tables import print_adaptation, print_adaptations
-from rayembed.pipeline.command_line import Action, exit_code, log_to_stderr, recipe_parser
+from rayembed.pipeline.command_line import (
+    Action,
+    action_of,
+    assigned,
+    exit_code,
+    log_to_stderr,
+    named_or_read,
+    recipe_parser,
+)
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 
 
@@ -51,18 +57,5 @@ def resolve(
     args = recipe_parser(
         default_recipe, about, example="corpus.texts.en.source.path=en.jsonl"
     ).parse_args(list(argv))
-    assignments = [*args.assignments]
-    if args.name is not None:
-        assignments.append(f"name={args.name}")
-    run = override(_base(args.recipe), assignments)
-    if args.list:
-        return run, Action.LIST
-    return run, Action.DRY_RUN if args.dry_run else Action.TRAIN
-
-
-def _base(recipe: str) -> Adaptation:
-    """The run of a recipe's name or of a YAML file."""
-    is_file = recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file()
-    if is_file and recipe not in adaptation_names():
-        return read_adaptation(recipe)
-    return get_adaptation(recipe)
+    base = named_or_read(args.recipe, adaptation_names(), get_adaptation, Adaptation)
+    return assigned(base, args), action_of(args)

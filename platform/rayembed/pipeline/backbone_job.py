@@ -9,7 +9,7 @@ from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.table import Table
 
-from rayembed.config.backbone_evaluation import BackboneRun, read_backbone_run
+from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
@@ -51,7 +51,7 @@ def asked_run(args: argparse.Namespace) -> BackboneRun:
     """
     values: dict[str, Any] = {}
     if args.recipe is not None:
-        values = read_backbone_run(args.recipe).model_dump(mode="json")
+        values = BackboneRun.read(args.recipe).model_dump(mode="json")
     if args.backbone is not None:
         values["backbone"] = args.backbone
     if args.benchmark:

@@ -4,7 +4,7 @@ import hashlib
 from statistics import fmean
 
 from rayembed.assets.cache import cache_folder
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.evaluation.backbone.catalogue import BENCHMARKS
 from rayembed.pipeline.backbone_evaluation import BackboneScores
 from rayembed.registry.metrics_log import write_atomic

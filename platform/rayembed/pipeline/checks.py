@@ -86,11 +86,7 @@ def check_widths(run: Run, width: int) -> None:
         ConfigError: one is not.
     """
     for stage in run.stages:
-        if wrong := [dimension for dimension in stage.loss.dimensions if dimension >= width]:
-            raise ConfigError(
-                f"stages.{stage.name}.loss.dimensions names {wrong}, but the model's vectors are "
-                f"{width} wide in full, which always counts; name widths below that"
-            )
+        stage.check_widths(width)
     learnt = {dimension for stage in run.stages for dimension in stage.loss.dimensions}
     offered = run.model.dimensions if isinstance(run.model, NomicMoeConfig) else ()
     if unlearnt := [dimension for dimension in offered if dimension not in learnt]:

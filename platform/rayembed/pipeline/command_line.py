@@ -3,16 +3,20 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
+from rayembed.config.document import Document
 from rayembed.config.override import override
-from rayembed.config.run import Run, read_run
+from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.dry_run import print_dry_run, print_recipes
 from rayembed.recipes.catalogue import get_recipe, recipe_names
+
+AnyDocument = TypeVar("AnyDocument", bound=Document)
 
 
 class Action(Enum):
@@ -92,13 +96,24 @@ def resolve(
         SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
     """
     args = _parser(default_recipe, about).parse_args(list(argv))
-    assignments = [*args.assignments]
-    if args.name is not None:
-        assignments.append(f"name={args.name}")
-    run = of_stages(override(base_run(args.recipe), assignments), args.stages)
+    return of_stages(assigned(base_run(args.recipe), args), args.stages), action_of(args)
+
+
+def assigned(run: AnyDocument, args: argparse.Namespace) -> AnyDocument:
+    """The run with the settings and the name of `recipe_parser`'s arguments.
+
+    Raises:
+        ConfigError: an unknown setting or a wrong value.
+    """
+    named = [] if args.name is None else [f"name={args.name}"]
+    return override(run, [*args.assignments, *named])
+
+
+def action_of(args: argparse.Namespace) -> Action:
+    """What `recipe_parser`'s arguments ask to do."""
     if args.list:
-        return run, Action.LIST
-    return run, Action.DRY_RUN if args.dry_run else Action.TRAIN
+        return Action.LIST
+    return Action.DRY_RUN if args.dry_run else Action.TRAIN
 
 
 def of_stages(run: Run, names: Sequence[str]) -> Run:
@@ -121,11 +136,22 @@ def base_run(recipe: str) -> Run:
     Raises:
         ConfigError: no such recipe, or a file that is no run.
     """
-    if recipe in recipe_names():
-        return get_recipe(recipe)
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file():
-        return read_run(recipe)
-    return get_recipe(recipe)
+    return named_or_read(recipe, recipe_names(), get_recipe, Run)
+
+
+def named_or_read(
+    recipe: str, names: Iterable[str], get: Callable[[str], AnyDocument], kind: type[AnyDocument]
+) -> AnyDocument:
+    """The recipe of one of the names, or what a YAML file holds.
+
+    Args:
+        get: the recipe of a name; refuses a name that it does not know.
+
+    Raises:
+        ConfigError: no such recipe, or a file that is none of the kind.
+    """
+    is_file = recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file()
+    return kind.read(recipe) if is_file and recipe not in names else get(recipe)
 
 
 def recipe_parser(

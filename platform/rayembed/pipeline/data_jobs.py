@@ -4,15 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
-from rayembed.config.data_run import DataRun, data_of, read_data_run
+from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.override import override
 from rayembed.config.settings import nearest
 from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.command_line import exit_code, log_to_stderr, named_or_read
 from rayembed.pipeline.data_tables import print_catalogue, print_data_run
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
@@ -105,14 +104,14 @@ def _chosen(run: DataRun, names: str | None, until: Step) -> tuple[str, ...]:
 
 def _base(recipe: str) -> DataRun:
     """The data run of a recipe's name or of a YAML file; of training recipes their data part."""
-    if recipe in data_recipe_names():
-        return get_data_recipe(recipe)
-    if recipe in recipe_names():
-        return data_of(get_recipe(recipe))
-    if recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file():
-        return read_data_run(recipe)
     names = [*data_recipe_names(), *recipe_names()]
-    raise ConfigError(f"no recipe {recipe!r}; {nearest(recipe, names)}")
+
+    def get(name: str) -> DataRun:
+        if name not in names:
+            raise ConfigError(f"no recipe {name!r}; {nearest(name, names)}")
+        return get_data_recipe(name) if name in data_recipe_names() else data_of(get_recipe(name))
+
+    return named_or_read(recipe, names, get, DataRun)
 
 
 def _print_dry_run(asked: Asked, *, out: TextIO, tables: TextIO) -> None:

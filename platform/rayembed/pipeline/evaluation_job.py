@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace, read_evaluation_run
+from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
@@ -48,7 +48,7 @@ def asked_run(args: argparse.Namespace) -> EvaluationRun:
     """
     values: dict[str, Any] = {}
     if args.recipe is not None:
-        values = read_evaluation_run(args.recipe).model_dump(mode="json")
+        values = EvaluationRun.read(args.recipe).model_dump(mode="json")
     if args.model is not None:
         values["model"] = {**values.get("model", {}), "reference": args.model}
     if args.benchmark:
@@ -137,9 +137,7 @@ def _write_submission(args: argparse.Namespace) -> int:
 
     if args.retriever is None:
         raise ConfigError("--submission needs --retriever, the name that the evaluation printed")
-    values = (
-        {} if args.recipe is None else {"placement": read_evaluation_run(args.recipe).placement}
-    )
+    values = {} if args.recipe is None else {"placement": EvaluationRun.read(args.recipe).placement}
     placement = override(parse(ResultsPlace, values), args.assignments).placement
     folder = join(absolute_storage(placement.storage_path), AIR_BENCH)
     path = write_submission(folder, args.submission, args.retriever, join(folder, "submissions"))

@@ -3,7 +3,7 @@
 import hashlib
 
 from rayembed.assets.cache import cache_folder
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.evaluation.air_bench.scores import read_dev_scores
 from rayembed.pipeline.evaluate import Evaluated, dev_places
 from rayembed.pipeline.evaluation_report import benchmark_averages

@@ -10,7 +10,7 @@ from typing import Any
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.sentence_modules import foreign_modules
 from rayembed.assets.storage import write_atomic
-from rayembed.config.run import Run, read_run
+from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
@@ -231,7 +231,7 @@ def _training_run(client: Any, run_id: str) -> Run | None:
         path = Path(scratch) / "run.yaml"
         path.write_text(text, encoding="utf-8")
         try:
-            return read_run(path)
+            return Run.read(path)
         except ConfigError as error:
             logger.warning("the run.yaml of run %s cannot be read: %s", run_id, error)
             return None

@@ -11,7 +11,8 @@ from filelock import FileLock, Timeout
 from rayembed.assets.cache import cache_folder
 from rayembed.assets.storage import check_writable, exists, is_remote, join, read_bytes
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayembed.config.document import read_mapping
 from rayembed.config.override import override
-from rayembed.config.run import Run, read_mapping
+from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.override import override
-from rayembed.config.synthesis import OpenAICompatible, SynthesisRun, read_synthesis_run
+from rayembed.config.synthesis import OpenAICompatible, SynthesisRun
 from rayembed.data.audit import AUDIT
 from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.synthesize import REJECTED
@@ -31,7 +31,7 @@ def run_synthesis_job(argv: Sequence[str], *, about: str | None) -> int:
 
     def work() -> None:
         args = _parser(about).parse_args(list(argv))
-        base = SynthesisRun() if args.recipe is None else read_synthesis_run(args.recipe)
+        base = SynthesisRun() if args.recipe is None else SynthesisRun.read(args.recipe)
         run = override(base, args.assignments)
         if args.dry_run:
             _print_dry_run(run, out=sys.stdout, tables=sys.stderr)

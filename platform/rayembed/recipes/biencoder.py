@@ -4,7 +4,8 @@ from typing import Literal
 
 from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, MeanPooling
+from rayembed.config.model import BackboneConfig, BiEncoderConfig
+from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import EvaluationConfig, Run
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig

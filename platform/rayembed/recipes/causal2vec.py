@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 
 from rayembed.assets.samples import DESCRIPTION_TASK, MINILM, SENTENCE_TASK, SMOLLM2, WIKIPEDIA_EN
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.instructions import instruction_with_examples
 from rayembed.config.model import (
     BackboneConfig,
     Causal2VecConfig,
     EncoderConfig,
     ExamplesConfig,
     LoraConfig,
-    instruction_with_examples,
 )
 from rayembed.config.run import EvaluationConfig, Run
 from rayembed.config.settings import changed

@@ -17,12 +17,8 @@ from rayembed.assets.samples import (
 )
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.mining import MiningConfig, PercPos
-from rayembed.config.model import (
-    BackboneConfig,
-    LatentAttentionPooling,
-    LoraConfig,
-    NVEmbedConfig,
-)
+from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
+from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import EvaluationConfig, Run
 from rayembed.config.settings import changed
 from rayembed.config.sources import LabelForm, WikipediaSource

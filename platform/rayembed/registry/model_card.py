@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayembed.config.causal2vec import Representation
 from rayembed.config.data import DatasetConfig
+from rayembed.config.instructions import plain_head
 from rayembed.config.model import (
     BiEncoderConfig,
     Causal2VecConfig,
@@ -12,9 +14,7 @@ from rayembed.config.model import (
     ModelConfig,
     NomicMoeConfig,
     NVEmbedConfig,
-    Representation,
     has_plain_format,
-    plain_head,
     pretrained_parts,
 )
 from rayembed.config.run import Run

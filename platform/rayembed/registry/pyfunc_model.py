@@ -20,7 +20,7 @@ import pandas as pd
 from mlflow.exceptions import MlflowException
 
 from rayembed.assets.sentence_modules import is_own_format
-from rayembed.config.model import plain_head
+from rayembed.config.instructions import plain_head
 from rayembed.registry.openai_schema import (
     RequestError,
     Way,

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 from rayembed.config.adaptation import AnyRun
-from rayembed.config.run import read_mapping
-from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.metrics_log import write_atomic
 
@@ -46,7 +44,7 @@ def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = Non
     if not path.exists():
         return False
     try:
-        found = parse(type(run), read_mapping(path))
+        found = type(run).read(path)
     except ConfigError as error:
         raise ArtifactError(
             f"the folder {where!r} of the run {run.name!r} holds a {RUN_FILE} that "

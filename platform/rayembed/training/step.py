@@ -27,7 +27,6 @@ from rayembed.distributed.grad_cache import (
     backward_in_one_graph,
     backward_with_cache,
 )
-from rayembed.errors import ConfigError
 from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
 from rayembed.losses.infonce import info_nce, info_nce_of_own
 from rayembed.losses.matryoshka import cut
@@ -169,12 +168,7 @@ def contrastive_loss(
         ConfigError: a width is not below D.
     """
     width = embeddings.shape[1]
-    wrong = [dimension for dimension in stage.loss.dimensions if dimension >= width]
-    if wrong:
-        raise ConfigError(
-            f"stages.{stage.name}.loss.dimensions names {wrong}, but the model's vectors are "
-            f"{width} wide in full, which always counts; name widths below that"
-        )
+    stage.check_widths(width)
     queries = embeddings[targets.query]
     documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
     # A missing negative takes any vector's place; the mask keeps it out of the loss.

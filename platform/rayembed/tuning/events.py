@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rayembed.assets.storage import join
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep
 from rayembed.tuning.trials import Trial, make_trial
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.data_run import data_of
-from rayembed.config.run import Run, fingerprint
+from rayembed.config.document import fingerprint
+from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
 from rayembed.config.sweep import (
     GridSearch,

@@ -16,8 +16,8 @@ import xxhash
 
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
+from rayembed.config.document import fingerprint
 from rayembed.config.mining import ClusterConfig
-from rayembed.config.run import fingerprint
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
 from rayembed.data.clusters.packing import order_clusters, pack
 from rayembed.data.clusters.tasks import Sample, sample_vectors

@@ -14,7 +14,7 @@ import xxhash
 
 from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, parquet_bytes, read_table

@@ -14,7 +14,7 @@ import pyarrow.fs
 from filelock import FileLock
 
 from rayembed.assets.storage import exists, is_remote, join, open_storage, write_atomic
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
 from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan
 from rayembed.data.plan.files import (

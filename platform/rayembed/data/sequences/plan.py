@@ -25,7 +25,7 @@ import xxhash
 
 from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
 from rayembed.config.adaptation import Adaptation
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.batch_plan import MANIFEST
 from rayembed.data.plan.blended import blended

@@ -9,7 +9,7 @@ from pathlib import Path
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.adaptation import TextsConfig, TextsSource, WikipediaTexts
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import Piece, list_pieces

@@ -10,7 +10,7 @@ from typing import Any
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.sources import (
     BeirSource,
     ClassesSource,

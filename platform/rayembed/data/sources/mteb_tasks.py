@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSSource
 from rayembed.data.parts import ROWS_PER_PART, parquet_bytes
 from rayembed.data.sources.cells import RowError, name_in

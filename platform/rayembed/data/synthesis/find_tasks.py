@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig
 from rayembed.data.synthesis.answers import Rejected, normalised, read_tasks
 from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep, missing

@@ -23,7 +23,7 @@ from ray.data.llm import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisConfig, SynthesisRun
 from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload

@@ -6,7 +6,7 @@ Tasks come from an LLM's answer, so they are put in as they are and never format
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind
 from rayembed.data.synthesis.placeholders import VALUES
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayembed.assets.storage import file_name, join, write_atomic
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig, SynthesisRun
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.hashes import text_hash

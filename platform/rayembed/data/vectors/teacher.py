@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
-from rayembed.config.run import fingerprint
 from rayembed.errors import ArtifactError
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rayembed.assets.hub_retries import with_retries
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError

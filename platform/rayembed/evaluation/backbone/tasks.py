@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rayembed.config.backbone_evaluation import Protocol
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 
 PARQUET = "refs/convert/parquet"
 """The hub's branch with a Parquet copy of a data set, whatever its own files are:

@@ -14,7 +14,7 @@ from typing import Any
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join, upload_folder, write_atomic
 from rayembed.config.backbone_evaluation import Precision
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.backbone.finetune import Grid, finetune, predictor
 from rayembed.evaluation.backbone.heads import encoder_folder, load_with_head, save_with_head

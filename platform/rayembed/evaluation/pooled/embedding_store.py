@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 
 from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
-from rayembed.config.run import fingerprint
+from rayembed.config.document import fingerprint
 from rayembed.evaluation.way import Way
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,53 @@
+"""What stands before a text: prefixes, instructions and their templates."""
+
+from collections.abc import Sequence
+
+
+def plain_head(prefix: str, instruction: str) -> str:
+    """The literal text before a bi-encoder's text: the role's prefix, then the instruction.
+
+    A space stands behind an instruction unless it ends in white space itself.
+    """
+    return prefix + _spaced(instruction)
+
+
+def instruction_with_examples(
+    template: str, instruction: str, examples: Sequence[tuple[str, str]]
+) -> str:
+    """An instruction of which the template makes the examples and then the instruction's own text.
+
+    So a model that takes instructions takes examples too, wherever it runs. Each example is its
+    query behind the template, `Response: ` and its positive, with an empty line behind it, much as
+    in bge-en-icl (arXiv 2409.15700, section 3.1).
+
+    Args:
+        template: `model.instruction_template`.
+        examples: pairs of a query and its positive, in their order.
+    """
+    before, _, behind = template.partition("{instruction}")
+    shown = [
+        f"{instruction}{_spaced(behind)}{query}\nResponse: {positive}\n\n{before}"
+        for query, positive in examples
+    ]
+    return "".join(shown) + instruction
+
+
+def _spaced(text: str) -> str:
+    """The text with a space behind it, unless it is empty or ends in white space."""
+    return text + " " if text and not text[-1].isspace() else text
+
+
+def check_template(template: str) -> None:
+    """Return when the template has a place for an instruction and no other braces.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if "{instruction}" not in template:
+        raise ValueError(f"instruction_template {template!r} lacks '{{instruction}}'")
+    rest = template.replace("{instruction}", "", 1)
+    if "{" in rest or "}" in rest:
+        raise ValueError(
+            f"instruction_template {template!r} may hold no braces but those of one "
+            "'{instruction}'"
+        )
