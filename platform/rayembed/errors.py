@@ -25,6 +25,10 @@ class ArtifactError(RayembedError):
     """A checkpoint, an exported model or a result on disk is missing, corrupt or of another run."""
 
 
+class StorageError(ArtifactError):
+    """A storage does not answer as it should; files may be whole, and a later try help."""
+
+
 class PlacementError(RayembedError):
     """The machine or cluster does not offer what the run's placement asks for."""
 

@@ -37,4 +37,5 @@ def node_removed(scene: Scene) -> tuple[str, str]:
         raise UnexpectedError("no node beside the head has a worker")
     scene.nodes.kill_node(busy[0])
     job.ends_with(0)
-    return job.line(r"worker \d+ died"), NOTHING
+    # Whichever Train sees first: the worker that is gone, or the other one, which misses it.
+    return job.line(r"worker \d+ (died|failed)"), NOTHING

@@ -1,23 +1,28 @@
 """Ray Data makes the same plans and the same step batches as one process."""
 
 import dataclasses
+import itertools
 import sys
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from made_up_records import made_up_records
+from second_node import second_node
 from toy_model import ToyTokenizer
 
-from rayembed.data.on_ray import execute_with_ray_data, stream_steps
+from rayembed.config.data_run import TeacherPlacement
+from rayembed.data.on_ray import execute_with_ray_data, gpus_for, stream_steps
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import read_steps
 from rayembed.data.plan.write import write_plan
-from rayembed.errors import DataError
+from rayembed.errors import DataError, PlacementError
 
 pytestmark = pytest.mark.ray
 
@@ -132,6 +137,34 @@ def test_results_keep_their_order_and_actors_their_process(cluster) -> None:
     assert [result["square"] for result in heavy] == [i * i for i in range(12)]
     assert {result["device"] for result in (*light, *search, *heavy)} == {"cpu"}
     assert max(result["calls"] for result in heavy) == 12, "one machine, one process with a model"
+
+
+def test_teachers_wait_for_the_first_gpu_of_a_cluster_that_begins_without(cluster) -> None:
+    placement = TeacherPlacement(gpus=2, wait_for_nodes_seconds=100)
+    units = [Number(i) for i in range(4)]
+    with ExitStack() as nodes:
+
+        def come(_seconds: float) -> None:
+            address = ray.get_runtime_context().gcs_address
+            nodes.enter_context(second_node(address, num_cpus=3, num_gpus=1))
+
+        assert gpus_for(TeacherPlacement()) == 0
+        assert gpus_for(placement, sleep=come) == 2, "the second may come while they work"
+        made = list(execute_with_ray_data(Squares(), units, "gpu or cpu", placement=placement))
+        assert [result["square"] for result in made] == [0, 1, 4, 9]
+        assert {result["device"] for result in made} == {"cuda"}
+
+
+def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(cluster) -> None:
+    now = itertools.count(step=20.0)
+    placement = TeacherPlacement(gpus=4, wait_for_nodes_seconds=100)
+    with pytest.raises(PlacementError, match=r"gpus=4 for teachers: no node has a GPU after 100 s"):
+        gpus_for(placement, sleep=lambda _: None, clock=lambda: next(now))
+    execute = partial(execute_with_ray_data, placement=TeacherPlacement(gpus=4))
+    with pytest.raises(PlacementError, match="after 0 s"):
+        list(execute(Squares(), [Number(1)], "gpu or machine"))
+    light = list(execute(Squares(), [Number(1)], "cpu"))
+    assert light[0]["square"] == 1, "what needs no GPU waits for none"
 
 
 def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:

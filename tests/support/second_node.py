@@ -19,11 +19,12 @@ SECONDS = 60
 class SecondNode:
     """`ray start` of a node and all that it started."""
 
-    def __init__(self, address: str, num_cpus: int) -> None:
+    def __init__(self, address: str, num_cpus: int, num_gpus: int = 0) -> None:
         self._address, before = address, set(ray._private.state.available_resources_per_node())
         # Workers' ports may be any: the usual ones are those of the first node.
         command = [*RAY, "start", f"--address={address}"]
         command += [f"--num-cpus={num_cpus}", "--object-store-memory=150000000", "--block"]
+        command += [f"--num-gpus={num_gpus}"] if num_gpus else []
         command += ["--min-worker-port=0", "--max-worker-port=0", "--disable-usage-stats"]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -57,10 +58,10 @@ class SecondNode:
 
 
 @contextmanager
-def second_node(address: str, num_cpus: int) -> Iterator[SecondNode]:
+def second_node(address: str, num_cpus: int, num_gpus: int = 0) -> Iterator[SecondNode]:
     """A node in the cluster at the address, which is lost in the end if it is still there."""
     with _usual_address_kept():
-        node = SecondNode(address, num_cpus)
+        node = SecondNode(address, num_cpus, num_gpus)
         try:
             yield node
         finally:

@@ -111,7 +111,7 @@ def test_code_in_the_card_is_python(kind):
     assert len(blocks) == 3
     for block in blocks:
         compile(block, "card", "exec")
-    assert ("trust_remote_code" in text) == (kind == "nvembed")
+    assert "trust_remote_code" not in text
     # The prompt of sentence-transformers is what the instruction becomes in the model.
     head = "Instruct: Find it\nQuery: " if kind == "nvembed" else "Find it "
     assert f"prompt={head!r}" in blocks[1]
@@ -283,7 +283,6 @@ def test_causal2vec_names_both_parts_and_what_its_embedding_is():
     assert "from `hf://org/base@abc` and `hf://org/reader@abc`" in text
     assert "the encoder left as it was" in text
     assert "prompt='Instruct: Find it\\nQuery:'" in text
-    assert "trust_remote_code=True" in text
     values["model"] |= {"encoder": None, "representation": "eos"}
     assert "A causal LLM whose last token is the embedding" in card(parse(Run, values))
 

@@ -213,7 +213,8 @@ def gone(monkeypatch):
 
     def nodes():
         dead = [{"NodeID": node, "Alive": False} for node in sorted(ids)]
-        return [{"NodeID": "here", "Alive": True}, *dead]
+        small = {"NodeID": "small", "Alive": "small" not in ids, "Resources": {"CPU": 0.5}}
+        return [{"NodeID": "here", "Alive": True, "Resources": {"CPU": 4.0}}, small, *dead]
 
     monkeypatch.setattr(failures, "ray", Replaced(ray, nodes=nodes))
     monkeypatch.setattr(failures, "_answers", lambda node: True)
@@ -225,7 +226,7 @@ def died(preempted=False):
 
 
 def test_failures_on_nodes_that_are_there_count(gone):
-    counted = LostNodes("only", max_failures=2)
+    counted = LostNodes("only", Placement(max_failures=2))
     for _ in range(2):
         counted.after_exception(None, {1: died()})
         counted.after_report(None, [], None)
@@ -236,8 +237,17 @@ def test_failures_on_nodes_that_are_there_count(gone):
     assert "more often than placement.max_failures=2 allows; the first failure: no ans" in str(told)
 
 
+def test_the_end_of_a_node_without_room_for_a_worker_excuses_no_failure(gone, caplog):
+    counted = LostNodes("only", Placement(max_failures=1))
+    gone.add("small")
+    counted.after_exception(None, {0: died()})
+    assert not [line for line in caplog.messages if "nodes lost" in line]
+    with pytest.raises(ray.train.ControllerError):
+        counted.after_exception(None, {0: died()})
+
+
 def test_lost_nodes_count_only_without_a_checkpoint_between_them(gone, caplog):
-    counted = LostNodes("only", max_failures=0)
+    counted = LostNodes("only", Placement(max_failures=0))
 
     def lose(number):
         gone.update({f"{number} a", f"{number} b"})
@@ -258,7 +268,7 @@ def test_lost_nodes_count_only_without_a_checkpoint_between_them(gone, caplog):
 
 
 def test_nodes_that_are_taken_away_with_notice_never_count(gone):
-    counted = LostNodes("only", max_failures=0)
+    counted = LostNodes("only", Placement(max_failures=0))
     gone.add("a")
     for _ in range(5):  # Train's controller tells of them until the node is gone
         counted.after_exception(None, {0: RuntimeError("connection closed"), 1: died(True)})

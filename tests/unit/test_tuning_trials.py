@@ -8,7 +8,8 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep, deciding, metric_source
 from rayembed.errors import ConfigError, PlacementError
-from rayembed.tuning.concurrency import trials_at_once
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.events import Pointer, start_of
 from rayembed.tuning.trials import (
     check_sweep,
@@ -281,3 +282,23 @@ def test_a_trial_that_does_not_fit_is_refused():
         trials_at_once(Placement(workers=2), [{"CPU": 1.0}], validates=False)
     gpus = Placement(workers=1, use_gpu=True)
     assert trials_at_once(gpus, [{"CPU": 8.0, "GPU": 3.0}], validates=False) == 3
+
+
+def test_trials_side_by_side_have_no_more_threads_than_cpus_of_their_own():
+    placement = Placement(cpus_per_worker=1.0, threads_per_worker=2)
+    run = get_recipe("biencoder-quickstart").model_copy(update={"placement": placement})
+    one = Sweep(name="s", runs={"": run}, space={"seed": ("0", "1")})
+    assert with_cores_of_their_own(one, at_once=1) == one
+    several = with_cores_of_their_own(one, at_once=2)
+    assert several.base.placement.threads_per_worker == 1
+    assert several.fingerprint == one.fingerprint
+    roomy = one.model_copy(
+        update={
+            "runs": {
+                "": run.model_copy(
+                    update={"placement": placement.model_copy(update={"cpus_per_worker": 4.0})}
+                )
+            }
+        }
+    )
+    assert with_cores_of_their_own(roomy, at_once=2) == roomy

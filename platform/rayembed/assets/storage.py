@@ -18,7 +18,7 @@ from typing import BinaryIO
 import pyarrow
 import pyarrow.fs
 
-from rayembed.errors import ArtifactError, PlacementError
+from rayembed.errors import ArtifactError, PlacementError, StorageError
 
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
@@ -88,14 +88,23 @@ def read_bytes(path: str | Path) -> bytes:
     """The whole content of a file.
 
     Raises:
-        ArtifactError: no such file, or it cannot be read.
+        ArtifactError: no such file.
+        StorageError: the storage does not give it.
     """
     filesystem, inside = open_storage(path)
     try:
         with filesystem.open_input_stream(inside) as stream:
             return bytes(stream.read())
     except OSError as error:
-        raise ArtifactError(f"cannot read {str(path)!r}: {error}") from error
+        raise unreadable(error)(f"cannot read {str(path)!r}: {error}") from error
+
+
+def unreadable(error: Exception) -> type[ArtifactError]:
+    """What an error in reading a file means: that none is there, or that the storage failed."""
+    there = isinstance(error, OSError) and not isinstance(
+        error, FileNotFoundError | NotADirectoryError | IsADirectoryError
+    )
+    return StorageError if there else ArtifactError
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
@@ -153,7 +162,8 @@ def upload_folder(folder: Path, path: str | Path) -> None:
     """Copy all files below a local folder to `path`, replacing those of the same name.
 
     Raises:
-        ArtifactError: the folder holds no file, or the storage refuses them.
+        ArtifactError: the folder holds no file.
+        StorageError: the storage refuses them.
     """
     if not any(item.is_file() for item in folder.rglob("*")):
         raise ArtifactError(f"there is nothing to copy from {str(folder)!r} to {str(path)!r}")
@@ -167,14 +177,14 @@ def upload_folder(folder: Path, path: str | Path) -> None:
             destination_filesystem=filesystem,
         )
     except OSError as error:
-        raise ArtifactError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
 
 
 def list_files(path: str | Path, *, recursive: bool) -> list[str]:
     """Paths of the files below a folder, relative to it and sorted; none when it is not there.
 
     Raises:
-        ArtifactError: the storage cannot be read.
+        StorageError: the storage cannot be read.
     """
     filesystem, inside = open_storage(path)
     inside = inside.rstrip("/")
@@ -182,7 +192,7 @@ def list_files(path: str | Path, *, recursive: bool) -> list[str]:
     try:
         infos = filesystem.get_file_info(selector)
     except OSError as error:
-        raise ArtifactError(f"cannot list {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot list {str(path)!r}: {error}") from error
     files = [info.path for info in infos if info.type == pyarrow.fs.FileType.File]
     return sorted(posixpath.relpath(file, inside) for file in files)
 
@@ -194,7 +204,7 @@ def move_file(source: str, target: str) -> None:
     small, so it is read and written in pieces, and removed when the copy is complete.
 
     Raises:
-        ArtifactError: there is no such file, or the storage refuses it.
+        StorageError: there is no such file, or the storage refuses it.
     """
     filesystem, start = open_storage(source)
     end = open_storage(target)[1]
@@ -211,27 +221,27 @@ def move_file(source: str, target: str) -> None:
                 written.write(piece)
         filesystem.delete_file(start)
     except OSError as error:
-        raise ArtifactError(f"cannot move {source!r} to {target!r}: {error}") from error
+        raise StorageError(f"cannot move {source!r} to {target!r}: {error}") from error
 
 
 def remove_file(path: str | Path) -> None:
     """Return when the file is removed.
 
     Raises:
-        ArtifactError: the storage refuses it.
+        StorageError: the storage refuses it.
     """
     filesystem, inside = open_storage(path)
     try:
         filesystem.delete_file(inside)
     except OSError as error:
-        raise ArtifactError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
 
 
 def remove_folder(path: str | Path) -> None:
     """Return when nothing lies at or below `path` any more.
 
     Raises:
-        ArtifactError: the storage refuses it.
+        StorageError: the storage refuses it.
     """
     filesystem, inside = open_storage(path)
     try:
@@ -239,7 +249,7 @@ def remove_folder(path: str | Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ArtifactError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
 
 
 def is_full(error: BaseException) -> bool:

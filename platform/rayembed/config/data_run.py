@@ -22,6 +22,26 @@ class DataPlacement(Settings):
     _no_credentials = field_validator("storage_path")(refuse_credentials)
 
 
+class TeacherPlacement(DataPlacement):
+    """Where a data job leaves its results, and what its teachers work on."""
+
+    gpus: int = Field(default=0, ge=0)
+    """GPUs for teachers, filters and their searches on a cluster that adds nodes when they are
+    asked for, a process each. 0: all that the cluster has when such work begins, and its CPUs where
+    it has none."""
+    wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
+    """How long to ask for nodes until the first of the `gpus` is there."""
+
+    @model_validator(mode="after")
+    def _waits_for_something(self) -> "TeacherPlacement":
+        if self.wait_for_nodes_seconds and not self.gpus:
+            raise ValueError(
+                "placement.wait_for_nodes_seconds waits for the first of placement.gpus, which is "
+                "0; set it to the number of GPUs for teachers"
+            )
+        return self
+
+
 class DataRun(Document):
     """What a data job does: the data part of a training run, or data sets by themselves."""
 
@@ -33,7 +53,7 @@ class DataRun(Document):
     kept_for_evaluation: str | None = None
     """Asset reference of a Wikipedia JSON file whose held-out titles no row may touch, beside those
     of the data sets."""
-    placement: DataPlacement = DataPlacement()
+    placement: TeacherPlacement = TeacherPlacement()
 
     _no_credentials = field_validator("kept_for_evaluation")(refuse_credentials)
 
@@ -63,11 +83,19 @@ class DataRun(Document):
 
 
 def data_of(run: Run) -> DataRun:
-    """The data part of a training run: its stages' data sets, in the same storage."""
+    """The data part of a training run: its stages' data sets, in the same storage.
+
+    Where nodes are waited for, its teachers may have as many GPUs as its workers will.
+    """
+    seconds = run.placement.wait_for_nodes_seconds if run.placement.use_gpu else 0.0
     return DataRun(
         name=run.name,
         seed=run.seed,
         data=run.data,
         kept_for_evaluation=run.evaluation.source if run.evaluation.uses_wikipedia else None,
-        placement=DataPlacement(storage_path=run.placement.storage_path),
+        placement=TeacherPlacement(
+            storage_path=run.placement.storage_path,
+            gpus=run.placement.workers if seconds else 0,
+            wait_for_nodes_seconds=seconds,
+        ),
     )

@@ -5,15 +5,18 @@ What is done stands in `prepare`, `units` and `stream`; here is only who does it
 
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 import ray.data
+from ray.autoscaler import sdk as ray_sdk
 from ray.data import ActorPoolStrategy
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.step_batch import StepBatch
@@ -23,11 +26,16 @@ from rayembed.data.prepared import Workshop
 from rayembed.data.sequences.prepare import prepare_sequences
 from rayembed.data.sequences.texts import FoundTexts
 from rayembed.data.units import Needs, Result, Task
-from rayembed.errors import RayembedError
+from rayembed.errors import PlacementError, RayembedError
 from rayembed.models.contract import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _ACTORS = 2
 """That make batches of one worker at the same time."""
+
+_POLL_SECONDS = 2.0
+"""Between two looks for a GPU that was asked for."""
 
 _STEPS_PER_TASK = 16
 """An actor's one after the other."""
@@ -42,13 +50,16 @@ _BYTES_READ_AHEAD = 256 << 20
 """Of batches that wait in the object store, for each worker."""
 
 
+_GPUS_THERE_ARE = TeacherPlacement()
+
+
 def workshop_on_ray(run: DataRun) -> Workshop:
     """What preparation is given to do its work all over the cluster.
 
     The run's storage must be readable and writable on all machines.
     """
-    storage = run.placement.storage_path
-    return Workshop(storage, run.seed, execute_with_ray_data, root=run.data.root)
+    execute = partial(execute_with_ray_data, placement=run.placement)
+    return Workshop(run.placement.storage_path, run.seed, execute, root=run.data.root)
 
 
 def prepare_data(run: Run) -> dict[str, str]:
@@ -66,14 +77,25 @@ def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
     return prepare_sequences(run, Workshop(storage, run.seed, execute_with_ray_data), found)
 
 
-def execute_with_ray_data(task: Task, units: Sequence[Any], needs: Needs) -> Iterator[Result]:
-    """Results of the units in their order: an `Execute` that runs them all over the cluster."""
+def execute_with_ray_data(
+    task: Task,
+    units: Sequence[Any],
+    needs: Needs,
+    *,
+    placement: TeacherPlacement = _GPUS_THERE_ARE,
+) -> Iterator[Result]:
+    """Results of the units in their order: an `Execute` that runs them all over the cluster.
+
+    Raises:
+        PlacementError: none of the GPUs that the placement names came.
+        RayembedError: what the task raises.
+    """
     rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     _keep_order(dataset)
-    gpus = 0 if needs == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    gpus = 0 if needs == "cpu" else gpus_for(placement)
     if gpus or needs == "gpu or machine":
-        machines = sum(node["Alive"] for node in ray.nodes())
+        machines = max(1, sum(_cpus(node) >= 1 for node in ray.nodes()))
         made = dataset.map_batches(
             _TaskActor,
             fn_constructor_args=(task, *(["cuda"] if gpus else [])),
@@ -85,6 +107,50 @@ def execute_with_ray_data(task: Task, units: Sequence[Any], needs: Needs) -> Ite
     else:
         made = dataset.map_batches(_run_task, fn_args=(task,), batch_size=1)
     yield from _results(made)
+
+
+def gpus_for(
+    placement: TeacherPlacement,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """How many GPUs may work for teachers: those there are, or all that are asked for.
+
+    It waits until the first of them is there; Ray Data asks for the others while it works.
+
+    Raises:
+        PlacementError: `placement.gpus` names some, and none is there in the end.
+    """
+    wanted, seconds = placement.gpus, placement.wait_for_nodes_seconds
+    if not wanted or _gpus():
+        return max(wanted, _gpus()) if seconds else _gpus()
+    if seconds:
+        logger.info("waiting up to %g s for GPUs, of which teachers may use %d", seconds, wanted)
+    deadline = clock() + seconds
+    # Without a request no node with GPUs would come: nothing that runs has asked for one yet.
+    ray_sdk.request_resources(bundles=[{"GPU": 1.0}] * wanted)
+    try:
+        while not _gpus() and clock() < deadline:
+            sleep(min(_POLL_SECONDS, seconds))
+    finally:
+        ray_sdk.request_resources(bundles=[])
+    if not _gpus():
+        raise PlacementError(
+            f"placement.gpus={wanted} for teachers: no node has a GPU after {seconds:g} s. Raise "
+            "placement.wait_for_nodes_seconds on a cluster that adds nodes, add nodes with GPUs, "
+            "or set placement.gpus=0 in a data job (placement.use_gpu=false in a training job) "
+            "to work on CPUs"
+        )
+    return max(wanted, _gpus())
+
+
+def _gpus() -> int:
+    return int(ray.cluster_resources().get("GPU", 0))
+
+
+def _cpus(node: Mapping[str, Any]) -> float:
+    return float(node["Resources"].get("CPU", 0)) if node["Alive"] else 0.0
 
 
 def stream_steps(

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.storage import (
     file_name,
     join,
@@ -129,7 +130,7 @@ def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     filesystem, inside = open_storage(path)
     try:
         with filesystem.open_input_file(inside) as file:
-            return pq.ParquetFile(file).read(columns=None if columns is None else list(columns))
+            return open_parquet(file).read(columns=None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
         raise ArtifactError(f"cannot read the records {path!r}: {error}") from error
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import xxhash
 
+from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.storage import join, open_storage, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.errors import ArtifactError
@@ -127,7 +128,7 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
                 told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
                 start, stop = told.tolist()
                 segment = file.read_at(stop - start, start)
-                found.append(pa.ipc.open_stream(segment).read_all() if segment else None)
+                found.append(read_stream(segment) if segment else None)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
     return found

@@ -18,6 +18,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.get_tasks import TASK_LIST
 from mteb.languages import check_language_code
 
+from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.config.document import fingerprint
 from rayembed.errors import ConfigError
@@ -118,7 +119,7 @@ class _OwnRetrieval(AbsTaskRetrieval):  # type: ignore[misc] # untyped
         """Map documents and queries, and read the judgements, to where mteb looks for them."""
         del num_proc, timer
         with pa.memory_map(str(self._folder / JUDGEMENTS)) as file:
-            columns = pa.ipc.open_stream(file).read_all().to_pydict()
+            columns = read_stream(file).to_pydict()
         relevant: dict[str, dict[str, int]] = {}
         for query, document, grade in zip(*columns.values(), strict=True):
             relevant.setdefault(query, {})[document] = grade

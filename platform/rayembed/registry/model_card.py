@@ -223,17 +223,12 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
     """How sentence-transformers loads it; `prompt` is a further argument of `encode_query`."""
     model, folder = run.model, '"path/to/this/folder"'
     module, loader = "sentence_transformers", "SentenceTransformer"
-    installed, behind = "", ""
+    installed = ""
     cde = isinstance(model, CDEConfig)
     with_corpus = f"{_CORPUS}\nmodel[0].set_corpus(corpus)\n" if cde else ""
     if not has_plain_format(model):
         module, loader = "rayembed.models.sentence_module", "as_sentence_transformer"
         installed = ", where rayembed is installed"
-        behind = (
-            f"\n\n`SentenceTransformer({folder}, trust_remote_code=True)` gives the same: "
-            "sentence-transformers asks for the flag for every class that is not its own, though "
-            "nothing is run that the folder holds."
-        )
     return (
         f"With sentence-transformers{installed}:\n\n"
         "```python\n"
@@ -242,7 +237,7 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
         f"{with_corpus}"
         f'queries = model.encode_query(["what do foxes eat"]{prompt})\n'
         'documents = model.encode_document(["Foxes eat mice."])\n'
-        f"```{behind}"
+        "```"
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from rayembed.assets.storage import is_full, join, read_bytes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.training.safetensors_header import read_header
 
 logger = logging.getLogger(__name__)
@@ -94,6 +94,9 @@ def find_damage(folder: str) -> str | None:
     """What a checkpoint in storage lacks; None: it is whole.
 
     It has all files of all its workers, each as long as it must be and of the same step.
+
+    Raises:
+        StorageError: the storage does not answer, which tells nothing of the checkpoint.
     """
     try:
         position = _read_position(folder)
@@ -102,6 +105,8 @@ def find_damage(folder: str) -> str | None:
             for name in (_state_file(worker), _random_file(worker)):
                 if read_header(join(folder, name)) != stamp:
                     return f"{name} belongs to another checkpoint"
+    except StorageError:
+        raise
     except ArtifactError as error:
         return str(error)
     return None

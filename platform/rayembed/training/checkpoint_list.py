@@ -48,7 +48,8 @@ def mend_checkpoint_list(folder: str, ray_version: str) -> bool:
         ray_version: that is to read the list; Train takes those of its own version alone.
 
     Raises:
-        ArtifactError: the storage cannot be read, or refuses what must be changed.
+        StorageError: the storage cannot be read, or refuses what must be changed; nothing that
+            could be whole is removed.
     """
     there = _checkpoints(folder)
     listed = _read(folder, ray_version)

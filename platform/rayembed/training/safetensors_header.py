@@ -4,7 +4,7 @@ import json
 
 import pyarrow
 
-from rayembed.assets.storage import open_storage
+from rayembed.assets.storage import open_storage, unreadable
 from rayembed.errors import ArtifactError
 
 _LENGTH_BYTES = 8
@@ -19,6 +19,7 @@ def read_header(path: str) -> dict[str, str]:
 
     Raises:
         ArtifactError: there is no such file, it is none of safetensors, or it was cut off.
+        StorageError: the storage does not give it.
     """
     filesystem, inside = open_storage(path)
     try:
@@ -29,7 +30,7 @@ def read_header(path: str) -> dict[str, str]:
         metadata: dict[str, str] = header.pop("__metadata__", {})
         tensors = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     except (OSError, pyarrow.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path!r} cannot be read: {error!r}") from error
+        raise unreadable(error)(f"{path!r} cannot be read: {error!r}") from error
     expected = _LENGTH_BYTES + length + tensors
     if there != expected:
         raise ArtifactError(f"{path!r} has {there:,} of {expected:,} bytes")

@@ -11,7 +11,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_full, read_bytes, write_atomic
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.models.build import build_model
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.trainable import load_trainable_state
@@ -52,11 +52,14 @@ def read_made_of(path: str) -> dict[str, str]:
 
     Raises:
         ArtifactError: there is no such file, or it is not one of `write_weights`.
+        StorageError: the storage does not give it.
     """
     try:
         found = read_header(path)
         if _CONTENT not in found:
             raise ArtifactError("it does not tell what it was made of")
+    except StorageError:
+        raise
     except ArtifactError as error:
         raise ArtifactError(
             f"{path!r} holds no weights of a stage ({error}); remove it to train the stage again"

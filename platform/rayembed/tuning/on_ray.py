@@ -33,10 +33,11 @@ from rayembed.errors import (
     DataError,
     PlacementError,
     RayembedError,
+    StorageError,
     WorkerError,
 )
 from rayembed.training.elastic.on_ray import free_nodes
-from rayembed.tuning.concurrency import trials_at_once
+from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
 from rayembed.tuning.events import Event, Execute, Pointer, Start, start_of
 from rayembed.tuning.keeper import Keeper
@@ -149,6 +150,7 @@ def run_trials(job: TuneJob) -> None:
     at_once = min(_trials_that_fit(sweep, sweep.trials_at_once or number), number)
     told = len(keys) or number + len(done)
     logger.info("%d of %d trials to run, %d at a time", number, told, at_once)
+    sweep = with_cores_of_their_own(sweep, at_once)
     for name, value in _TUNE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     # Of its warnings nothing concerns us: results are the ledger's, and a trial's start takes long.
@@ -361,6 +363,8 @@ class _Runner:
     def _work(self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]) -> None:
         try:
             execute(sweep, start, tags, self._events.put)
+        except StorageError as error:  # an ArtifactError that may be gone a moment later
+            self._events.put(error)
         except _SAME_AGAIN as error:
             problem = f"{type(error).__name__}: {error}"
             self._events.put(Event("problem", start.after, math.nan, problem=problem))

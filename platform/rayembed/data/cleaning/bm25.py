@@ -22,9 +22,9 @@ from operator import itemgetter
 import bm25s
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from scipy.sparse import csc_array, csr_array
 
+from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import parquet_bytes
@@ -227,7 +227,7 @@ def open_index(folder: str, max_similarity: float | None) -> EvaluationIndex:
     """
     with np.load(io.BytesIO(read_bytes(_arrays_path(folder)))) as loaded:
         arrays = Arrays(**{field.name: loaded[field.name] for field in fields(Arrays)})
-    texts = pq.read_table(io.BytesIO(read_bytes(_texts_path(folder))))
+    texts = read_parquet(read_bytes(_texts_path(folder)))
     return EvaluationIndex(arrays, texts, max_similarity)
 
 

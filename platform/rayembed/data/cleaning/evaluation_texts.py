@@ -7,7 +7,6 @@ text classification, clustering, bitexts, summaries) they are all texts of the e
 since these are what scores are made of.
 """
 
-import io
 import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
 from rayembed.data.records import has_content
@@ -179,7 +178,7 @@ def _texts_of_file(path: str) -> list[str]:
         elif file_name(path).endswith(".jsonl"):
             texts = [json.loads(line)[_COLUMN] for line in content.splitlines() if line.strip()]
         else:
-            texts = pq.read_table(io.BytesIO(content), columns=[_COLUMN])[_COLUMN].to_pylist()
+            texts = read_parquet(content, [_COLUMN])[_COLUMN].to_pylist()
         texts = [text for text in texts if isinstance(text, str)]
         if not all(map(is_unicode, texts)):
             raise ValueError("half of a surrogate pair, which is not valid Unicode")

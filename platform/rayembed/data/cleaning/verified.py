@@ -4,14 +4,13 @@ The n-grams of rows that stand in a candidate pair travel to where the pair is c
 holds the rows of some ten thousand pairs, and rows that are like no other never leave their part.
 """
 
-import io
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
@@ -176,9 +175,8 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
         ArtifactError: the file is missing.
     """
     names = [f"{side}_position" for side in _SIDES]
-    table = pq.read_table(
-        io.BytesIO(read_bytes(_similar_path(folder, number))), columns=[*names, "similarity"]
-    )
+    content = read_bytes(_similar_path(folder, number))
+    table = read_parquet(content, [*names, "similarity"])
     pairs = np.stack([table[name].to_numpy() for name in names], axis=1)
     return pairs, table["similarity"].to_numpy()
 
@@ -209,7 +207,7 @@ class ListRemoved:
     def __call__(self, unit: Removed) -> Result:
         """`rows`: how many are listed; `examples` of them."""
         content = read_bytes(_similar_path(self.scratch, unit.number))
-        similar = pq.read_table(io.BytesIO(content)).take(pa.array(unit.rows))
+        similar = read_parquet(content).take(pa.array(unit.rows))
         listed = []
         for side in range(2):
             here, there = _SIDES[side], _SIDES[1 - side]

@@ -13,8 +13,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.storage import exists, join, open_storage, read_bytes
 from rayembed.data.plan.step_files import StepFiles, file_name
 from rayembed.data.records import SCHEMA, Record
@@ -133,7 +133,7 @@ class BatchPlan:
             filesystem, inside = open_storage(path)
             try:
                 with filesystem.open_input_file(inside) as file:
-                    table = pq.ParquetFile(file).read(columns=names)
+                    table = open_parquet(file).read(columns=names)
             except (OSError, pa.ArrowException) as error:
                 raise ArtifactError(f"cannot read the batch plan {path!r}: {error}") from error
             distinct = table.group_by(names).aggregate([])

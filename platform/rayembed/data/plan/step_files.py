@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.storage import join, open_storage, write_atomic
 from rayembed.errors import ArtifactError
 
@@ -37,7 +38,7 @@ class StepFiles:
         filesystem, inside = open_storage(path)
         try:
             with filesystem.open_input_file(inside) as file:
-                reader = pq.ParquetFile(file, metadata=self._footers.get(path))
+                reader = open_parquet(file, metadata=self._footers.get(path))
                 self._footers.clear()  # steps are read in order: one footer is enough
                 self._footers[path] = reader.metadata
                 wanted = [place * groups_per_step + group for group in groups]

@@ -6,7 +6,6 @@ second one finds the further classes of these examples: a text of two classes ma
 them alone.
 """
 
-import io
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.storage import file_name, join, read_bytes, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource
@@ -345,4 +344,4 @@ def _limited(table: pa.Table, limit: int) -> pa.Table:
 
 
 def _read_pool(path: str) -> pa.Table:
-    return pq.read_table(io.BytesIO(read_bytes(path)))
+    return read_parquet(read_bytes(path))

@@ -13,9 +13,9 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 import xxhash
 
+from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.reading import is_on_hub, list_hub_files, open_source, reading_errors
 from rayembed.assets.storage import file_name, is_remote, open_storage
@@ -218,7 +218,7 @@ def _pieces_of(file: _File) -> list[Piece]:
     if kind == "parquet":
         try:
             with filesystem.open_input_file(inside) as stream:
-                metadata = pq.ParquetFile(stream).metadata
+                metadata = open_parquet(stream).metadata
         except reading_errors(file.path) as error:
             raise DataError(f"rows {file.path!r}: is no Parquet file: {error}") from None
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]

@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs
-import pyarrow.parquet as pq
 
+from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
 from rayembed.data.sources.cells import is_unicode
@@ -116,7 +116,7 @@ def _read_parquet(
     file: pyarrow.NativeFile, piece: Piece, columns: Collection[str] | None
 ) -> Iterator[Row | BadRow]:
     # The hub and object storage answer slowly: ranges are read together, ahead.
-    reader = pq.ParquetFile(file, pre_buffer="://" in piece.path)
+    reader = open_parquet(file, pre_buffer="://" in piece.path)
     groups = list(range(piece.start, reader.num_row_groups if piece.stop is None else piece.stop))
     chosen = None
     if columns is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayembed.assets.arrow_files import read_parquet
 from rayembed.assets.hub_retries import with_retries
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
@@ -66,7 +67,7 @@ def load(stored: StoredRows) -> list[Row]:
     Raises:
         ArtifactError: they cannot be read.
     """
-    table = pq.read_table(io.BytesIO(read_bytes(stored.path)))
+    table = read_parquet(read_bytes(stored.path))
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 

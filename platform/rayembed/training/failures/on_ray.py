@@ -19,7 +19,7 @@ from ray.train.v2._internal.exceptions import (
 
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError, RayembedError, WorkerError
-from rayembed.training.capacity import worker_resources
+from rayembed.training.capacity import worker_resources, workers_that_fit
 from rayembed.training.on_worker import Job
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def failure_config(placement: Placement) -> Any:
 def failure_callbacks(job: Job) -> list[Any]:
     """What Ray Train tells of failures before it decides whether to try again."""
     if job.placement.is_elastic:
-        return [OnWorkerErrors(), LostNodes(job.course.name, job.placement.max_failures)]
+        return [OnWorkerErrors(), LostNodes(job.course.name, job.placement)]
     return [OnWorkerErrors()]
 
 
@@ -102,24 +102,27 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
     Args:
         stage: what is trained, for the error.
-        max_failures: `Placement.max_failures`.
+        placement: of the run; nodes that cannot hold one of its workers are not among those lost.
     """
 
-    def __init__(self, stage: str, max_failures: int) -> None:
-        self._stage, self._max_failures = stage, max_failures
+    def __init__(self, stage: str, placement: Placement) -> None:
+        self._stage, self._placement = stage, placement
+        self._max_failures = placement.max_failures
         self._failures = self._losses = 0
         self._gone = _gone()
+        self._small = self._too_small()
 
     def after_report(self, run_context: Any, metrics: list[Any], checkpoint: Any) -> None:
         """Begin to count losses of nodes anew: the run gets on."""
         self._losses, self._gone = 0, _gone()
+        self._small |= self._too_small()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Raise when it was once too often."""
         before, self._gone = self._gone, await_lost_nodes()
         if any(map(_was_announced, worker_exceptions.values())):
             return
-        lost = len(self._gone - before)
+        lost = len(self._gone - before - self._small)
         if lost:
             self._losses += 1
             logger.warning("stage %s: nodes lost with workers on them: %d", self._stage, lost)
@@ -131,6 +134,16 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
             )
         if self._losses > LOSSES_IN_A_ROW:
             raise ray.train.ControllerError(_never_long_enough(self._stage, self._losses))
+
+    def _too_small(self) -> set[str]:
+        """Ids of the live nodes without room for a worker, such as those of data that come and go.
+
+        Of a node that is gone Ray does not tell the resources any more.
+        """
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        return {
+            n["NodeID"] for n in alive if not workers_that_fit(self._placement, [n["Resources"]])
+        }
 
 
 def await_lost_nodes() -> set[str]:
