@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 import psutil
 import ray
 from ray._common.utils import get_ray_address_file
+
+from rayembed.training.announce_end import drain
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 SECONDS = 60
@@ -44,9 +47,12 @@ class SecondNode:
 
     def announce_its_end(self, seconds: int) -> None:
         """As a cloud announces that it takes a spot node away."""
-        command = [*RAY, "drain-node", f"--address={self._address}", f"--node-id={self._id}"]
-        command += ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=test"]
-        subprocess.run([*command, f"--deadline-remaining-seconds={seconds}"], check=True)
+        with tempfile.TemporaryDirectory() as proc:
+            # The processes of this node alone, as a pod or a machine of its own has them.
+            above = psutil.Process(self._process.pid)
+            for process in [above, *above.children(recursive=True)]:
+                (Path(proc) / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+            assert drain(seconds, Path(proc))
 
     def lose(self) -> None:
         """Kill raylet, agents and workers at once; nobody takes leave."""

@@ -1,5 +1,6 @@
 """The manifests for Kubernetes against the fields of KubeRay and Kubernetes, without a cluster."""
 
+import importlib.util
 import shlex
 from importlib.metadata import version
 
@@ -75,7 +76,6 @@ def test_every_field_is_one_of_kubernetes_or_kuberay(document):
         ("RayCluster", "spec.headGroupSpec", ...),
         ("RayJob", "spec.submissionMode", "Sidecar"),
         ("RayJob", "spec.shutdownAfterJobFinishes", False),  # with a time to live
-        ("RayJob", "spec.submitterPodTemplate", {}),
         ("RayJob", "spec.backoffLimit", -1),
         ("RayJob", OF_JOB + "authOptions.enableK8sTokenAuth", True),
         ("RayJob", "metadata.name", "n" * 48),
@@ -85,6 +85,21 @@ def test_every_field_is_one_of_kubernetes_or_kuberay(document):
 def test_a_damaged_cluster_is_refused(kind, path, value):
     with pytest.raises((ValueError, kubernetes_validate.ValidationError)):
         valid(changed(CLUSTER_OF[kind], path, value))
+
+
+def test_a_job_that_submits_itself_takes_no_pod_for_that():
+    job = changed(CLUSTER_OF["RayJob"], "spec.submitterPodTemplate", {})
+    with pytest.raises(ValueError, match="submitterPodTemplate"):
+        valid(changed(job, "spec.submissionMode", "SidecarMode"))
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_gpu_pods_announce_their_end_within_their_grace(kind):
+    (group,) = [g for g in spec_of(CLUSTER_OF[kind])["workerGroupSpecs"] if g["groupName"] == "gpu"]
+    pod = group["template"]["spec"]
+    command = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert importlib.util.find_spec(command[2]), "a module of the library"
+    assert int(command[4]) < pod["terminationGracePeriodSeconds"]
 
 
 def test_a_damaged_manifest_of_kubernetes_is_refused():

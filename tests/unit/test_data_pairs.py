@@ -87,7 +87,7 @@ def test_missing_empty_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the folder holds no files"):
         list_pieces(str(tmp_path / "empty"))
     (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
         list_pieces(str(tmp_path / "x.parquet"))
     folder = tmp_path / "tables"
     folder.mkdir()

@@ -155,6 +155,31 @@ def test_figures_are_those_in_print():
     }
 
 
+def test_figures_of_other_models_or_data_stand_in_columns_of_their_own():
+    mining = get_table("nomic-table8-quickstart").printed
+    assert mining["all-MiniLM, margin none, 4 negatives"] == {"Average, Arctic Embed Large": 52.87}
+    assert mining["all-MiniLM, margin 0.95, 4 negatives"] == {
+        "Average, Arctic Embed Large": 55.2,
+        "Average, Stella 1.5B": 57.22,
+    }
+    stages = get_table("nvembed-table4-quickstart").printed
+    assert stages["two stages"]["Average (56)"] == 72.31
+    assert stages["two stages"]["Average (56), public data"] == 71.83  # the paper's S1
+    assert stages["S0: no positive-aware mining"] == {
+        "Average (56), public data": 70.73,
+        "Retrieval (15), public data": 59.22,
+    }
+
+
+def test_a_plain_value_is_set_in_all_trials_also_where_the_table_searches_it():
+    plain = parse_arguments(
+        ["--sweep", "nvembed-table2-quickstart", "--set", "seed=7", "--set", "model.mask=causal"]
+    ).sweep
+    assert set(plain.space) == {"model.pooling.kind"}
+    assert plain.base.seed == 7
+    assert [trial.run.model.mask for trial in known_trials(plain)] == ["causal"] * 4
+
+
 def test_an_unknown_table_names_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'nvembed-table2'"):
         get_table("nvembed-tble2")

@@ -14,7 +14,7 @@ from ray.train.v2._internal.execution.training_report import _TrainingReport
 from s3_server import BUCKET, s3_server
 
 from rayembed.assets.storage import list_files, upload_folder
-from rayembed.errors import ArtifactError
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.training.checkpoint import (
     POSITION,
     Checkpoint,
@@ -120,6 +120,23 @@ def test_a_missing_file_is_damage(folder, name):
     (folder / NAMES[2] / name).unlink()
     assert mend(folder) is True
     assert taken(folder)[0] == NAMES[1]
+
+
+@pytest.mark.parametrize("name", ["state-00000.safetensors", POSITION])
+def test_a_storage_that_does_not_answer_costs_no_checkpoint(folder, name):
+    """A file that cannot be read for now (here: names that lead in a circle) may be whole."""
+    file = folder / NAMES[2] / name
+    kept = file.rename(folder.parent / "kept")
+    file.symlink_to(file)
+    before = (folder / LIST_FILE).read_text()
+    with pytest.raises(StorageError, match=name):
+        mend(folder)
+    assert on_disk(folder) == NAMES
+    assert (folder / LIST_FILE).read_text() == before
+    file.unlink()
+    kept.rename(file)
+    assert mend(folder) is False
+    assert taken(folder) == (NAMES[2], NAMES)
 
 
 def test_an_older_damaged_one_does_not_send_the_stage_back(folder, caplog):

@@ -1,5 +1,7 @@
 """Ray Tune's searcher and schedulers with what earlier submissions have scored; no cluster."""
 
+from types import SimpleNamespace
+
 import pytest
 from tiny_job import make_run
 
@@ -19,6 +21,10 @@ MASK = "model.mask"
 class Trial:
     def __init__(self, trial_id):
         self.trial_id = trial_id
+        checkpoints = SimpleNamespace(checkpoint_config=SimpleNamespace(num_to_keep=None))
+        self.is_finished = lambda: False
+        self.experiment_tag, self.evaluated_params = "", {}
+        self.run_metadata = SimpleNamespace(checkpoint_manager=checkpoints)
 
 
 def make_sweep(folder, space, **settings) -> Sweep:
@@ -119,3 +125,27 @@ def test_a_population_changes_settings_within_their_domains(tmp_path):
     assert all(1e-3 <= rate <= 1e-1 for rate in changed)
     assert len(set(changed)) > 1
     assert max(changed) == pytest.approx(1e-1), "0.09 × 1.2 is cut to the highest rate"
+
+
+def test_members_are_no_longer_compared_after_their_last_step(tmp_path):
+    sweep = make_sweep(
+        tmp_path,
+        {RATE: "loguniform(1e-3, 1e-1)"},
+        search={"kind": "random", "trials": 2},
+        scheduler={"kind": "pbt", "quantile": 0.5, "every_steps": 2},
+    )
+    pbt = scheduler(sweep, [], total=8)
+    compared = []
+    pbt._checkpoint_or_exploit = lambda member, *_: compared.append(member.trial_id)
+    member, waiting = Trial("a"), Trial("b")
+    values = {RATE: 0.01}
+    member.config = {"trial": {"key": "a", "label": "", "pointer": None, "values": values}}
+    member.status, waiting.status = "RUNNING", "PENDING"
+    tune = SimpleNamespace(get_trials=lambda: [member, waiting], search_alg=None)
+    pbt.on_trial_add(tune, member)
+
+    def told(step):
+        return pbt.on_trial_result(tune, member, {"global_step": step, "score": 0.5})
+
+    assert (told(6), compared) == ("PAUSE", ["a"]), "it gives its place to the one that waits"
+    assert (told(8), compared) == ("CONTINUE", ["a"]), "it exports what it has trained"

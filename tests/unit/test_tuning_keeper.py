@@ -66,7 +66,8 @@ def test_a_member_that_takes_over_leaves_its_run_and_keeps_its_record(ledger):
     keeper.told("1", result("b", "score", step=4, run="b"))
     keeper.told("0", result("a", "score", step=8, run="third"))
     records = ledger.read()
-    assert (records["a"].run, records["a"].former) == ("third", ["a"])
+    left = {"run": "a", "step": 4, "origin": {}}
+    assert (records["a"].run, records["a"].former) == ("third", [left])
     assert (records["b"].run, records["b"].former) == ("b", [])
 
 

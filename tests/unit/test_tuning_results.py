@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 from tiny_job import make_run
@@ -90,7 +91,7 @@ def test_the_driver_notes_scores_ends_and_errors(tmp_path):
     assert best(ledger.read()).key == "b"
     keeper.told("5", event("score", 2, 0.1, key="e", run="e"))
     keeper.told("5", event("score", 4, 0.2, key="e", run="f", origin={"run": "b", "step": 2}))
-    assert ledger.read()["e"].former == ["e"]
+    assert ledger.read()["e"].former == [{"run": "e", "step": 2, "origin": {}}]
     assert ledger.read()["e"].origin == {"run": "b", "step": 2}
 
 
@@ -126,6 +127,33 @@ def test_seeds_of_a_row_give_mean_and_deviation(tmp_path):
     assert "| plain | 3 | 40.00 ± 26.46 | 61.5 |" in beside
     assert "| absent |  | not measured | 60 |" in beside
     assert "| other | 1 | 50.00 |  |" in beside
+
+
+def test_the_best_settings_have_the_best_mean_over_seeds_and_not_the_luckiest_seed():
+    scores = {"0.1": (0.5, 0.9, 0.1), "0.2": (0.6, 0.7, 0.65), "0.3": (0.99,)}
+    records = {
+        f"{rate} {seed}": finished(f"{rate} {seed}", score, {RATE: rate, "seed": str(seed)})
+        for rate, values in scores.items()
+        for seed, score in enumerate(values)
+    }
+    assert best(records).key == "0.2 1"
+    # Without repetitions every trial stands for itself.
+    alone = {key: replace(r, values={RATE: key}) for key, r in records.items()}
+    assert best(alone).key == "0.3 0"
+    assert best({}) is None
+    assert best({"a": finished("a", math.nan, {RATE: "1"})}) is None
+
+
+def test_a_score_that_is_no_number_is_left_out_of_a_row(tmp_path):
+    sweep = make_sweep(tmp_path, {"seed": ["0", "1", "2"]})
+    records = {
+        str(seed): finished(str(seed), score, {"seed": str(seed)}, t=task)
+        for seed, (score, task) in enumerate([(0.2, math.nan), (math.nan, 0.3), (0.4, math.nan)])
+    }
+    (row,) = rows_of(sweep, records)
+    assert row.scores["score"].mean == pytest.approx(0.3)
+    assert (row.scores["t"].mean, row.scores["t"].number) == (0.3, 1)
+    assert "| 2 | 30.00 ± 14.14 | 30.00 |" in rows_table([row])
 
 
 def test_tables_have_every_trial_with_its_values(tmp_path):

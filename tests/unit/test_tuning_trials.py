@@ -6,7 +6,7 @@ from tiny_job import make_run
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
-from rayembed.config.sweep import Sweep, deciding, metric_source
+from rayembed.config.sweep import Sweep, check_metric, deciding, metric_source
 from rayembed.errors import ConfigError, PlacementError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
@@ -79,6 +79,32 @@ def test_more_draws_belong_to_the_same_sweep_and_other_settings_do_not(tmp_path)
     keys = [trial.key for trial in known_trials(drawn(9))]
     assert [trial.key for trial in known_trials(drawn(3))] == keys[:3]
     assert drawn(3, scheduler={"kind": "asha"}).fingerprint != drawn(3).fingerprint
+
+
+def test_runs_that_are_scored_otherwise_are_another_sweep(tmp_path):
+    """Their training is the same, and their scores must not be compared with the former ones."""
+
+    def scored(*changes):
+        run = get_recipe("biencoder-quickstart")
+        return Sweep(name="s", runs={"": override(run, changes)}, space={"seed": ("0", "1")})
+
+    whole = scored()
+    for change in ("num_documents=900", "num_queries=50", "max_length=64"):
+        other = scored(f"evaluation.{change}")
+        assert other.base.fingerprint == whole.base.fingerprint
+        assert other.fingerprint != whole.fingerprint, change
+    for change in ("baselines=[bm25]", "before_training=false"):
+        assert scored(f"evaluation.{change}").fingerprint == whole.fingerprint, change
+
+
+def test_a_task_that_only_some_runs_score_may_be_weighed_where_they_do(tmp_path):
+    def weighed(recipe):
+        metric = {"of": "evaluation", "weights": {"WikiCrossLingualRetrieval": 1.0}}
+        return Sweep(name="s", runs={"": get_recipe(recipe)}, space={"seed": ("0",)}, metric=metric)
+
+    check_metric(weighed("nomic-quickstart"))
+    with pytest.raises(ConfigError, match="WikiCrossLingualRetrieval"):
+        check_metric(weighed("biencoder-quickstart"))
 
 
 @pytest.mark.parametrize(
@@ -173,6 +199,19 @@ def test_pbt_takes_one_stage_and_settings_that_may_change(tmp_path):
 
 def parse_run(population):
     return parse(Sweep, {"name": "x", "runs": population["runs"], "space": {RATE: ["1"]}}).base
+
+
+def test_a_population_has_as_many_members_as_were_asked_for(tmp_path):
+    population = {"runs": one_stage(tmp_path), "scheduler": {"kind": "pbt"}}
+    with pytest.raises(ConfigError, match=r"of the 4 members that search.seed=0 draws only 2 diff"):
+        check_sweep(
+            make_sweep(
+                tmp_path,
+                {RATE: "choice(1e-3, 1e-2)"},
+                search={"kind": "random", "trials": 4},
+                **population,
+            )
+        )
 
 
 def test_a_member_that_takes_over_goes_on_from_the_others_checkpoint(tmp_path):

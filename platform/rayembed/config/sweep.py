@@ -21,6 +21,9 @@ WIKIPEDIA_SUITE_TASKS = (
 )
 """Those that `evaluation.suite` `wikipedia` scores after training."""
 
+CROSS_LINGUAL_TASK = "WikiCrossLingualRetrieval"
+"""One more, where `evaluation.translations` name languages."""
+
 
 class GridSearch(Settings):
     """Every combination of the space."""
@@ -33,7 +36,8 @@ class RandomSearch(Settings):
 
     kind: Literal["random"] = "random"
     trials: PositiveInt = 10
-    """Draws. A sweep that is submitted again with more of them does those that are new."""
+    """Draws, of which equal ones are one trial. A sweep that is submitted again with more of them
+    does those that are new."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the draws."""
 
@@ -43,7 +47,7 @@ class OptunaSearch(Settings):
 
     kind: Literal["optuna"] = "optuna"
     trials: PositiveInt = 20
-    """Trials in all; may be raised later."""
+    """Proposals in all, of which equal ones are one trial; may be raised later."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the sampler. With several trials at once the order in which they end decides too."""
 
@@ -140,7 +144,12 @@ class Sweep(Document):
         """
         values = self.model_dump(mode="json", include={"space", "search", "scheduler", "metric"})
         values["search"].pop("trials", None)
-        values["runs"] = {label: run.fingerprint for label, run in self.runs.items()}
+        # A run's own identity leaves out what it is scored on, which decides here.
+        unscored = {"baselines", "before_training"}
+        values["runs"] = {
+            label: [run.fingerprint, run.evaluation.model_dump(mode="json", exclude=unscored)]
+            for label, run in self.runs.items()
+        }
         return values
 
     @model_validator(mode="after")
@@ -210,6 +219,8 @@ def check_metric(sweep: Sweep) -> None:
     source = metric_source(sweep)
     for label, run in sweep.runs.items():
         names: tuple[str, ...] = WIKIPEDIA_SUITE_TASKS
+        if run.evaluation.translations:
+            names = (*names, CROSS_LINGUAL_TASK)
         if source == "validation":
             assert run.evaluation.validation is not None
             names = run.evaluation.validation.data.task_names

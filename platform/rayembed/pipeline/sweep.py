@@ -217,20 +217,25 @@ def _assets(run: Run) -> str:
 
 def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
     """Tell MLflow of trials whose process was ended before it could."""
-    ended = [(name, record) for record in records.values() for name in record.former]
-    ended += [(record.run, record) for record in records.values() if record.state == "stopped"]
-    for name, record in ended:
+    statuses: dict[str, Status] = {"stopped": "KILLED", "failed": "FAILED"}
+    ended: list[tuple[str, int, Status]] = []
+    for record in records.values():
+        ended += [(left["run"], left["step"], "KILLED") for left in record.former]
+        if record.state in statuses:
+            ended.append((record.run, record.last_step, statuses[record.state]))
+    for name, step, status in ended:
         run = sweep.base.model_copy(update={"name": name})
         try:
             folder = fetched_folder(run)
             tracker = Tracker.reopen(folder)
             tracker.send_all(MetricsLog(folder / METRICS_FILE))
         except (ArtifactError, TrackingError) as error:
+            if status == "FAILED" and isinstance(error, ArtifactError):
+                continue  # it failed before it had a run
             logger.warning("MLflow does not know that %s was ended: %s", name, error)
             continue
-        step = record.reports[-1].global_step if record.reports else 0
         tracker.set_tags({ENDED_TAG: str(step)})
-        tracker.close("KILLED")
+        tracker.close(status)
 
 
 def _register_best(

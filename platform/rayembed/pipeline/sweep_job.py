@@ -86,6 +86,8 @@ def resolve(args: argparse.Namespace) -> Asked:
         path, equals, domain = text.partition("=")
         if equals and is_domain(domain):
             space[path] = domain
+        else:
+            space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
         label: of_stages(override(run, fixed), args.stages) for label, run in given["runs"].items()
     }

@@ -11,10 +11,9 @@ from rayembed.pipeline.report import WIDTH, Outcome
 from rayembed.registry.metrics_log import write_atomic
 from rayembed.registry.tracking import Tracker
 from rayembed.tuning.importance import LEAST_TRIALS, importance
-from rayembed.tuning.ledger import TrialRecord, best
+from rayembed.tuning.ledger import SEED, TrialRecord, best
 from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
 from rayembed.tuning.results import (
-    SEED,
     Row,
     paper_table,
     rows_of,
@@ -78,7 +77,8 @@ def report_text(
     ]
     if found is not None and found.final is not None:
         values = "".join(f"- `{path}={value}`\n" for path, value in found.values.items())
-        parts.append(f"## Best trial\n\n`{found.run}`: {found.final.score:.4f}\n\n{values}")
+        why = _of_the_best_row(rows, found) if SEED in sweep.domains else ""
+        parts.append(f"## Best trial\n\n`{found.run}`: {found.final.score:.4f}{why}\n\n{values}")
     if _has_rows(sweep):
         parts.append(
             "## Rows\n\nMean ± standard deviation over the seeds (n − 1), 100 times the score.\n\n"
@@ -133,6 +133,15 @@ def print_swept(
     if not mlflow_complete:
         folder = report.removesuffix(f"/{REPORT}")
         console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folder}")
+
+
+def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
+    score = next(row.scores["score"] for row in rows if found in row.records)
+    return (
+        ". Each seed has held-out articles of its own, so settings are compared by their mean over "
+        f"all seeds: {score} for these, the highest; of their {score.number} trials this one has "
+        "the highest score"
+    )
 
 
 def _has_rows(sweep: Sweep) -> bool:

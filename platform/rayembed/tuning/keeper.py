@@ -55,7 +55,9 @@ class Keeper:
         report = Report(result["global_step"], result["score"], result["scores"], time.time())
         record = self.records.get(key) or TrialRecord(key, key, "", {})
         if record.run != result["run"]:
-            record = replace(record, former=[*record.former, record.run])
+            step = record.reports[-1].global_step if record.reports else 0
+            left = {"run": record.run, "step": step, "origin": record.origin}
+            record = replace(record, former=[*record.former, left])
         record = replace(
             record, **{name: result[name] for name in ("run", "label", "values", "origin")}
         )

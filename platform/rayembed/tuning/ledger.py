@@ -8,12 +8,16 @@ written every few seconds, so that a killed driver could lose a trial that has e
 
 import json
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
 from rayembed.errors import ArtifactError
+
+SEED = "seed"
+"""The setting whose values are repetitions of the same."""
 
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -50,8 +54,9 @@ class TrialRecord:
     """Scores of the tasks after training, of a finished trial that has them."""
     origin: dict[str, Any] = field(default_factory=dict)
     """Of a population's member: the run and the step that its run goes on from."""
-    former: list[str] = field(default_factory=list)
-    """Of a population's member: the runs that it left for another's weights."""
+    former: list[dict[str, Any]] = field(default_factory=list)
+    """Of a population's member: the runs that it left for another's weights, each with the `step`
+    of its last score and its own `origin`."""
     problem: str = ""
 
     @property
@@ -138,14 +143,22 @@ class Ledger:
 
 
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
-    """The finished trial with the highest final score, of equal ones the first; None: there is
-    none.
+    """The finished trial that is handed on; None: there is none.
+
+    Trials that differ in nothing but the seed are repetitions, each on articles of its own: of
+    settings with as many repetitions as any those with the highest mean win, and of their trials
+    the one with the highest final score. Of equal ones it is the first.
     """
-    finished = [
-        record
-        for record in records.values()
-        if record.state == "finished"
-        and record.final is not None
-        and math.isfinite(record.final.score)
-    ]
-    return max(finished, key=lambda r: r.final.score if r.final else -math.inf, default=None)
+    rows: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
+    for record in records.values():
+        if record.state == "finished" and math.isfinite(_final(record)):
+            values = sorted((path, v) for path, v in record.values.items() if path != SEED)
+            rows.setdefault((record.label, tuple(values)), []).append(record)
+    most = max(map(len, rows.values()), default=0)
+    whole = [row for row in rows.values() if len(row) == most]
+    found = max(whole, key=lambda row: statistics.fmean(map(_final, row)), default=[])
+    return max(found, key=_final, default=None)
+
+
+def _final(record: TrialRecord) -> float:
+    return math.nan if record.final is None else record.final.score

@@ -321,6 +321,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
             **handed.tags,
             "rayembed.trial.label": self._label,
             **{f"rayembed.trial.{path}": value for path, value in self._values.items()},
+            **{f"rayembed.trial.origin_{name}": str(v) for name, v in self._start.origin.items()},
         }
         # Scheduled by itself, so that what it starts is not caught in Tune's placement group.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

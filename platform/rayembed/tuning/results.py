@@ -8,10 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.ledger import TrialRecord
-
-SEED = "seed"
-"""The setting whose values are repetitions of the same row."""
+from rayembed.tuning.ledger import SEED, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -52,14 +49,17 @@ class Row:
 
     @property
     def scores(self) -> dict[str, Spread]:
-        """Spread of each task over finished trials; `score` is the one that decides."""
+        """Spread of each task over finished trials that have a number for it; `score` is the one
+        that decides.
+        """
         finished = [r for r in self.records if r.state == "finished" and r.final is not None]
         found: dict[str, list[float]] = {}
         for record in finished:
             assert record.final is not None
             tasks = record.evaluation or record.final.scores
             for task, score in {"score": record.final.score, **tasks}.items():
-                found.setdefault(task, []).append(score)
+                if math.isfinite(score):
+                    found.setdefault(task, []).append(score)
         return {task: spread(scores) for task, scores in found.items()}
 
 

@@ -175,6 +175,12 @@ def _check_pbt(sweep: Sweep) -> None:
             f"scores every {scored} steps, checkpoints come every {stage.checkpoint_every_steps}; "
             f"set stages.{stage.name}.checkpoint_every_steps={scored}"
         )
+    if (different := len(known_trials(sweep))) < sweep.search.trials:
+        raise ConfigError(
+            f"scheduler 'pbt': of the {sweep.search.trials} members that search.seed="
+            f"{sweep.search.seed} draws only {different} differ; take another search.seed, or more "
+            "values, such as loguniform(…)"
+        )
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ def _pieces_of(file: _File) -> list[Piece]:
             with filesystem.open_input_file(inside) as stream:
                 metadata = open_parquet(stream).metadata
         except reading_errors(file.path) as error:
-            raise DataError(f"rows {file.path!r}: is no Parquet file: {error}") from None
+            raise DataError(f"rows {file.path!r}: cannot be read as Parquet: {error}") from None
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         if not groups:  # a writer that was closed before its first row
             return []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialScheduler
 
 from rayembed.config.space import Domain
 from rayembed.config.sweep import AshaScheduler, OptunaSearch, PbtScheduler, Sweep
@@ -57,7 +57,7 @@ def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
         case AshaScheduler() as settings:
             return asha(sweep, settings, done, total)
         case PbtScheduler() as settings:
-            return _pbt(sweep, settings)
+            return _pbt(sweep, settings, total)
     return None
 
 
@@ -98,8 +98,23 @@ def asha(
 class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not typed
     """A member that takes over another's weights gets its settings, changed, and stays itself.
 
-    Ray copies the whole config of the other, with the name under which its scores are kept.
+    Ray copies the whole config of the other, with the name under which its scores are kept; and it
+    compares members after their last step too, where nothing is left to train with other settings.
+
+    Args:
+        total: steps of a member.
     """
+
+    def __init__(self, total: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._total = total
+
+    def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """What becomes of a member at a score."""
+        if result[STEP] >= self._total:
+            return str(TrialScheduler.CONTINUE)
+        decision: str = super().on_trial_result(controller, trial, result)
+        return decision
 
     def _get_new_config(self, trial: Any, trial_to_clone: Any) -> tuple[dict[str, Any], Any]:
         config, operations = super()._get_new_config(trial, trial_to_clone)
@@ -107,7 +122,7 @@ class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not 
         return {**config, "trial": {**config["trial"], **kept}}, operations
 
 
-def _pbt(sweep: Sweep, settings: PbtScheduler) -> PopulationBasedTraining:
+def _pbt(sweep: Sweep, settings: PbtScheduler, total: int) -> PopulationBasedTraining:
     run, domains = sweep.base, sweep.domains
 
     def within(config: dict[str, Any]) -> dict[str, Any]:
@@ -119,6 +134,7 @@ def _pbt(sweep: Sweep, settings: PbtScheduler) -> PopulationBasedTraining:
         return config
 
     return _Population(
+        total,
         time_attr=STEP,
         metric=SCORE,
         mode="max",

@@ -1,0 +1,97 @@
+"""No value of a Parquet file or an Arrow stream is unpickled, wherever Ray Data was imported."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray.data  # noqa: F401 - registers Ray's type of pickled values with Arrow
+from ray.data._internal.object_extensions.arrow import ArrowPythonObjectArray, ArrowPythonObjectType
+
+from rayembed.assets.arrow_files import check_plain, open_parquet, read_parquet, read_stream
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.rows import read_rows
+from rayembed.errors import DataError
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.fixture
+def sprung(tmp_path):
+    return tmp_path / "sprung"
+
+
+@pytest.fixture
+def table(sprung):
+    return pa.table({"query": ArrowPythonObjectArray.from_objects([Trap(sprung)]), "text": ["a"]})
+
+
+def as_parquet(table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_pickle_in_a_parquet_file_is_refused_and_not_run(table, sprung):
+    content = as_parquet(table)
+    for read in (read_parquet, lambda c: open_parquet(pa.BufferReader(c))):
+        with pytest.raises(pa.ArrowInvalid, match=r"'query' has the type 'ray.data.arrow_pickled"):
+            read(content)
+    assert not sprung.exists()
+    # What is refused is a trap indeed.
+    pq.read_table(pa.BufferReader(content)).to_pylist()
+    assert sprung.exists()
+
+
+def test_a_data_set_with_such_a_column_is_refused(table, sprung, tmp_path):
+    path = tmp_path / "pairs.parquet"
+    path.write_bytes(as_parquet(table))
+    with pytest.raises(DataError, match="whose values are made by code"):
+        [row for piece in list_pieces(str(path)) for row in read_rows(piece)]
+    assert not sprung.exists()
+
+
+def test_a_pickle_in_an_arrow_stream_is_refused(table, sprung):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(pa.ArrowInvalid, match="pickled"):
+        read_stream(sink.getvalue())
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        pa.list_(ArrowPythonObjectType()),
+        pa.struct([("a", pa.list_(pa.struct([("b", ArrowPythonObjectType())])))]),
+        pa.map_(pa.string(), ArrowPythonObjectType()),
+    ],
+    ids=["list", "struct", "map"],
+)
+def test_a_nested_one_is_refused(nested):
+    with pytest.raises(pa.ArrowInvalid, match="pickled"):
+        check_plain(pa.schema([("plain", pa.string()), ("deep", nested)]))
+
+
+def test_texts_numbers_lists_and_arrows_own_types_are_read():
+    table = pa.table(
+        {
+            "text": ["a", None],
+            "numbers": [[1, 2], []],
+            "words": pa.array(["x", "x"]).dictionary_encode(),
+            "fields": [{"a": 1.5}, None],
+            "uuid": pa.array([b"0123456789abcdef", None], pa.uuid()),
+        }
+    )
+    assert read_parquet(as_parquet(table)).to_pylist() == table.to_pylist()
+    assert read_parquet(as_parquet(table), ["text"]).to_pydict() == {"text": ["a", None]}
