@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import sys
+import time
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -153,6 +154,10 @@ def test_teachers_wait_for_the_first_gpu_of_a_cluster_that_begins_without(cluste
         made = list(execute_with_ray_data(Squares(), units, "gpu or cpu", placement=placement))
         assert [result["square"] for result in made] == [0, 1, 4, 9]
         assert {result["device"] for result in made} == {"cuda"}
+    deadline = time.monotonic() + 60
+    while "GPU" in ray.cluster_resources() and time.monotonic() < deadline:
+        time.sleep(0.2)  # until Ray knows that the node has gone
+    assert gpus_for(TeacherPlacement()) == 0
 
 
 def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(cluster) -> None:
