@@ -181,8 +181,18 @@ def test_pbt_takes_one_stage_and_settings_that_may_change(tmp_path):
         "scheduler": {"kind": "pbt"},
     }
     check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **population))
-    with pytest.raises(ConfigError, match="cannot change in the middle"):
-        check_sweep(make_sweep(tmp_path, {"model.lora.rank": "choice(2, 4)"}, **population))
+    check_sweep(
+        make_sweep(
+            tmp_path, {"stages.retrieval.loss.temperature": "uniform(0.01, 0.1)"}, **population
+        )
+    )
+    for path, values in {
+        "model.lora.rank": "choice(2, 4, 6, 8)",
+        "stages.retrieval.loss": "choice({kind: infonce, temperature: 0.1})",
+        "stages.retrieval.loss.dimensions": "choice([4], [2], [1], [3])",
+    }.items():
+        with pytest.raises(ConfigError, match=f"{path} cannot change in the middle"):
+            check_sweep(make_sweep(tmp_path, {path: values}, **population))
     two = {**population, "runs": None}
     with pytest.raises(ConfigError, match="name one with --stage"):
         check_sweep(make_sweep(tmp_path, {RATE: "loguniform(1e-4, 1e-1)"}, **two))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,10 @@ MOST_CORNERS = 512
 MOST_DATA = 64
 """Different data that a sweep prepares for settings which a search chooses later."""
 
-_MAY_CHANGE = ("optimizer", "loss")
+_MAY_CHANGE = re.compile(
+    r"stages\.[^.]+\.optimizer(\..+)?|stages\.[^.]+\.loss\.temperature|.*\blora\.dropout"
+)
+"""Paths whose values a training may change in the middle."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +156,7 @@ def _check_pbt(sweep: Sweep) -> None:
         )
     stage = run.stages[0]
     for path in domains:
-        inside = path.split(".")
-        changeable = inside[0] == "stages" and inside[2:3] and inside[2] in _MAY_CHANGE
-        if path.endswith("lora.dropout"):
-            continue
-        if not changeable or path.endswith("loss.dimensions"):
+        if not _MAY_CHANGE.fullmatch(path):
             raise ConfigError(
                 f"{path} cannot change in the middle of a training, as scheduler 'pbt' would have "
                 f"it; search settings of stages.{stage.name}.optimizer, stages.{stage.name}.loss."
