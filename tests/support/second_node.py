@@ -12,7 +12,7 @@ import psutil
 import ray
 from ray._common.utils import get_ray_address_file
 
-from rayembed.training.announce_end import drain
+from rayembed.training.announce_end import drain, trains
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 SECONDS = 60
@@ -52,6 +52,7 @@ class SecondNode:
             above = psutil.Process(self._process.pid)
             for process in [above, *above.children(recursive=True)]:
                 (Path(proc) / str(process.pid)).symlink_to(f"/proc/{process.pid}")
+            assert trains(Path(proc)), "no worker of a training is found on the node"
             assert drain(seconds, Path(proc))
 
     def lose(self) -> None:

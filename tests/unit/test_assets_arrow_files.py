@@ -75,8 +75,9 @@ def test_a_pickle_in_an_arrow_stream_is_refused(table, sprung):
         pa.list_(ArrowPythonObjectType()),
         pa.struct([("a", pa.list_(pa.struct([("b", ArrowPythonObjectType())])))]),
         pa.map_(pa.string(), ArrowPythonObjectType()),
+        pa.opaque(pa.struct([("inner", ArrowPythonObjectType())]), "any", "vendor"),
     ],
-    ids=["list", "struct", "map"],
+    ids=["list", "struct", "map", "storage"],
 )
 def test_a_nested_one_is_refused(nested):
     with pytest.raises(pa.ArrowInvalid, match="pickled"):

@@ -21,7 +21,7 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 from waits import Replaced
 
 from rayembed.config.placement import Placement
-from rayembed.errors import DataError, PlacementError, WorkerError
+from rayembed.errors import DataError, PlacementError, StorageError, WorkerError
 from rayembed.training.elastic import on_ray as elastic
 from rayembed.training.elastic.on_ray import ElasticPolicy
 from rayembed.training.failures import on_ray as failures
@@ -308,3 +308,13 @@ def test_an_elastic_run_counts_itself_and_others_leave_it_to_ray(gone):
     with pytest.raises(ray.train.ControllerError) as error:
         failure_callbacks(JOB)[0].after_exception(None, {0: DataError("made up")})
     assert str(cause(error.value, JOB)) == "made up"
+
+
+def test_a_storage_that_does_not_answer_is_tried_again_like_a_worker_that_died(gone):
+    lost = StorageError("the storage does not answer")
+    failure_callbacks(JOB)[0].after_exception(None, {0: lost, 1: RuntimeError("waited for it")})
+    with pytest.raises(ray.train.ControllerError, match="made up"):
+        failure_callbacks(JOB)[0].after_exception(None, {0: lost, 1: DataError("made up")})
+    ended = cause(SimpleNamespace(worker_failures={0: lost}), JOB)
+    assert type(ended) is WorkerError
+    assert "does not answer" in str(ended)

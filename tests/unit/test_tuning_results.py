@@ -137,9 +137,15 @@ def test_the_best_settings_have_the_best_mean_over_seeds_and_not_the_luckiest_se
         for seed, score in enumerate(values)
     }
     assert best(records).key == "0.2 1"
-    # Without repetitions every trial stands for itself.
-    alone = {key: replace(r, values={RATE: key}) for key, r in records.items()}
-    assert best(alone).key == "0.3 0"
+    # Without repetitions every trial stands for itself, also where members of a population have
+    # come to the same settings.
+    for values in ("0.1", "0.2"), ("0.1", "0.1"):
+        alone = {
+            key: replace(r, values={RATE: values[place % 2]})
+            for place, (key, r) in enumerate(records.items())
+        }
+        alone["0.3 0"] = replace(alone["0.3 0"], values={RATE: "0.3"})
+        assert best(alone).key == "0.3 0"
     assert best({}) is None
     assert best({"a": finished("a", math.nan, {RATE: "1"})}) is None
 

@@ -66,8 +66,10 @@ def check_plain(schema: pa.Schema) -> None:
 
 def _foreign(dtype: pa.DataType) -> str | None:
     """The name of such a type in a type; None: there is none."""
-    if isinstance(dtype, pa.ExtensionType):  # those that Python classes define
-        if dtype.__arrow_ext_scalar_class__() is not pa.ExtensionScalar:
+    if isinstance(dtype, pa.BaseExtensionType):
+        # Those that Python classes define may make their values themselves; Arrow's own do not.
+        of_python = isinstance(dtype, pa.ExtensionType)
+        if of_python and dtype.__arrow_ext_scalar_class__() is not pa.ExtensionScalar:
             return str(dtype.extension_name)
         return _foreign(dtype.storage_type)
     if pa.types.is_dictionary(dtype):

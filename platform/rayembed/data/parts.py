@@ -16,12 +16,12 @@ from rayembed.assets.storage import (
     join,
     open_storage,
     read_bytes,
+    unreadable,
     with_ending,
     write_atomic,
 )
 from rayembed.data.hashes import label_hash
 from rayembed.data.records import SCHEMA, Record
-from rayembed.errors import ArtifactError
 
 ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines: some 20 MB of text."""
@@ -132,7 +132,7 @@ def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
         with filesystem.open_input_file(inside) as file:
             return open_parquet(file).read(columns=None if columns is None else list(columns))
     except (OSError, pa.ArrowException) as error:
-        raise ArtifactError(f"cannot read the records {path!r}: {error}") from error
+        raise unreadable(error)(f"cannot read the records {path!r}: {error}") from error
 
 
 def read_records(path: str) -> list[Record]:

@@ -17,9 +17,8 @@ import pyarrow.ipc
 import xxhash
 
 from rayembed.assets.arrow_files import read_stream
-from rayembed.assets.storage import join, open_storage, write_atomic
+from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.data.hashes import text_hash
-from rayembed.errors import ArtifactError
 
 BYTES_PER_BUCKET = 32 << 20
 """That one task gathers, about."""
@@ -130,7 +129,7 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
                 segment = file.read_at(stop - start, start)
                 found.append(read_stream(segment) if segment else None)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise ArtifactError(f"cannot read the scattered rows {path!r}: {error}") from error
+            raise unreadable(error)(f"cannot read the scattered rows {path!r}: {error}") from error
     return found
 
 

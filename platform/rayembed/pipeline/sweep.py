@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
@@ -18,7 +19,7 @@ from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep
 from rayembed.config.yaml_text import read_yaml
 from rayembed.data.on_ray import prepare_data
-from rayembed.errors import ArtifactError, ConfigError, TrackingError, WorkerError
+from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.on_ray import connect
@@ -179,7 +180,7 @@ def _check_folder(sweep: Sweep, place: str) -> None:
         return
     try:
         found = parse(Sweep, read_yaml(read_bytes(path).decode())).fingerprint
-    except (ConfigError, ValueError) as error:
+    except (ValueError, yaml.YAMLError) as error:  # a ConfigError is a ValueError
         raise ArtifactError(
             f"{path!r} cannot be read: {error}\nGive this sweep another --name or move the folder "
             "away"
@@ -229,12 +230,14 @@ def _close_ended(sweep: Sweep, records: Mapping[str, TrialRecord]) -> None:
             folder = fetched_folder(run)
             tracker = Tracker.reopen(folder)
             tracker.send_all(MetricsLog(folder / METRICS_FILE))
-        except (ArtifactError, TrackingError) as error:
-            if status == "FAILED" and isinstance(error, ArtifactError):
-                continue  # it failed before it had a run
-            logger.warning("MLflow does not know that %s was ended: %s", name, error)
+        except RayembedError as error:
+            # A trial may fail before it has a run.
+            has_none = isinstance(error, ArtifactError) and not isinstance(error, StorageError)
+            if status != "FAILED" or not has_none:
+                logger.warning("MLflow does not know that %s was ended: %s", name, error)
             continue
-        tracker.set_tags({ENDED_TAG: str(step)})
+        if status == "KILLED":
+            tracker.set_tags({ENDED_TAG: str(step)})
         tracker.close(status)
 
 

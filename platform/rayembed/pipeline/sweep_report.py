@@ -139,8 +139,8 @@ def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     score = next(row.scores["score"] for row in rows if found in row.records)
     return (
         ". Each seed has held-out articles of its own, so settings are compared by their mean over "
-        f"all seeds: {score} for these, the highest; of their {score.number} trials this one has "
-        "the highest score"
+        f"the seeds: {score} for these, the highest among those with as many finished trials as "
+        f"any ({score.number}); of these trials this one has the highest score"
     )
 
 

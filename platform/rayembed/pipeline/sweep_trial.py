@@ -1,23 +1,15 @@
 """What a trial of a sweep does: train its run, tell its scores, at last that of what it leaves."""
 
-import logging
-import time
 from collections.abc import Callable, Mapping
 
 from rayembed.assets.storage import join
 from rayembed.config.sweep import Sweep, deciding, metric_source
 from rayembed.errors import ArtifactError
+from rayembed.pipeline.population_scores import PopulationScores
 from rayembed.pipeline.train import Trained, TrialOf, train_trial
 from rayembed.pipeline.validation import SCORE, kept_step
-from rayembed.training.checkpoint import find_damage
-from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.tuning.events import Event, Start
-
-logger = logging.getLogger(__name__)
-
-_CHECKPOINT_SECONDS = 600.0
-_POLL_SECONDS = 0.2
 
 
 def run_trial(
@@ -30,32 +22,21 @@ def run_trial(
     """
     validated = metric_source(sweep) == "validation"
 
-    def on_scores(name: str, scores: dict[str, float], step: int) -> None:
-        if validated and name == "validation":
-            if sweep.scheduler.kind == "pbt":
-                _await_checkpoint(start, step)
-            tell(Event("score", step, deciding(sweep, scores), scores))
+    def train_and(tell_score: Callable[[Event], None]) -> Trained:
+        def on_scores(name: str, scores: dict[str, float], step: int) -> None:
+            if validated and name == "validation":
+                tell_score(Event("score", step, deciding(sweep, scores), scores))
 
-    trained = train_trial(start.run, TrialOf(tags, on_scores, start.checkpoint))
+        return train_trial(start.run, TrialOf(tags, on_scores, start.checkpoint))
+
+    if sweep.scheduler.kind == "pbt":
+        with PopulationScores(start, tell) as population:
+            trained = train_and(population.tell)
+    else:
+        trained = train_and(tell)
     scores = _of_kept_weights(start, trained) if validated else trained.scores
     total = sum(stage.steps for stage in start.run.stages)
     tell(Event("final", total, deciding(sweep, scores), scores, trained.scores))
-
-
-def _await_checkpoint(start: Start, step: int) -> None:
-    """Return when the checkpoint of a step is whole, from which another member may go on.
-
-    Weights are handed in to be scored before their checkpoint is written, and a score may stop the
-    run that writes it.
-    """
-    run = start.run
-    folder = join(run.placement.storage_path, "runs", run.name, run.stages[0].name, "train")
-    deadline = time.monotonic() + _CHECKPOINT_SECONDS
-    while find_damage(join(folder, checkpoint_name(step))) is not None:
-        if time.monotonic() > deadline:
-            logger.warning("%s has no whole checkpoint of step %d yet", run.name, step)
-            return
-        time.sleep(_POLL_SECONDS)
 
 
 def _of_kept_weights(start: Start, trained: Trained) -> dict[str, float]:

@@ -145,15 +145,17 @@ class Ledger:
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
     """The finished trial that is handed on; None: there is none.
 
-    Trials that differ in nothing but the seed are repetitions, each on articles of its own: of
-    settings with as many repetitions as any those with the highest mean win, and of their trials
-    the one with the highest final score. Of equal ones it is the first.
+    Where the seed is searched, trials that differ in nothing else are repetitions, each on articles
+    of its own: of settings with as many finished repetitions as any those with the highest mean
+    win, and of their trials the one with the highest final score. Of equal ones it is the first.
+    Members of a population may end with equal settings, and are no repetitions.
     """
-    rows: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
+    rows: dict[tuple[Any, ...], list[TrialRecord]] = {}
     for record in records.values():
         if record.state == "finished" and math.isfinite(_final(record)):
             values = sorted((path, v) for path, v in record.values.items() if path != SEED)
-            rows.setdefault((record.label, tuple(values)), []).append(record)
+            repeated = (record.label, *values) if SEED in record.values else (record.key,)
+            rows.setdefault(repeated, []).append(record)
     most = max(map(len, rows.values()), default=0)
     whole = [row for row in rows.values() if len(row) == most]
     found = max(whole, key=lambda row: statistics.fmean(map(_final, row)), default=[])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import open_parquet
-from rayembed.assets.storage import exists, join, open_storage, read_bytes
+from rayembed.assets.storage import exists, join, open_storage, read_bytes, unreadable
 from rayembed.data.plan.step_files import StepFiles, file_name
 from rayembed.data.records import SCHEMA, Record
 from rayembed.errors import ArtifactError, DataError
@@ -135,7 +135,7 @@ class BatchPlan:
                 with filesystem.open_input_file(inside) as file:
                     table = open_parquet(file).read(columns=names)
             except (OSError, pa.ArrowException) as error:
-                raise ArtifactError(f"cannot read the batch plan {path!r}: {error}") from error
+                raise unreadable(error)(f"cannot read the batch plan {path!r}: {error}") from error
             distinct = table.group_by(names).aggregate([])
             found |= set(zip(*(distinct[name].to_pylist() for name in names), strict=True))
         return found

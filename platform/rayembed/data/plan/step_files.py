@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayembed.assets.arrow_files import open_parquet
-from rayembed.assets.storage import join, open_storage, write_atomic
+from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.errors import ArtifactError
 
 ROWS_PER_GROUP = 64
@@ -44,7 +44,7 @@ class StepFiles:
                 wanted = [place * groups_per_step + group for group in groups]
                 table = reader.read_row_groups(wanted, columns=["step", "slot", *names])
         except (OSError, pa.ArrowException) as error:
-            raise ArtifactError(f"cannot read the batch plan {path!r}: {error}") from error
+            raise unreadable(error)(f"cannot read the batch plan {path!r}: {error}") from error
         table = table.slice(first - groups[0] * ROWS_PER_GROUP, last - first)
         slots = table["slot"].to_numpy()
         if not np.array_equal(slots, np.arange(first, last)) or set(table["step"].to_pylist()) != {

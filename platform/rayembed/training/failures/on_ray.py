@@ -18,7 +18,7 @@ from ray.train.v2._internal.exceptions import (
 )
 
 from rayembed.config.placement import Placement
-from rayembed.errors import PlacementError, RayembedError, WorkerError
+from rayembed.errors import PlacementError, RayembedError, StorageError, WorkerError
 from rayembed.training.capacity import worker_resources, workers_that_fit
 from rayembed.training.on_worker import Job
 
@@ -71,7 +71,7 @@ def failure_callbacks(job: Job) -> list[Any]:
 
 
 class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Ends a run at the first error of ours, which the same input would raise again; tells others.
+    """Ends a run at the first error of ours that the same input would raise again; tells others.
 
     What a callback raises in Train's controller is never tried again.
     """
@@ -180,9 +180,15 @@ def _was_announced(failure: Exception) -> bool:
 
 
 def _ours(failures: Iterable[Any]) -> RayembedError | None:
-    """The first error of ours among failures, out of Train's wrapping."""
-    inner = (getattr(failure, "_base_exc", failure) for failure in failures)
-    return next((error for error in inner if isinstance(error, RayembedError)), None)
+    """The first error of ours among failures, out of Train's wrapping.
+
+    A storage that does not answer is like a worker that dies: the next try may fare better.
+    """
+    for failure in failures:
+        error = getattr(failure, "_base_exc", failure)
+        if isinstance(error, RayembedError) and not isinstance(error, StorageError):
+            return error
+    return None
 
 
 def reason(error: Exception) -> str:

@@ -1,0 +1,153 @@
+"""What a sweep refuses to begin, how its trials' runs in MLflow end, and what its report says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import pytest
+from tiny_job import make_run
+
+from rayembed.config.settings import parse
+from rayembed.config.sweep import Sweep
+from rayembed.errors import ArtifactError, WorkerError
+from rayembed.pipeline import sweep as job
+from rayembed.pipeline.sweep_report import report_text
+from rayembed.recipes.tables import get_table
+from rayembed.registry.tracking import Tracker
+from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.tuning.importance import importance
+from rayembed.tuning.ledger import Report, TrialRecord
+from rayembed.tuning.on_ray import _param_space
+from rayembed.tuning.results import rows_of
+from rayembed.tuning.trials import known_trials
+
+RATE = "stages.retrieval.optimizer.learning_rate"
+
+
+def make_sweep(folder, **changes) -> Sweep:
+    run = make_run(folder).model_dump(mode="json")
+    values = {"name": "s", "runs": {"": run}, "space": {RATE: "grid(0.1, 0.01)"}, **changes}
+    return parse(Sweep, values)
+
+
+def record(name, **changes) -> TrialRecord:
+    return TrialRecord(name, name, "", {RATE: "0.1"}, **changes)
+
+
+def report(step, score=0.5) -> Report:
+    return Report(step, score, {"t": score}, 1.0)
+
+
+def test_another_sweep_of_the_name_is_refused_and_the_same_goes_on(tmp_path):
+    sweep, place = make_sweep(tmp_path), tmp_path / "s"
+    job._check_folder(sweep, str(place))
+    place.mkdir()
+    (place / job.SWEEP_FILE).write_text(sweep.to_yaml())
+    job._check_folder(sweep, str(place))
+    other = make_sweep(tmp_path, space={RATE: "grid(0.1, 0.02)"})
+    with pytest.raises(ArtifactError, match=r"cannot go on in .*another --name"):
+        job._check_folder(other, str(place))
+    (place / job.SWEEP_FILE).write_text("name: [")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        job._check_folder(sweep, str(place))
+
+
+def test_failed_trials_are_told_at_the_end_with_what_to_do():
+    done = record("good", state="finished", final=report(4))
+    job._refuse_failed({"good": done, "ended": record("ended", state="stopped")})
+    with pytest.raises(WorkerError) as error:
+        job._refuse_failed({"good": done, "bad": record("bad", state="failed", problem="made up")})
+    assert str(error.value).startswith("1 of 2 trials failed")
+    assert "Submit the sweep again" in str(error.value)
+    assert "bad: made up" in str(error.value)
+
+
+def test_runs_in_mlflow_end_as_their_trials_did(tmp_path, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    sweep = make_sweep(tmp_path)
+    storage = sweep.base.placement.storage_path
+    uri = resolve_tracking_uri(None, storage)
+    ids = {}
+    for name in ("stopped", "failed", "left"):
+        folder = Path(storage, "runs", name)
+        folder.mkdir(parents=True)
+        tracker = Tracker.open(uri, "unit", name, name, {}, {}, folder=folder, total_steps=10)
+        ids[name] = tracker.run_id
+    records = [
+        record("stopped", state="stopped", reports=[report(4)]),
+        record("failed", state="failed", reports=[report(2)], problem="made up"),
+        record("never-begun", state="failed", problem="made up"),
+        record("went-on", former=[{"run": "left", "step": 6, "origin": {}}]),
+        record("gone", state="stopped", reports=[report(4)]),
+    ]
+    job._close_ended(sweep, {one.key: one for one in records})
+    runs = {name: mlflow.MlflowClient(uri).get_run(id_) for name, id_ in ids.items()}
+    assert {name: run.info.status for name, run in runs.items()} == {
+        "stopped": "KILLED",
+        "failed": "FAILED",
+        "left": "KILLED",
+    }
+    tags = {name: run.data.tags.get(job.ENDED_TAG) for name, run in runs.items()}
+    assert tags == {"stopped": "4", "failed": None, "left": "6"}
+    assert "gone was ended" in caplog.text
+    assert "never-begun" not in caplog.text
+
+
+def test_a_population_that_is_submitted_again_goes_on_from_each_members_last_score(tmp_path):
+    run = make_run(tmp_path)
+    one = run.model_copy(update={"stages": run.stages[:1]}).model_dump(mode="json")
+    sweep = make_sweep(
+        tmp_path,
+        runs={"": one},
+        space={RATE: "loguniform(0.01, 0.1)"},
+        search={"kind": "random", "trials": 3},
+        scheduler={"kind": "pbt"},
+    )
+    trials = known_trials(sweep)
+    first, second, third = (trial.key for trial in trials)
+    origin = {"run": second, "step": 2}
+    past = {
+        first: replace(
+            record(first, reports=[report(2), report(4)], origin=origin),
+            run="other",
+            values={RATE: "0.05"},
+        ),
+        second: record(second),
+    }
+    given = {one["key"]: one for one in _param_space(sweep, trials, past)["trial"]["grid_search"]}
+    assert given[first]["values"] == {RATE: 0.05}
+    assert given[first]["pointer"] == {
+        "member": first,
+        "run": "other",
+        "step": 4,
+        "values": {RATE: "0.05"},
+        "origin": origin,
+    }
+    # Without a score there is nothing to go on from but the run's own checkpoints.
+    assert given[second]["pointer"] is None
+    assert given[third]["pointer"] is None
+
+
+def test_a_papers_figures_stand_beside_what_was_measured_row_by_row():
+    table = get_table("cde-table1-quickstart")
+    sweep = table.sweep
+    records = {}
+    for place, trial in enumerate(known_trials(sweep)):
+        score = 0.3 + 0.1 * list(sweep.runs).index(trial.label) + 0.01 * int(trial.values["seed"])
+        final = Report(4, score, {}, 1.0)
+        records[trial.key] = TrialRecord(
+            *(trial.key, trial.key, trial.label, trial.values),
+            state="finished",
+            final=replace(final, time=float(place)),
+        )
+    rows = rows_of(sweep, records)
+    shares = importance(sweep, records)
+    text = report_text(sweep, records, rows, shares, table.printed, table.source)
+    assert "12 trials: 12 finished" in text
+    beside = text.partition("## Beside the paper")[2].partition("## Trials")[0]
+    for label, measured in zip(sweep.runs, (31, 41, 51, 61), strict=True):
+        (line,) = (line for line in beside.splitlines() if line.startswith(f"| {label} |"))
+        assert f"{measured:.2f} ± 1.00" in line
+        assert f"{table.printed[label]['NDCG@10']}" in line
+    assert "among those with as many finished trials as any (3)" in text
+    assert "![importance](importance.png)" in text
