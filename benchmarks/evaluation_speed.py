@@ -106,6 +106,7 @@ def main():
     from rayembed.assets.resolver import resolve_model
     from rayembed.assets.samples import MINILM
     from rayembed.config.evaluation_run import WikipediaTasks
+    from rayembed.pipeline.local_head import ensure_token
 
     settings = WikipediaTasks(
         num_titles=args.documents,
@@ -120,6 +121,7 @@ def main():
         "mteb + sentence-transformers, bfloat16": lambda: plain(folder, settings, torch.bfloat16),
     }
     os.environ.setdefault("RAY_worker_niceness", "0")  # as jobs have it; Ray's own is 15
+    ensure_token()  # Ray's own would be readable by others
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
     for dtype in ("float32", "bfloat16"):
         for number, threads in ((1, 1), (1, 2), (2, 1)):

@@ -56,7 +56,8 @@ def cluster_problems(spec: dict[str, Any], *, operator_asks: bool) -> list[str]:
     """Of a RayCluster's spec.
 
     Args:
-        operator_asks: whether the operator reads the dashboard, which then is not on loopback.
+        operator_asks: whether it is a RayJob's: the operator reads the dashboard, which then is not
+            on loopback, and starts the job anew when its head is lost.
     """
     found = []
     if spec.get("authOptions", {}).get("mode") != "token":
@@ -69,8 +70,10 @@ def cluster_problems(spec: dict[str, Any], *, operator_asks: bool) -> list[str]:
         found.append(f"the dashboard's host is not {wanted}")
     if head["rayStartParams"].get("num-cpus") != "0":
         found.append("tasks may run on the head, beside its state")
-    password = spec.get("gcsFaultToleranceOptions", {}).get("redisPassword", {})
-    if "value" in password:
+    state = spec.get("gcsFaultToleranceOptions")
+    if state is None and not operator_asks:
+        found.append("what runs on a cluster that stays is lost with its head")
+    if "value" in (state or {}).get("redisPassword", {}):
         found.append("Redis' password stands in clear text")
     if not spec.get("enableInTreeAutoscaling"):
         found.append("nodes stay when there is no work")

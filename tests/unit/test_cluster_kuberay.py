@@ -127,6 +127,7 @@ POD = "spec.workerGroupSpecs.1.template.spec."
         ("spec.headGroupSpec.rayStartParams.dashboard-host", "0.0.0.0", "dashboard's host"),
         ("spec.headGroupSpec.rayStartParams.num-cpus", "4", "tasks may run on the head"),
         ("spec.gcsFaultToleranceOptions.redisPassword", {"value": "x"}, "in clear text"),
+        ("spec.gcsFaultToleranceOptions", ..., "lost with its head"),
         ("spec.enableInTreeAutoscaling", False, "nodes stay"),
         (POD + "securityContext.runAsNonRoot", False, "gpu: may run as root"),
         (POD + "securityContext.seccompProfile", ..., "gpu: has no seccomp profile"),

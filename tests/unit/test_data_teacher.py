@@ -11,10 +11,14 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from tiny_models import LINES, save_decoder, save_encoder
 
 from rayembed.config.mining import MiningConfig
+from rayembed.config.model import BackboneConfig, NVEmbedConfig
+from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.data.vectors.teacher import load_teacher, weights_of
 from rayembed.errors import ArtifactError
+from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.export import save_model
 from rayembed.models.load import load_model
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
@@ -75,3 +79,29 @@ def test_other_weights_under_the_same_name_are_loaded_anew(tmp_path):
     # A machine that has others than the job began with gives no vectors under a wrong name.
     with pytest.raises(ArtifactError, match=f"has weights {second}.* began with {first}"):
         load_teacher(config, first)
+
+
+def test_a_prefix_that_the_teachers_template_makes_is_its_instruction(tmp_path):
+    """Its tokens stay out of an NV-Embed's pool, which as a part of the text they would not."""
+    decoder = save_decoder(tmp_path / "decoder", "mistral")
+    backbone = BackboneConfig(path="unused", dtype="float32")
+    settings = NVEmbedConfig(backbone=backbone, pooling=MeanPooling())
+    model = build_model(settings, decoder, seed=0).eval()
+    save_model(model, tmp_path / "teacher")
+    reference = str(tmp_path / "teacher")
+
+    def found(**prefixes):
+        config = parse(MiningConfig, {"teacher": reference, **prefixes})
+        teach = load_teacher(config, weights_of(reference))
+        return teach(TEXTS, "query"), teach(TEXTS, "document")
+
+    queries, documents = found(query_prefix="Instruct: find the fox\nQuery: ")
+    told = encode(model, TEXTS, role="query", instruction="find the fox")
+    prefixed = [f"Instruct: find the fox\nQuery: {text}" for text in TEXTS]
+    as_text = encode(model, prefixed, role="query")
+    assert (queries * told).sum(1).min() > 0.999
+    assert (queries * as_text).sum(1).max() < 0.999
+    assert (documents * encode(model, TEXTS, role="document")).sum(1).min() > 0.999
+    other, _ = found(query_prefix="search_query: ")
+    as_text = encode(model, [f"search_query: {text}" for text in TEXTS], role="query")
+    assert (other * as_text).sum(1).min() > 0.999

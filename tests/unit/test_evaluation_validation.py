@@ -16,6 +16,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
 from rayembed.evaluation.validation import (
+    _instructions,
     check_validation,
     data_revision,
     deciding_score,
@@ -25,6 +26,7 @@ from rayembed.evaluation.validation import (
 from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
+from rayembed.recipes.tables import get_table
 
 TITLES = 20
 
@@ -179,6 +181,21 @@ def test_a_nano_task_is_scored_with_its_instruction(tmp_path, monkeypatch):
     check_validation(run)
     assert validate(model, run) == {"NanoNQRetrieval": pytest.approx(1.0)}
     assert sorted(asked) == [("document", "", 30), ("query", "find", 1)]
+
+
+@pytest.mark.parametrize("name", ["nvembed-table2", "causal2vec-table5", "nomic-table8"])
+def test_a_nano_task_has_the_instruction_of_its_models_paper(name):
+    run = next(iter(get_table(name).sweep.runs.values()))
+    found = _instructions(run)
+    assert set(found) == set(run.evaluation.validation.data.tasks)
+    if run.model.kind == "biencoder":
+        assert set(found.values()) == {""}
+        return
+    assert all(found.values())
+    assert found["NanoClimateFeverRetrieval"].startswith("Given a claim about climate change")
+    assert "semantically equivalent" in found["NanoQuoraRetrieval"]
+    own = override(run, ["evaluation.validation.data.instructions={NanoNQRetrieval: ''}"])
+    assert _instructions(own) == {**found, "NanoNQRetrieval": ""}
 
 
 def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypatch):

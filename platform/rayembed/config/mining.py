@@ -19,7 +19,8 @@ class Teacher(Settings):
     max_length: PositiveInt = 128
     """Tokens of a text that the teacher sees."""
     query_prefix: str = ""
-    """Before queries, in place of the one that the teacher's folder names; empty: that one."""
+    """Before queries, in place of the one that the teacher's folder names; empty: that one. Of a
+    model with an instruction template the whole text, `Instruct: …` and what follows included."""
     document_prefix: str = ""
     """As `query_prefix`, for documents."""
 

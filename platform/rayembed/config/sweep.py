@@ -47,7 +47,8 @@ class OptunaSearch(Settings):
 
     kind: Literal["optuna"] = "optuna"
     trials: PositiveInt = 20
-    """Proposals in all, of which equal ones are one trial; may be raised later."""
+    """Proposals, of which equal ones are one trial. Submitted again a sweep proposes as many more
+    as it has fewer trials that have ended; may be raised later."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of the sampler. With several trials at once the order in which they end decides too."""
 

@@ -22,7 +22,8 @@ class MtebValidation(Settings):
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of tasks of mteb's benchmark NanoBEIR; tasks of other benchmarks are refused."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name."""
+    """Task definition put before the queries of a task, by the task's name. Tasks left out
+    have that of the paper where the model is an NV-Embed or Causal2Vec; an empty text: none."""
 
     @property
     def task_names(self) -> tuple[str, ...]:

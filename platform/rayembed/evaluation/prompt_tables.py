@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+INSTRUCTION_TABLES = ("nvembed", "causal2vec")
+"""Kinds of models whose papers print task definitions."""
+
 _FOLDER = Path(__file__).with_name("prompt_tables")
 
 _VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
@@ -25,9 +28,10 @@ class InstructionTable:
 
     def find(self, task: str, task_type: str) -> str:
         """The instruction of a task, of the task that it is a smaller cut of, or of its type."""
+        known = {name.lower(): text for name, text in self.tasks.items()}
         for name in base_names(task):
-            if name in self.tasks:
-                return self.tasks[name]
+            if name.lower() in known:  # mteb writes ClimateFEVER, and NanoClimateFever
+                return known[name.lower()]
         for name, text in self.tasks.items():
             if name.endswith("*") and task.startswith(name[:-1]):
                 return text
@@ -47,7 +51,7 @@ class PrefixTable:
 def base_names(task: str) -> Iterator[str]:
     """The task's name and those of the tasks whose smaller or later cut it is, nearest first."""
     yield task
-    base = _VERSION.sub("", task)
+    base = _VERSION.sub("", task).removeprefix("Nano")
     yield base
     yield base.removesuffix("Retrieval")
 

@@ -21,10 +21,14 @@ from rayembed.config.evaluation import Prompts
 from rayembed.config.instructions import plain_head
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.evaluation.prompt_tables import base_names, instruction_table, prefix_table
+from rayembed.evaluation.prompt_tables import (
+    INSTRUCTION_TABLES,
+    base_names,
+    instruction_table,
+    prefix_table,
+)
 from rayembed.models.contract import Role
 
-INSTRUCTION_TABLES = ("nvembed", "causal2vec")
 PREFIX_TABLES = ("nomic", "cde")
 
 

@@ -24,6 +24,7 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import as_mteb_model, wikipedia_source
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.prompt_tables import INSTRUCTION_TABLES, instruction_table
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
 from rayembed.models.contract import EmbeddingModel
 
@@ -128,12 +129,19 @@ def _settings(run: Run) -> ValidationConfig:
 
 def _instructions(run: Run) -> Mapping[str, str]:
     match _settings(run).data:
-        case MtebValidation(instructions=instructions):
-            return instructions
+        case MtebValidation(tasks=names, instructions=instructions):
+            return {name: _published_instruction(run, name) for name in names} | instructions
         case BeirValidation(name=name, instruction=instruction):
             return {name: instruction}
         case WikipediaValidation():
             return run.evaluation.instructions
+
+
+def _published_instruction(run: Run, task: str) -> str:
+    """That of the paper of the run's model, as in the scores after training."""
+    if run.model.kind not in INSTRUCTION_TABLES:
+        return ""
+    return instruction_table(run.model.kind).find(task, "Retrieval")
 
 
 def _wikipedia(run: Run, data: WikipediaValidation) -> list[Any]:

@@ -192,7 +192,9 @@ def reversed_stages(run: Run, name: str) -> Run:
     """The run with its two stages in the other order.
 
     Table 4, "Reversed Two Stage": all data without in-batch negatives first, retrieval with them
-    afterwards. Data, batch and number of steps go with the stage, the optimiser with the place.
+    afterwards. Data, batch and number of steps go with the stage, the optimiser with the place. The
+    paper goes on from its "Single Stage (Inbatch Disabled)" model (section 5.2.1), which here has
+    seen as many steps as both stages: these rows have all had the same number.
 
     Raises:
         ConfigError: the run does not have two stages.

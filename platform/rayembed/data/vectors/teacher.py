@@ -13,11 +13,13 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import Teacher
 from rayembed.errors import ArtifactError
-from rayembed.models.contract import Role
+from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.models.tokens import PrefixTokenizer
+
+_MARK = "{instruction}"
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,10 @@ def _load(
         # In place of the prefixes that the teacher's folder names, not before them.
         model.tokenizer.prefixes |= {role: text for role, text in prefixes.items() if text}
         prefixes = {"query": "", "document": ""}
+    instructions: dict[Role, str] = {"query": "", "document": ""}
+    for role, prefix in prefixes.items():
+        if (instruction := _instruction_in(prefix, model.tokenizer, role)) is not None:
+            instructions[role], prefixes[role] = instruction, ""
 
     def encode_texts(texts: Sequence[str], role: Role) -> np.ndarray:
         def progress(done: int, count: int) -> None:
@@ -111,6 +117,25 @@ def _load(
         prefixed = [prefixes[role] + text for text in texts]
         # It casts what goes into linear layers and attention, and no weights: they are narrow.
         with torch.autocast(torch.device(device).type, torch.bfloat16):
-            return encode(model, prefixed, role=role, tokens_per_batch=budget, progress=progress)
+            return encode(
+                model,
+                prefixed,
+                role=role,
+                instruction=instructions[role],
+                tokens_per_batch=budget,
+                progress=progress,
+            )
 
     return encode_texts
+
+
+def _instruction_in(prefix: str, tokenizer: PromptTokenizer, role: Role) -> str | None:
+    """The instruction of which the model's template makes this prefix; None: it makes another.
+
+    As an instruction its tokens stay out of the pool where the model keeps them out.
+    """
+    before, mark, behind = tokenizer.head(_MARK, role).partition(_MARK)
+    fits = bool(mark) and prefix.startswith(before) and prefix.endswith(behind)
+    if not fits or len(prefix) <= len(before) + len(behind):
+        return None
+    return prefix[len(before) : len(prefix) - len(behind)]
