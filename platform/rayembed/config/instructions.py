@@ -37,6 +37,19 @@ def _spaced(text: str) -> str:
     return text + " " if text and not text[-1].isspace() else text
 
 
+def instruction_in(head: str, template: str) -> str:
+    """The instruction that the template was filled with to make this head; empty: with none.
+
+    Args:
+        head: literal text before a query.
+    """
+    before, mark, behind = template.partition("{instruction}")
+    fits = bool(mark) and head.startswith(before) and head.endswith(behind)
+    if not fits or len(head) < len(before) + len(behind):
+        return ""
+    return head[len(before) : len(head) - len(behind)]
+
+
 def check_template(template: str) -> None:
     """Return when the template has a place for an instruction and no other braces.
 

@@ -18,7 +18,7 @@ from mteb.types import PromptType
 
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
-from rayembed.config.instructions import plain_head
+from rayembed.config.instructions import instruction_in, plain_head
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import (
@@ -167,12 +167,7 @@ class ModelPrompts:
 
     def _named_definition(self, name: str) -> str:
         """The task definition of a saved prompt, which is the template filled with it."""
-        head = self.folder.named.get(name, "")
-        before, _, behind = (self.folder.template or "").partition("{instruction}")
-        fits = head.startswith(before) and head.endswith(behind)
-        if not fits or len(head) < len(before) + len(behind):
-            return ""
-        return head[len(before) : len(head) - len(behind)]
+        return instruction_in(self.folder.named.get(name, ""), self.folder.template or "")
 
     def _prefix(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
         """Literal text from a table of prefixes or from the folder."""

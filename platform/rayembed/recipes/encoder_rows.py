@@ -120,7 +120,7 @@ _TEACHERS = {
         "Query: ",
     ),
 }
-"""Where they lie, and what their cards put before queries of retrieval; the paper does not say."""
+"""Where they lie, and what their authors put before queries; the paper does not say."""
 
 _NOMIC_8: tuple[tuple[str, float | None, int, tuple[float, float, float, float]], ...] = (
     ("Arctic Embed Large", None, 4, (52.87, 42.68, 59.47, 56.45)),

@@ -11,15 +11,14 @@ import torch
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
+from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.errors import ArtifactError
-from rayembed.models.contract import PromptTokenizer, Role
+from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.models.tokens import PrefixTokenizer
-
-_MARK = "{instruction}"
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,9 @@ def _load(
         prefixes = {"query": "", "document": ""}
     instructions: dict[Role, str] = {"query": "", "document": ""}
     for role, prefix in prefixes.items():
-        if (instruction := _instruction_in(prefix, model.tokenizer, role)) is not None:
+        # As an instruction its tokens stay out of the pool where the model keeps them out.
+        template = model.tokenizer.head("{instruction}", role)
+        if instruction := instruction_in(prefix, template):
             instructions[role], prefixes[role] = instruction, ""
 
     def encode_texts(texts: Sequence[str], role: Role) -> np.ndarray:
@@ -127,15 +128,3 @@ def _load(
             )
 
     return encode_texts
-
-
-def _instruction_in(prefix: str, tokenizer: PromptTokenizer, role: Role) -> str | None:
-    """The instruction of which the model's template makes this prefix; None: it makes another.
-
-    As an instruction its tokens stay out of the pool where the model keeps them out.
-    """
-    before, mark, behind = tokenizer.head(_MARK, role).partition(_MARK)
-    fits = bool(mark) and prefix.startswith(before) and prefix.endswith(behind)
-    if not fits or len(prefix) <= len(before) + len(behind):
-        return None
-    return prefix[len(before) : len(prefix) - len(behind)]
