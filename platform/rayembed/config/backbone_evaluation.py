@@ -1,14 +1,13 @@
 """The evaluation of a backbone by finetuning: which encoder, which tasks, how, and where."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from rayembed.config.backbone import DtypeSetting
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings, parse
-
-Precision = Literal["bfloat16", "float32"]
 
 _Seed = Annotated[int, Field(ge=0, lt=2**32)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -112,7 +111,7 @@ class BackboneRun(Document):
     from_mnli: bool = True
     """RTE, STS-B and MRPC start from the model that was finetuned on MNLI (section 5.1), which is
     then made also where it was not asked for. False: from the backbone."""
-    precision: Precision = "bfloat16"
+    precision: DtypeSetting = "auto"
     """Of activations (autocast); weights and AdamW's state are float32 in any case."""
     head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Before the classifier of a NomicBert, whose encoder has none. Families of transformers have

@@ -64,8 +64,10 @@ class ModelUnderTest(Settings):
     """`org/name` in results and tables; None: what the reference says."""
     revision: str | None = None
     """Of a model that mteb loads, on the hub; None: the one that mteb measured, else the newest."""
-    dtype: Literal["saved", "float32", "bfloat16"] = "saved"
-    """Of weights and activations. `saved`: as in the folder; mteb's wrappers as they load it."""
+    dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
+    """Of weights and activations. `auto`: bfloat16 where the GPU or CPU has units for it, float32
+    elsewhere; of models that mteb or sentence-transformers loads as `saved`, but float32 where
+    bfloat16 is emulated. `saved`: as in the folder; mteb's wrappers as they load it."""
     max_length: PositiveInt | None = None
     """Tokens of a text, special ones and prompt included, never above the model's own limit. None:
     512 for models that rayembed loads, as the papers have it; the wrapper's own for others."""

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from rayembed.config.backbone import DtypeSetting
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
@@ -23,6 +24,10 @@ class Teacher(Settings):
     model with an instruction template the whole text, `Instruct: …` and what follows included."""
     document_prefix: str = ""
     """As `query_prefix`, for documents."""
+
+    dtype: DtypeSetting = "auto"
+    """Of products with the teacher's weights. In bfloat16 embeddings, norms and the residual stream
+    stay in the type in which the weights are saved."""
 
     _no_credentials = field_validator("teacher")(refuse_credentials)
 

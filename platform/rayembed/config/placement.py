@@ -60,11 +60,9 @@ class Placement(Settings):
     """Workers of a group that share the experts of each layer out among them, where the model has
     experts; 1: every worker holds them all. Tokens go to the workers of their experts and come
     back, in every layer and pass. It must divide `workers` and the number of experts."""
-    micro_batch_tokens: PositiveInt = 8192
-    """Padded tokens of one forward pass; texts are sorted by length and cut at this budget.
-
-    The more a GPU takes, the better; CPUs are fastest with 512 to 2048, which their caches hold.
-    """
+    micro_batch_tokens: PositiveInt | None = None
+    """Padded tokens of one forward pass; texts are sorted by length and cut at this budget. None:
+    by the hardware, 8,192 on a GPU, 1,024 on a CPU, whose caches hold that."""
     grad_cache: bool = True
     """Two passes with memory of one micro-batch; False keeps all graphs and runs one pass."""
     gradient_checkpointing: bool = False

@@ -2,8 +2,8 @@
 
 from pydantic import Field, PositiveInt, field_validator
 
+from rayembed.config.backbone import DtypeSetting
 from rayembed.config.credentials import refuse_credentials
-from rayembed.config.model import Dtype
 from rayembed.config.settings import Settings
 
 
@@ -41,8 +41,8 @@ class ServingConfig(Settings):
     """Whether each copy has a GPU."""
     threads_per_replica: PositiveInt | None = None
     """Threads of torch; None: `cpus_per_replica`, rounded down, at least 1."""
-    dtype: Dtype | None = None
-    """Of weights and activations; None: as saved."""
+    dtype: DtypeSetting = "auto"
+    """Of weights and activations; `auto`: what the machine of each copy computes fast."""
     tokens_per_batch: PositiveInt = 16_384
     """Requests that wait together are embedded together up to so many tokens; one longer request
     goes alone. 1 embeds each request by itself."""

@@ -7,7 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from ray.autoscaler import sdk as ray_sdk
 from ray.data import ActorPoolStrategy
 
 from rayembed.config.adaptation import Adaptation
+from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -26,7 +27,9 @@ from rayembed.data.prepared import Workshop
 from rayembed.data.sequences.prepare import prepare_sequences
 from rayembed.data.sequences.texts import FoundTexts
 from rayembed.data.units import Needs, Result, Task
+from rayembed.data.vectors.teacher import Teaching
 from rayembed.errors import PlacementError, RayembedError
+from rayembed.hardware import Precision, auto_precision
 from rayembed.models.contract import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,9 @@ _STEPS_PER_TASK = 16
 
 _STEPS_PER_EXECUTION = 8192
 """20,000 tasks take Ray 17 s to set up before the first batch, and new actors take seconds too."""
+
+_SOME_GPU = 0.01
+"""What a question to a GPU reserves of it."""
 
 _BLOCK_BYTES = 4 << 20
 """Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
@@ -59,7 +65,23 @@ def workshop_on_ray(run: DataRun) -> Workshop:
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    return Workshop(run.placement.storage_path, run.seed, execute, root=run.data.root)
+    teaching = Teaching(dtype=cache(partial(_teachers_dtype, run.placement)))
+    return Workshop(run.placement.storage_path, run.seed, execute, teaching, run.data.root)
+
+
+def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
+    """What `auto` means on the machines that run teachers, said in one line.
+
+    Of GPUs that are still to come it is not asked: every one since Ampere computes bfloat16.
+    """
+    if not _gpus() and placement.gpus:
+        return "bfloat16"
+    task, device = ray.remote(num_cpus=0)(auto_precision), "cpu"
+    if _gpus():
+        task, device = ray.remote(num_cpus=0, num_gpus=_SOME_GPU)(auto_precision), "cuda"
+    precision: Precision = ray.get(task.remote(device))
+    logger.info("teachers' dtype auto is %s", precision)
+    return precision.dtype
 
 
 def prepare_data(run: Run) -> dict[str, str]:

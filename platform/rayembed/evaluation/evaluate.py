@@ -23,6 +23,7 @@ from mteb.languages.check_language_code import check_language_code
 from mteb.models import ModelMeta
 
 from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
@@ -39,6 +40,7 @@ from rayembed.evaluation.loaded_spec import contextual_model
 from rayembed.evaluation.mteb_model import Embed, MtebEncoder, model_meta
 from rayembed.evaluation.rayembed_spec import cut
 from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES, wikipedia_tasks
+from rayembed.hardware import settled, wide_enough
 from rayembed.models.cde import CDE
 from rayembed.models.contract import EmbeddingModel, Role
 from rayembed.models.encoding import encode
@@ -140,7 +142,7 @@ def evaluate_reference(
     if len(known) == len(tasks):
         logger.info("%s: all %d scores are in %s", name, len(tasks), results_folder)
         return known
-    model = load_model(folder).to(device)
+    model = load_model(folder, dtype=run_dtype(run, device)).to(device)
     if isinstance(model, CDE) and num_context == 0:
         model.set_corpus(model.no_context())  # whatever corpus is saved with it
     return evaluate(
@@ -153,6 +155,13 @@ def evaluate_reference(
         dimension=dimension,
         num_context=num_context,
     )
+
+
+def run_dtype(run: Run, device: str) -> Dtype:
+    """The number type in which all models of a run are scored: the run's own, widened to float32
+    where the device emulates it.
+    """
+    return wide_enough(settled(run.model.backbone.dtype, device), device)
 
 
 def suite_tasks(run: Run) -> list[Any]:

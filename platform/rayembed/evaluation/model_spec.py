@@ -93,13 +93,18 @@ class ContextualSpec(Protocol):
 
 
 def make_spec(
-    settings: ModelUnderTest, *, tracking_uri: str | None = None, own_tasks: Iterable[str] = ()
+    settings: ModelUnderTest,
+    *,
+    tracking_uri: str | None = None,
+    own_tasks: Iterable[str] = (),
+    device: str | None = None,
 ) -> ModelSpec:
     """The spec of the model that the settings name; no weights are loaded.
 
     Args:
         own_tasks: names of tasks that mteb does not have and instructions may be given for.
         tracking_uri: MLflow's address, for `models:/…`; None: `MLFLOW_TRACKING_URI`.
+        device: on which it will be loaded, for the number type `auto`; None: as this machine has.
 
     Raises:
         ArtifactError: an incomplete folder, or a model that is not supported.
@@ -122,7 +127,7 @@ def make_spec(
         case "mteb":
             return mteb_spec(settings)
         case "rayembed":
-            return rayembed_spec(settings, tracking_uri=tracking_uri)
+            return rayembed_spec(settings, tracking_uri=tracking_uri, device=device)
 
 
 def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:

@@ -134,7 +134,7 @@ class MtebSpec:
     def _changes(self, but: tuple[str, ...] = ()) -> dict[str, Any]:
         """Settings by which vectors are others than those of the model as mteb has it."""
         given = {
-            "dtype": None if self.settings.dtype == "saved" else self.settings.dtype,
+            "dtype": None if self.settings.dtype in ("auto", "saved") else self.settings.dtype,
             "max_length": self.settings.max_length,
             "dimensions": self.settings.dimensions,
         }

@@ -23,6 +23,7 @@ from rayembed.evaluation.evaluate import (
     as_mteb_model,
     held_out_articles,
     instructions_for,
+    run_dtype,
     run_tasks,
     suite_tasks,
 )
@@ -92,7 +93,7 @@ def noise_scores(
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
     instructions = instructions_for(folder, run)
-    model = load_model(folder).to(device)
+    model = load_model(folder, dtype=run_dtype(run, device)).to(device)
     _make_room(model, num_words * TOKENS_PER_WORD)
     noise = Noise.of(run, num_words)
     scores = []

@@ -26,13 +26,14 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.evaluation.way import Way
+from rayembed.hardware import settled
 from rayembed.models.cde_checkpoint import published_cde_width
 from rayembed.models.contract import Role, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json
-from rayembed.models.load import check_loadable, load_model
+from rayembed.models.load import check_loadable, load_model, saved_dtype
 from rayembed.models.nomic_moe_checkpoint import read_shape
 from rayembed.models.nvidia_checkpoint import published_width
 from rayembed.models.tokens import PrefixTokenizer
@@ -126,7 +127,8 @@ class RayembedSpec:
                 f"the model {self.reference!r} has weights {seen} on this machine, but the "
                 f"evaluation began with {self.weights}; give all machines the same and start again"
             )
-        dtype = None if self.settings.dtype == "saved" else self.settings.dtype
+        asked = self.settings.dtype
+        dtype = saved_dtype(folder) if asked == "saved" else settled(asked, device)
         model: Any = load_model(folder, dtype=dtype).to(device)
         model.tokenizer.max_lengths = dict(self.max_lengths)
         if self.places and self.settings.context != "random":
@@ -218,8 +220,12 @@ class LiteralPrompts:
         return self._tokenizer.collate(tokens)
 
 
-def rayembed_spec(settings: ModelUnderTest, *, tracking_uri: str | None = None) -> RayembedSpec:
+def rayembed_spec(
+    settings: ModelUnderTest, *, tracking_uri: str | None = None, device: str | None = None
+) -> RayembedSpec:
     """The spec of a folder that `load_model` takes; reads no weights but for their fingerprint.
+
+    Arguments are those of `make_spec`.
 
     Raises:
         ArtifactError: the folder is incomplete, or holds no model that rayembed loads.
@@ -234,6 +240,8 @@ def rayembed_spec(settings: ModelUnderTest, *, tracking_uri: str | None = None) 
     reference = pinned_reference(settings.reference, tracking_uri)
     folder = find_folder(reference, tracking_uri)
     config = check_loadable(folder)
+    if settings.dtype == "auto":
+        settings = settings.model_copy(update={"dtype": settled("auto", device)})
     check_weight_files(folder)
     prompts = ModelPrompts(settings.prompts, folder_prompts(folder, config))
     roles: tuple[Role, ...] = ("query", "document")

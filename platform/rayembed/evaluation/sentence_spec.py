@@ -22,6 +22,8 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.evaluation.way import Way
+from rayembed.hardware import wide_enough
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json, read_json_value
 from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
@@ -188,11 +190,17 @@ def refuse_for_others(settings: ModelUnderTest, why: str) -> None:
 
 
 def adjust(model: Any, settings: ModelUnderTest) -> None:
-    """Set number type and maximum length of a loaded `SentenceTransformer`, in place."""
+    """Set number type and maximum length of a loaded `SentenceTransformer`, in place.
+
+    The type `auto` leaves it as it was loaded, but for bfloat16 on a device that emulates it.
+    """
     import torch
 
-    if settings.dtype != "saved":
-        model.to(getattr(torch, settings.dtype))
+    if settings.dtype == "auto":
+        if next(model.parameters()).dtype == torch.bfloat16:
+            model.to(torch_dtype(wide_enough("bfloat16", model.device.type)))
+    elif settings.dtype != "saved":
+        model.to(torch_dtype(settings.dtype))
     if settings.max_length is not None:
         own = model.max_seq_length
         model.max_seq_length = settings.max_length if own is None else min(settings.max_length, own)

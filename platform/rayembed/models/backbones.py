@@ -5,15 +5,17 @@ from typing import Any, Literal
 
 import torch
 
+from rayembed.config.backbone import DtypeSetting
 from rayembed.config.model import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.hardware import auto_precision, settled
 from rayembed.models.attention import use_products
 from rayembed.models.nomic_moe_checkpoint import check_not_nomic_layout
 
 Mask = Literal["bidirectional", "causal", "own"]
 """`own`: as the family has it, which for encoders is bidirectional."""
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 _ATTENTION_DROPOUT = (
     "attention_dropout",  # Llama, Mistral, Qwen, Gemma, ModernBERT, DistilBERT
@@ -30,6 +32,16 @@ _HIDDEN_DROPOUT = (
     "embd_pdrop",  # GPT-2, Phi-3
     "activation_dropout",
 )
+
+
+def torch_dtype(dtype: DtypeSetting) -> torch.dtype:
+    """Torch's type of a setting; of `auto` what this machine computes fast."""
+    return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
+
+
+def settled_backbone(config: BackboneConfig) -> BackboneConfig:
+    """The settings with the number type that this machine takes for `auto`."""
+    return config.model_copy(update={"dtype": settled(config.dtype)})
 
 
 def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
@@ -53,7 +65,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
                 str(folder),
                 config=settings,
                 trust_remote_code=False,
-                dtype=DTYPES[config.dtype],
+                dtype=torch_dtype(config.dtype),
                 attn_implementation="sdpa",
                 output_loading_info=True,
             )

@@ -17,12 +17,13 @@ from rayembed.config.model import (
 )
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import (
-    DTYPES,
     Mask,
     empty_backbone,
     load_backbone,
     num_positions,
     sees_later_tokens,
+    settled_backbone,
+    torch_dtype,
 )
 from rayembed.models.biencoder import BiEncoder
 from rayembed.models.causal2vec import Causal2Vec
@@ -62,8 +63,9 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
     """The model to train: pretrained parts, a head, fresh adapters, in training mode.
 
     The head is fresh too, unless the backbone's folder has a trained one of the same kind (see
-    `start`). Everything is in the config's dtype, on the CPU. The same seed gives the same weights
-    whatever the state of the random generators, and leaves that state as it was.
+    `start`). Everything is in the config's dtype, on the CPU; the model's own settings name it. The
+    same seed gives the same weights whatever the state of the random generators, and leaves that
+    state as it was.
 
     Raises:
         ArtifactError: no usable model or tokenizer in a folder.
@@ -71,6 +73,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
     """
     from rayembed.models.start import find_start
 
+    config = config.model_copy(update={"backbone": settled_backbone(config.backbone)})
     start = find_start(folders, config)
     tokenizer = make_tokenizer(config, start.transformer, start.encoder)
     with torch.random.fork_rng(devices=[]):
@@ -84,7 +87,7 @@ def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> Transfor
         head = build_head(config, backbone.config, encoder and encoder.config)
         if start.load_head is not None:
             start.load_head(head)
-        head.to(DTYPES[config.backbone.dtype])
+        head.to(torch_dtype(config.backbone.dtype))
         if isinstance(head, ContextualTokens) and start.load_head is None:
             _start_contextual_tokens(config, backbone, encoder, head)
         if config.lora is not None:
@@ -180,7 +183,7 @@ def load_main(folder: Path, config: ModelConfig) -> Any:
     """
     if isinstance(config, NomicMoeConfig):
         _check_no_dropout(config)
-        return load_start(folder, config, DTYPES[config.backbone.dtype])
+        return load_start(folder, config, torch_dtype(config.backbone.dtype))
     backbone = load_backbone(folder, config.backbone, mask=mask_of(config))
     if isinstance(config, CDEConfig):
         _check_bidirectional("model.backbone.path", backbone, folder)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayembed.config.model import BackboneConfig, CDEConfig, Dtype, FirstStageConfig
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES, finish_backbone
+from rayembed.models.backbones import finish_backbone, torch_dtype
 from rayembed.models.build import make_tokenizer
 from rayembed.models.cde import CDE
 from rayembed.models.cde_tokens import CDETokenizer
@@ -81,7 +81,7 @@ def load_published_cde(folder: Path, *, dtype: Dtype | None = None) -> CDE:
     tokenizer = make_tokenizer(config, folder)
     assert isinstance(tokenizer, CDETokenizer)
     model = CDE(config, backbone, encoder, layers, tokenizer)
-    return model.to(DTYPES[config.backbone.dtype]).eval()
+    return model.to(torch_dtype(config.backbone.dtype)).eval()
 
 
 def _stated(folder: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from rayembed.config.model import (
     has_plain_format,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.causal2vec_tokens import Causal2VecTokenizer
 from rayembed.models.cde import CDE
 from rayembed.models.contract import Role, settings_of
@@ -293,7 +293,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     encoder = None if beside is None else load_encoder(config, beside)
     head = build_head(config, backbone.config, encoder and encoder.config)
     load_pooling(head, folder / POOLING_FILE)
-    head.to(DTYPES[config.backbone.dtype])
+    head.to(torch_dtype(config.backbone.dtype))
     tokenizer = make_tokenizer(config, folder, beside)
     model = assemble(config, backbone, encoder, head, tokenizer).eval()
     if isinstance(model, CDE):

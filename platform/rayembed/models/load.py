@@ -15,7 +15,8 @@ from rayembed.config.model import (
 )
 from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES, check_backbone, load_backbone
+from rayembed.hardware import settled, wide_enough
+from rayembed.models.backbones import check_backbone, load_backbone, torch_dtype
 from rayembed.models.build import assemble, build_head, empty_main, load_main, make_tokenizer
 from rayembed.models.cde_checkpoint import (
     is_published_cde,
@@ -45,17 +46,19 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     with mean pooling). A decoder keeps its causal mask. Embeddings are always of unit length.
 
     Args:
-        dtype: of weights and activations; None: as saved (float16 becomes float32).
+        dtype: of weights and activations; None: as saved (float16 becomes float32), but float32
+            where this machine emulates bfloat16.
 
     Raises:
         ArtifactError: nothing of the kind, damaged, or with parts that are not supported.
     """
     folder = Path(folder)
     _check_is_model(folder)
+    dtype = dtype or wide_enough(saved_dtype(folder))
     if (folder / SETTINGS_FILE).is_file():
         return load_saved(folder, dtype=dtype)
     if _is_published_nvembed(folder):
-        return load_nvidia_checkpoint(folder, dtype=dtype or "bfloat16").eval()
+        return load_nvidia_checkpoint(folder, dtype=dtype).eval()
     if is_published_cde(folder):
         return load_published_cde(folder, dtype=dtype)
     if is_published_nomic(folder):
@@ -67,8 +70,28 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     backbone = load_backbone(transformer, config.backbone, mask="own")
     head = build_head(config, backbone.config, None)
     load_projections(head, dense)
-    head.to(DTYPES[config.backbone.dtype])
+    head.to(torch_dtype(config.backbone.dtype))
     return assemble(config, backbone, None, head, make_tokenizer(config, transformer)).eval()
+
+
+def saved_dtype(folder: Path) -> Dtype:
+    """The type in which the weights of a model's folder are saved, float32 for float16.
+
+    Reads JSON alone; of a folder that states none the first weight's header.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    _check_is_model(folder)
+    if (folder / SETTINGS_FILE).is_file():
+        return settled(read_settings(folder).backbone.dtype)
+    if _is_published_nvembed(folder):
+        return settled(published_config(folder).backbone.dtype)
+    if is_published_cde(folder):
+        return settled(published_cde_config(folder).backbone.dtype)
+    if is_published_nomic(folder):
+        return settled(published_nomic_config(folder, None).backbone.dtype)
+    return settled(read_encoder_folder(folder).config.backbone.dtype)
 
 
 def check_loadable(folder: Path) -> ModelConfig:

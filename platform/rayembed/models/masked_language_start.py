@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rayembed.config.adaptation import RotaryEncoderConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.backbones import DTYPES
+from rayembed.models.backbones import torch_dtype
 from rayembed.models.build import pretrained_tokenizer
 from rayembed.models.json_file import read_json
 from rayembed.models.masked_language import MaskedLanguageHead, MaskedLanguageModel
@@ -63,7 +63,7 @@ def load_masked_language_model(
     """
     transformer = transformer_folder(folder, config)
     _check_dense(read_json(transformer / "config.json"), str(transformer))
-    dtype = DTYPES[config.backbone.dtype]
+    dtype = torch_dtype(config.backbone.dtype)
     encoder = load_start(transformer, _dense(config), dtype)
     encoder.config = dataclasses.replace(
         encoder.config, max_length=_trained_length(transformer, encoder, max_length)

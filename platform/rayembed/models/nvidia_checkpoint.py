@@ -9,7 +9,7 @@ from torch import Tensor
 from rayembed.config.model import BackboneConfig, Dtype, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
-from rayembed.models.backbones import DTYPES, finish_backbone, remove_causal_mask
+from rayembed.models.backbones import finish_backbone, remove_causal_mask, torch_dtype
 from rayembed.models.build import make_tokenizer
 from rayembed.models.json_file import read_json
 from rayembed.models.latent_attention import LatentAttention
@@ -60,7 +60,7 @@ def load_nvidia_checkpoint(
     backbone, pooling, _ = empty_nvembed(
         settings.get("text_config") or {}, settings.get("latent_attention_config") or {}
     )
-    _fill(backbone, pooling, folder, DTYPES[dtype])
+    _fill(backbone, pooling, folder, torch_dtype(dtype))
     config = published_config(folder, dtype=dtype, max_length=max_length)
     tokenizer = make_tokenizer(config, folder)
     assert isinstance(tokenizer, NVEmbedTokenizer)

@@ -15,6 +15,7 @@ from rayembed.evaluation.plots import loss_curve
 from rayembed.models.masked_language_start import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.report import WIDTH
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
@@ -65,12 +66,14 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
 
 
 def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
+    run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_reachable(tracking_uri)
     connect()
     check_placement_now(run.placement)
+    run = settled_on_ray(run)
     check_adaptable(resolve_model(run.model.backbone.path), run.model)
     plan = SequencePlan.open(prepare_corpus(run, find_corpus(run)))
     check_placement(run.placement)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rayembed.config.adaptation import Adaptation, TextsSource
 from rayembed.pipeline.requirements import (
     ModelSize,
+    expected_precision,
     known_settings,
     machines,
     worker_memory,
@@ -112,12 +113,13 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
     if size is None:
         table.add_row("parameters", "not known without fetching the model")
     else:
-        memory = worker_memory(size, run.model.backbone.dtype, placement)
+        precision = expected_precision(run)
+        memory = worker_memory(size, precision.dtype, placement)
         table.add_row("parameters", f"{size.total:,}, all trained, the head's among them")
         table.add_row(
             "memory a worker",
             f"{memory.total / 2**30:.2f} GiB and activations "
-            f"({run.model.backbone.dtype}, ZeRO {placement.zero_stage})",
+            f"({precision.dtype}, ZeRO {placement.zero_stage})",
         )
     tokens = training.steps * training.global_sequences * corpus.max_length
     table.add_row(

@@ -31,6 +31,7 @@ from rayembed.evaluation.backbone.tables import markdown, scores_csv
 from rayembed.evaluation.backbone.tasks import Finetuning, Rows
 from rayembed.evaluation.backbone.tokens import Tokenizer
 from rayembed.evaluation.backbone.trial import Backbone, Trial
+from rayembed.hardware import settled
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.weight_files import check_weight_files
 from rayembed.pipeline.storage import absolute_storage
@@ -122,7 +123,8 @@ def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
     Tokenizer(encoder, longest.protocol.max_length)
     name = run.name or file_name(run.backbone.partition("@")[0])
     weights = weights_fingerprint(folder)
-    return Backbone(run.backbone, name, weights, run.precision, run.head_dropout)
+    precision = settled(run.precision, "cuda" if run.placement.use_gpu else "cpu")
+    return Backbone(run.backbone, name, weights, precision, run.head_dropout)
 
 
 def _waves(finetunings: Sequence[Finetuning]) -> list[list[Finetuning]]:

@@ -61,7 +61,7 @@ def save_with_corpus(
     from rayembed.models.cde import CDE
     from rayembed.models.encoding import corpus_context
     from rayembed.models.export import check_target, saved_instructions
-    from rayembed.models.load import check_loadable, load_model
+    from rayembed.models.load import check_loadable, load_model, saved_dtype
 
     check_target(output)
     folder = resolve_model(reference)
@@ -70,7 +70,7 @@ def save_with_corpus(
         raise ArtifactError(
             f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; CDE does"
         )
-    model = load_model(folder)
+    model = load_model(folder, dtype=saved_dtype(folder))  # it is saved again
     assert isinstance(model, CDE)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     documents = _counted(documents)

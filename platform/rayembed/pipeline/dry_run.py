@@ -16,6 +16,7 @@ from rayembed.data.sources.kinds import paths_of
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
+    expected_precision,
     export_bytes,
     machines,
     model_size,
@@ -80,18 +81,21 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     if size is None:
         table.add_row("parameters", "not known without fetching the model")
     else:
-        memory = worker_memory(size, run.model.backbone.dtype, placement)
+        precision = expected_precision(run)
+        memory = worker_memory(size, precision.dtype, placement)
         share = size.trainable / size.total
         table.add_row(
             "parameters",
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
             + (f" and {size.active:,} at work on a token" if size.active else ""),
         )
+        if run.model.backbone.dtype == "auto":
+            table.add_row("number type", f"auto, on this machine {precision}")
         table.add_row(
             "memory a worker",
             f"{_gib(memory.total)} and activations: weights {_gib(memory.weights)}, "
             f"gradients {_gib(memory.gradients)}, optimiser {_gib(memory.optimizer)} "
-            f"({run.model.backbone.dtype}, ZeRO {placement.zero_stage})",
+            f"({precision.dtype}, ZeRO {placement.zero_stage})",
         )
         table.add_row(
             "disk",

@@ -157,7 +157,8 @@ def _spec(run: EvaluationRun, factories: Sequence[TaskFactory]) -> ModelSpec:
     own = [factory.name for factory in factories if not isinstance(factory, MtebTask)]
     placement = run.placement
     tracking_uri = resolve_tracking_uri(placement.tracking_uri, placement.storage_path)
-    return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own)
+    device = "cuda" if placement.use_gpu else "cpu"
+    return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, device=device)
 
 
 def _score(

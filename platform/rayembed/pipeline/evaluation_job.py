@@ -114,7 +114,8 @@ def _print_dry_run(run: EvaluationRun, out: TextIO, tables: TextIO) -> None:
         storage = absolute_storage(run.placement.storage_path)
         tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, storage)
         own = [factory.name for factory in factories if not isinstance(factory, MtebTask)]
-        spec = make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own)
+        device = "cuda" if run.placement.use_gpu else "cpu"
+        spec = make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, device=device)
         tables.write(f"model {spec.meta.name}, revision {spec.meta.revision}\n")
         loaded = [factory.load() for factory in factories]
         tables.write(format_prompts(prompts_table(spec, loaded)) + "\n")

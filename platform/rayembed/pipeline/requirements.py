@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.samples import MINILM, SMOLLM2
+from rayembed.config.adaptation import Adaptation
 from rayembed.config.model import (
     Causal2VecConfig,
     CDEConfig,
@@ -21,6 +22,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.hardware import Precision, auto_precision
 
 _MISTRAL_7B = {
     "model_type": "mistral",
@@ -132,6 +134,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """Shapes of models that recipes name, so that their sizes are known without the hub."""
 
 _BYTES = {"bfloat16": 2, "float32": 4}
+
 
 _OPTIMIZER_BYTES = 12
 """fp32 master weight and Adam's two moments, for each trainable parameter (arXiv 1910.02054)."""
@@ -292,6 +295,14 @@ def _part_size(part: Any, lora: LoraConfig | None, setting: str) -> ModelSize:
     return ModelSize(total, total - frozen)
 
 
+def expected_precision(run: Run | Adaptation) -> Precision:
+    """The number type of a run; of `auto` what workers on machines like this one take."""
+    asked = run.model.backbone.dtype
+    if asked == "auto":
+        return auto_precision("cuda" if run.placement.use_gpu else "cpu")
+    return Precision(asked, "as set")
+
+
 def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMemory:
     """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1).
 
@@ -335,7 +346,7 @@ def checkpoint_bytes(run: Run, size: ModelSize) -> int:
         min(run.placement.keep_checkpoints, -(-stage.steps // stage.checkpoint_every_steps))
         for stage in run.stages
     )
-    weights = len(run.stages) * _BYTES[run.model.backbone.dtype]
+    weights = len(run.stages) * _BYTES[expected_precision(run).dtype]
     return size.trainable * (kept * _OPTIMIZER_BYTES + weights)
 
 
@@ -345,7 +356,7 @@ def export_bytes(run: Run, size: ModelSize) -> int:
     One after each stage, and the untrained one where it is scored.
     """
     untrained = run.evaluation.suite != "none" and run.evaluation.before_training
-    width = _BYTES[run.model.backbone.dtype]
+    width = _BYTES[expected_precision(run).dtype]
     return (size.total - size.adapters) * width * (len(run.stages) + untrained)
 
 

@@ -23,6 +23,7 @@ from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
@@ -156,6 +157,7 @@ def _train(
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
     """What `end` makes of the run's scores, and whether MLflow has everything."""
+    run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
@@ -163,6 +165,7 @@ def _train(
     connect()
     validates = run.evaluation.validation is not None
     check_placement_now(run.placement, validates=validates)
+    run = settled_on_ray(run)
     check_files_at_hand(run)
     tokenizer = check_inputs(run)
     plans = prepare_data(run)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rayembed.errors import DataError
+from rayembed.hardware import bfloat16_speed
 from rayembed.search.order import NO_RESULT, best_columns, merged
 from rayembed.search.two_passes import Piece, best_of_piece
 
@@ -23,6 +24,9 @@ _PIECE_DOCUMENTS = 131_072
 
 _RESULTS_OF_PIECE = 1 / 200
 """Two passes pay where k is at most this share of the documents."""
+
+_WORTH_TWO_PASSES = 1.5
+"""How many times as fast as in float32 products in bfloat16 must be."""
 
 _WORTH_IT = 0.8
 """Share of the queries that the first pass must prove, or the rest goes without it."""
@@ -101,7 +105,9 @@ def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor
     A row comes as often as there are tiles, or once.
     """
     left = torch.arange(len(queries), device=queries.device)
-    if _has_bfloat16_units(queries.device) and k <= len(documents) * _RESULTS_OF_PIECE:
+    # GPUs were not measured.
+    halves = queries.device.type == "cpu" and bfloat16_speed() >= _WORTH_TWO_PASSES
+    if halves and k <= len(documents) * _RESULTS_OF_PIECE:
         piece, unproven = Piece.of(documents, _TILE_QUERIES), []
         for some in torch.split(left, _TILE_QUERIES):
             scores, places, proven = best_of_piece(queries[some], piece, k)
@@ -116,11 +122,3 @@ def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor
         for some in torch.split(left, _TILE_QUERIES):
             scores, places = best_columns(queries[some] @ tile.T, k)
             yield some, scores, places + start
-
-
-def _has_bfloat16_units(device: torch.device) -> bool:
-    """Whether products in bfloat16 are known to be faster by much; GPUs were not measured."""
-    if device.type != "cpu":
-        return False
-    found = torch.cpu.get_capabilities()
-    return bool(found.get("avx512_bf16") or found.get("amx_bf16"))

@@ -13,6 +13,7 @@ from ray.serve.exceptions import RayServeException
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import ServingConfig
 from rayembed.errors import PlacementError, WorkerError
+from rayembed.hardware import settled
 from rayembed.models.contract import EmbeddingModel
 from rayembed.models.load import load_model
 from rayembed.registry.registered_model import (
@@ -41,6 +42,7 @@ class Replica:
     ) -> None:
         # Ray shows an actor's output in the job's log.
         logging.basicConfig(level="WARNING")
+        logging.getLogger("rayembed.hardware").setLevel(logging.INFO)
         self._key_digest = key_digest
         self._service = EmbeddingService(
             name,
@@ -76,8 +78,8 @@ def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
         folder = download(client, version, tracking_uri=tracking_uri)
     else:
         folder = resolve_model(config.model)
-    model = load_model(folder, dtype=config.dtype)
-    return model.to("cuda" if config.use_gpu else "cpu")
+    device = "cuda" if config.use_gpu else "cpu"
+    return load_model(folder, dtype=settled(config.dtype, device)).to(device)
 
 
 def start(

@@ -23,6 +23,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.data.on_ray import stream_made
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
+from rayembed.hardware import Precision, auto_precision
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.adaptation import export_encoder
@@ -96,6 +97,23 @@ def _nodes() -> list[Node]:
 
 def _request_nodes(bundles: list[dict[str, float]]) -> None:
     request_resources(bundles=bundles)
+
+
+def worker_precision(placement: Placement) -> Precision:
+    """The number type that `auto` means on a node that has room for a worker.
+
+    Where there is none for a while (nodes that are still to come) it is what this machine takes.
+    """
+    device = "cuda" if placement.use_gpu else "cpu"
+    wanted = worker_resources(placement)
+    task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(auto_precision)
+    found = task.remote(device)
+    try:
+        precision: Precision = ray.get(found, timeout=_WORKER_START_SECONDS)
+    except ray.exceptions.GetTimeoutError:
+        ray.cancel(found)
+        return auto_precision(device)
+    return precision
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ import torch
 from rayembed.config.course import Course
 from rayembed.config.placement import Placement
 from rayembed.distributed.collectives import rank, world_size
+from rayembed.hardware import micro_batch_tokens
 from rayembed.models.contract import TrainableModel
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.checkpoint import (
@@ -138,6 +139,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     if placement.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     seed_worker(training.seed, training.number)
+    budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
     engine = DeepSpeedEngine(model, course, placement, training.dtype, world_size())
     start = 0
     if checkpoint is not None:
@@ -168,7 +170,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
             engine,
             surroundings.stream(training.batches(model), start, course.steps),
             course,
-            StepSettings(placement.micro_batch_tokens, placement.grad_cache, device, training.seed),
+            StepSettings(budget, placement.grad_cache, device, training.seed),
             start_step=start,
             on_step=on_step,
             on_checkpoint=on_checkpoint,

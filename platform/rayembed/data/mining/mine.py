@@ -162,6 +162,7 @@ def _embedded(
     teacher: Teacher,
 ) -> Vectors:
     """The teacher's vectors of all that is scored."""
+    teacher = workshop.teaching.settled(teacher)
     vectors = embed_parts(workshop, dataset.name, records, teacher)
     digits = file_name(vectors.folder)
     load, execute = workshop.teaching.load, workshop.execute

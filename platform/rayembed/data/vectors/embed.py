@@ -156,6 +156,7 @@ def embed_parts(
     Args:
         dataset: names the task in the log.
     """
+    teacher = workshop.teaching.settled(teacher)
     weights = workshop.teaching.fingerprint(teacher.teacher)
     settings = embedding_settings(teacher, weights)
     vectors = Vectors(join(workshop.storage, "data", "vectors", settings), weights)

@@ -3,21 +3,25 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
 from rayembed.errors import ArtifactError
+from rayembed.hardware import auto_precision
 from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.load import load_model
+from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.tokens import PrefixTokenizer
 
 log = logging.getLogger(__name__)
@@ -25,11 +29,7 @@ log = logging.getLogger(__name__)
 Encoder = Callable[[Sequence[str], Role], np.ndarray]
 """(N, D) float32 vectors of unit length of N texts in a role."""
 
-PRECISION = "bfloat16 products"
-"""Linear layers work in bfloat16, all between them (embeddings, norms, the residual stream) in the
-type in which the weights are saved. As fast as bfloat16 throughout, with half the error: cosines of
-all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) in place of 8.5e-4. The rule's margin is 5
-percent, but what stands last of the negatives is often closer to what comes next."""
+TeacherSettings = TypeVar("TeacherSettings", bound=Teacher)
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
@@ -48,13 +48,14 @@ def load_teacher(config: Teacher, weights: str, device: str = "cpu") -> Encoder:
         ArtifactError: the weights are others.
     """
     prefixes = config.query_prefix, config.document_prefix
-    return _load(config.teacher, weights, config.max_length, *prefixes, device)
+    dtype: Dtype = auto_precision(device).dtype if config.dtype == "auto" else config.dtype
+    return _load(config.teacher, weights, config.max_length, *prefixes, device, dtype)
 
 
 def embedding_settings(config: Teacher, weights: str) -> str:
     """Hexadecimal digits of everything that decides a text's vector; `weights`: their own."""
     return fingerprint(
-        [weights, PRECISION, config.max_length, config.query_prefix, config.document_prefix]
+        [weights, config.dtype, config.max_length, config.query_prefix, config.document_prefix]
     )
 
 
@@ -70,6 +71,14 @@ class Teaching:
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
     """Of settings, the fingerprint of the weights and a device."""
     fingerprint: Callable[[str], str] = weights_of
+    dtype: Callable[[], Dtype] = lambda: auto_precision("cpu").dtype
+    """What `auto` means on the machines that embed."""
+
+    def settled(self, config: TeacherSettings) -> TeacherSettings:
+        """The settings with a number type, so that all machines embed in the same one."""
+        if config.dtype != "auto":
+            return config
+        return config.model_copy(update={"dtype": self.dtype()})
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +89,16 @@ def _load(
     query_prefix: str,
     document_prefix: str,
     device: str,
+    dtype: Dtype,
 ) -> Encoder:
+    """The encoder.
+
+    Linear layers work in `dtype`. In bfloat16 all between them (embeddings, norms, the residual
+    stream) stays in the type in which the weights are saved: as fast as bfloat16 throughout, with
+    half the error. Cosines of all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) in place of
+    8.5e-4; the rule's margin is 5 percent, but what stands last of the negatives is often closer to
+    what comes next.
+    """
     folder = resolve_model(reference)
     if (seen := weights_fingerprint(folder)) != weights:
         raise ArtifactError(
@@ -90,8 +108,9 @@ def _load(
     # Ray gives each of its processes one thread for each CPU that it reserves; the teacher runs
     # alone on its machine.
     torch.set_num_threads(os.cpu_count() or 1)
-    model = load_model(folder)
-    for module in model.modules():
+    halved = dtype == "bfloat16"
+    model = load_model(folder, dtype=saved_dtype(folder) if halved else dtype)
+    for module in model.modules() if halved else ():
         if isinstance(module, torch.nn.Linear):
             module.to(torch.bfloat16)
     lengths = model.tokenizer.max_lengths
@@ -117,7 +136,8 @@ def _load(
 
         prefixed = [prefixes[role] + text for text in texts]
         # It casts what goes into linear layers and attention, and no weights: they are narrow.
-        with torch.autocast(torch.device(device).type, torch.bfloat16):
+        cast: Any = torch.autocast(torch.device(device).type, torch.bfloat16)
+        with cast if halved else nullcontext():
             return encode(
                 model,
                 prefixed,

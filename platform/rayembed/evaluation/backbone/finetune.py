@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayembed.config.backbone_evaluation import Precision, Protocol
+from rayembed.config.backbone import Dtype
+from rayembed.config.backbone_evaluation import Protocol
 from rayembed.evaluation.backbone.tokens import Feature
 from rayembed.evaluation.backbone.work import Batch, Output
 
@@ -31,7 +32,7 @@ def finetune(
     protocol: Protocol,
     grid: Grid,
     *,
-    precision: Precision,
+    precision: Dtype,
     use_gpu: bool,
 ) -> float:
     """The mean loss of all steps, NaN where it diverged; the model is trained in place.
@@ -76,7 +77,7 @@ def finetune(
 
 
 def predictor(
-    model: nn.Module, *, rows: int, precision: Precision, device: str
+    model: nn.Module, *, rows: int, precision: Dtype, device: str
 ) -> Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], list[Output]]:
     """A function from inputs to the model's outputs, float32, in the order of the inputs.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join, upload_folder, write_atomic
-from rayembed.config.backbone_evaluation import Precision
+from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.backbone.finetune import Grid, finetune, predictor
@@ -37,7 +37,7 @@ class Backbone:
     name: str
     weights: str
     """Fingerprint of weights, tokenizer and settings of the folder."""
-    precision: Precision
+    precision: Dtype
     head_dropout: float
 
     @property

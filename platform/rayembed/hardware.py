@@ -1,0 +1,134 @@
+"""What the machine at hand computes fast; the one place that decides by it.
+
+Processors without units for bfloat16 emulate it, ten to a hundred times slower than float32
+(docs/LOG.md), and say so nowhere. So `dtype: auto` is settled by a look at the GPU, or by timing
+one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a virtual machine hides.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from rayembed.config.backbone import Dtype, DtypeSetting
+
+logger = logging.getLogger(__name__)
+
+_AMPERE = (8, 0)
+"""Compute capability from which NVIDIA's GPUs have units for bfloat16."""
+
+_SHAPE = (128, 384, 384)
+"""Rows, inner width and columns of the timed product: a small layer over a few texts, 38 MFLOP."""
+
+_ROUNDS = 3
+"""Of which the fastest counts: other work of the machine only ever adds time."""
+
+_CPU_BUDGET = 1024
+_GPU_BUDGET = 8192
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A number type for weights and activations, and why it is taken."""
+
+    dtype: Dtype
+    why: str
+    """Ends a sentence: `this CPU emulates bfloat16 (…)`."""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}: {self.why}"
+
+
+def auto_precision(device: str | None = None) -> Precision:
+    """The number type that `auto` means on this machine.
+
+    bfloat16 where the processor has units for it (GPUs of compute capability 8.0 and later; CPUs on
+    which a product in it is faster than in float32), float32 elsewhere.
+
+    Args:
+        device: `cuda`, `cuda:1`, `cpu`; None: the GPU where torch sees one, else the CPU. Of GPUs
+            of other machines bfloat16 is expected.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return Precision("bfloat16", "there is no GPU here to ask, and all since Ampere compute it")
+    if device.startswith("cuda"):
+        name, capability = _gpu(device)
+        version = ".".join(map(str, capability))
+        if capability >= _AMPERE:
+            return Precision("bfloat16", f"this GPU ({name}) has units for it")
+        return Precision("float32", f"this GPU ({name}, {version}) has no units for bfloat16")
+    speed = bfloat16_speed()
+    if speed >= 1:
+        return Precision("bfloat16", f"this CPU has units for it ({speed:.1f} times float32)")
+    return Precision("float32", f"this CPU emulates bfloat16 ({1 / speed:.0f} times slower)")
+
+
+def settled(asked: DtypeSetting, device: str | None = None) -> Dtype:
+    """The number type asked for, `auto` replaced by what this machine computes fast.
+
+    Says once in a process what `auto` became and why. Whoever asks for bfloat16 where it is
+    emulated is warned, with the measured factor.
+
+    Args:
+        device: as in `auto_precision`.
+    """
+    if asked == "float32":
+        return asked
+    precision = auto_precision(device)
+    if asked == "auto":
+        say_once(logging.INFO, str(precision))
+        return precision.dtype
+    if precision.dtype != asked:
+        say_once(
+            logging.WARNING,
+            f"{asked} was asked for, but {precision.why}; {precision.dtype} or auto is faster",
+        )
+    return asked
+
+
+@lru_cache
+def say_once(level: int, message: str) -> None:
+    """Log a message, once in a process."""
+    logger.log(level, message)
+
+
+def wide_enough(saved: Dtype, device: str | None = None) -> Dtype:
+    """The number type in which saved weights are loaded: their own, or float32 for emulated bf16.
+
+    Every bfloat16 is a float32, so the weights stay what they are, and so do their fingerprints.
+    """
+    return auto_precision(device).dtype if saved == "bfloat16" else saved
+
+
+@lru_cache
+def bfloat16_speed() -> float:
+    """How many times as fast as in float32 a product in bfloat16 is on this CPU, measured once."""
+    rows, inner, columns = _SHAPE
+    made = {
+        dtype: (torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    fastest = dict.fromkeys(made, float("inf"))
+    with torch.inference_mode():
+        for _ in range(_ROUNDS):
+            for dtype, (left, right) in made.items():
+                began = time.perf_counter()
+                left @ right
+                fastest[dtype] = min(fastest[dtype], time.perf_counter() - began)
+    return fastest[torch.float32] / fastest[torch.bfloat16]
+
+
+def micro_batch_tokens(device: str) -> int:
+    """Padded tokens of one forward pass in training where the run names no number.
+
+    On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (docs/LOG.md).
+    """
+    return _GPU_BUDGET if device.startswith("cuda") else _CPU_BUDGET
+
+
+def _gpu(device: str) -> tuple[str, tuple[int, int]]:
+    return torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
