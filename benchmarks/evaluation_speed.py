@@ -2,9 +2,10 @@
 
 The six tasks of the Wikipedia sample (retrieval, classification, clustering, pair classification,
 STS) and all-MiniLM-L6-v2. Sides: sentence-transformers through mteb with all its defaults (float32,
-batches of 32), the same in bfloat16, ours in both types by one worker with two threads and by two
-with one each, and for the scaling ours by one worker with one thread. When the clock starts, every
-side has its libraries imported, its model loaded and its tasks made, and no embedding kept.
+batches of 32), the same in bfloat16 where this CPU has units for it, ours in these types by one
+worker with two threads and by two with one each, and for the scaling ours by one worker with one
+thread. When the clock starts, every side has its libraries imported, its model loaded and its tasks
+made, and no embedding kept.
 Differences of main scores are against the first side.
 Run: python benchmarks/evaluation_speed.py --documents 1500 --queries 500
 """
@@ -106,7 +107,9 @@ def main():
     from rayembed.assets.resolver import resolve_model
     from rayembed.assets.samples import MINILM
     from rayembed.config.evaluation_run import WikipediaTasks
+    from rayembed.hardware import auto_precision
     from rayembed.pipeline.local_head import ensure_token
+    from rayembed.registry.provenance import cpu_cores, cpu_model
 
     settings = WikipediaTasks(
         num_titles=args.documents,
@@ -118,15 +121,20 @@ def main():
     torch.set_num_threads(2)
     sides = {
         "mteb + sentence-transformers, float32": lambda: plain(folder, settings, torch.float32),
-        "mteb + sentence-transformers, bfloat16": lambda: plain(folder, settings, torch.bfloat16),
     }
+    halves = auto_precision("cpu").dtype == "bfloat16"
+    if halves:
+        sides["mteb + sentence-transformers, bfloat16"] = lambda: plain(
+            folder, settings, torch.bfloat16
+        )
     os.environ.setdefault("RAY_worker_niceness", "0")  # as jobs have it; Ray's own is 15
     ensure_token()  # Ray's own would be readable by others
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR")
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16")[: 1 + halves]:
         for number, threads in ((1, 1), (1, 2), (2, 1)):
             name = f"rayembed, {dtype}, {number} × {threads} thread(s)"
             sides[name] = lambda d=dtype, n=number, t=threads: ours(MINILM, settings, d, n, t)
+    print(f"{cpu_cores()} cores ({cpu_model()}), fast in {auto_precision('cpu')}")
     print(f"{args.documents} documents, {args.queries} queries, six tasks")
     first_seconds, first = None, None
     for name, run in sides.items():

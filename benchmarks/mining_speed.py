@@ -2,8 +2,9 @@
 
 Descriptions of the Wikipedia sample and their texts, all-MiniLM-L6-v2 as the teacher of both, the
 same length, rule (a negative scores at most 95 % of the positive), depth and number. Both have
-their model loaded when the clock starts. Ours encodes in bfloat16, theirs in its default, float32;
-negatives that are not the same are told with how far apart they score for the float32 model.
+their model loaded when the clock starts. Ours encodes in the number type that this CPU computes
+fast, theirs in its default, float32; negatives that are not the same are told with how far apart
+they score for the float32 model.
 Run: python benchmarks/mining_speed.py --pairs 800
 """
 
@@ -125,6 +126,8 @@ def main():
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.assets.samples import MINILM
+    from rayembed.hardware import auto_precision
+    from rayembed.registry.provenance import cpu_cores, cpu_model
 
     model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
     model.max_seq_length = args.max_length
@@ -142,6 +145,7 @@ def main():
     total = sum(len(set(negatives)) for negatives in yours.values())
     apart = gaps(mine, yours, model)
     best = {side: min(times) for side, times in seconds.items()}
+    print(f"{cpu_cores()} cores ({cpu_model()}), ours in {auto_precision('cpu')}")
     print(f"{len(mine):,} pairs\n| side | seconds (best) | ratio |\n|---|---|---|")
     for side, value in best.items():
         print(f"| {side} | {value:.1f} | {best['sentence-transformers'] / value:.2f} |")

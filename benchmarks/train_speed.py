@@ -1,9 +1,10 @@
 """Pairs per second of training: rayembed against sentence-transformers, in one run.
 
-All sides fine-tune all-MiniLM-L6-v2 (all weights, bf16, in-batch negatives, max length 128) on the
-same Wikipedia pairs (one sentence → the rest of its article), with all cores:
+All sides fine-tune all-MiniLM-L6-v2 (all weights, in-batch negatives, max length 128) on the same
+Wikipedia pairs (one sentence → the rest of its article), with all cores and in the number type that
+this CPU computes fast (bfloat16 where it has units for it, else float32):
 
-- `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bf16 autocast;
+- `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bfloat16 by autocast;
 - `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan;
 - `full`: the same stage as a job runs it: Ray Data streams the plan, Ray Train, DeepSpeed.
 
@@ -44,6 +45,7 @@ def make_run(folder, batch, steps):
     from rayembed.assets.samples import MINILM
     from rayembed.config.run import Run
     from rayembed.config.settings import parse
+    from rayembed.hardware import auto_precision
 
     return parse(
         Run,
@@ -51,7 +53,7 @@ def make_run(folder, batch, steps):
             "name": "speed",
             "model": {
                 "kind": "biencoder",
-                "backbone": {"path": MINILM, "dtype": "bfloat16"},
+                "backbone": {"path": MINILM, "dtype": auto_precision("cpu").dtype},
                 "query_max_length": MAX_LENGTH,
                 "document_max_length": MAX_LENGTH,
             },
@@ -97,6 +99,7 @@ def peer(batch, steps):
 
     from rayembed.assets.resolver import resolve
     from rayembed.assets.samples import MINILM
+    from rayembed.hardware import auto_precision
 
     model = SentenceTransformer(str(resolve(MINILM)), device="cpu")
     model.max_seq_length = MAX_LENGTH
@@ -119,7 +122,7 @@ def peer(batch, steps):
             per_device_train_batch_size=batch,
             max_steps=steps,
             learning_rate=2e-5,
-            bf16=True,
+            bf16=auto_precision("cpu").dtype == "bfloat16",
             use_cpu=True,
             save_strategy="no",
             report_to=[],
@@ -199,10 +202,13 @@ def main():
     if args.side:
         print("RATE", globals()[args.side](args.batch[0], args.steps))
         return
+    from rayembed.hardware import auto_precision
+    from rayembed.registry.provenance import cpu_cores, cpu_model
     from rayembed.training.on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
     environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}
+    print(f"{cpu_cores()} cores ({cpu_model()}), {auto_precision('cpu')}\n")
     print("| batch | side | pairs/s (median) | least | most | over peer |")
     print("|---|---|---|---|---|---|")
     for batch in args.batch:

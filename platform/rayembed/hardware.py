@@ -6,6 +6,7 @@ one small product on the CPU, which also sees what `ONEDNN_MAX_CPU_ISA` or a vir
 """
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,11 +20,13 @@ logger = logging.getLogger(__name__)
 _AMPERE = (8, 0)
 """Compute capability from which NVIDIA's GPUs have units for bfloat16."""
 
-_SHAPE = (128, 384, 384)
-"""Rows, inner width and columns of the timed product: a small layer over a few texts, 38 MFLOP."""
+_SMALL = (128, 384, 384)
+"""Rows, inner width and columns of a small layer over a few texts, 38 MFLOP."""
+
+_LAYER = (1024, 576, 1536)
+"""Of a larger one over a micro-batch, 1.8 GFLOP."""
 
 _ROUNDS = 3
-"""Of which the fastest counts: other work of the machine only ever adds time."""
 
 _CPU_BUDGET = 1024
 _GPU_BUDGET = 8192
@@ -107,19 +110,30 @@ def wide_enough(saved: Dtype, device: str | None = None) -> Dtype:
 @lru_cache
 def bfloat16_speed() -> float:
     """How many times as fast as in float32 a product in bfloat16 is on this CPU, measured once."""
-    rows, inner, columns = _SHAPE
-    made = {
-        dtype: (torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype))
-        for dtype in (torch.float32, torch.bfloat16)
-    }
-    fastest = dict.fromkeys(made, float("inf"))
-    with torch.inference_mode():
-        for _ in range(_ROUNDS):
-            for dtype, (left, right) in made.items():
-                began = time.perf_counter()
+    return _seconds(torch.float32, _SMALL) / _seconds(torch.bfloat16, _SMALL)
+
+
+@lru_cache
+def product_speed(dtype: Dtype) -> float:
+    """Floating-point operations a second of a layer-sized product on one core of this CPU."""
+    return 2 * math.prod(_LAYER) / _seconds(getattr(torch, dtype), _LAYER)
+
+
+def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    """The fastest of some products, in time of the core: other work of the machine counts not."""
+    rows, inner, columns = shape
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
+    fastest, threads = math.inf, torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            for _ in range(_ROUNDS):
+                began = time.thread_time()
                 left @ right
-                fastest[dtype] = min(fastest[dtype], time.perf_counter() - began)
-    return fastest[torch.float32] / fastest[torch.bfloat16]
+                fastest = min(fastest, time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return fastest
 
 
 def micro_batch_tokens(device: str) -> int:

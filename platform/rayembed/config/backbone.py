@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
@@ -24,6 +24,10 @@ class BackboneConfig(Settings):
     dtype: DtypeSetting = "auto"
     """Of weights and activations in training; beside bfloat16 DeepSpeed keeps fp32 weights. A run
     that goes on keeps the type that it began with, on another machine too."""
+
+    num_layers: PositiveInt | None = None
+    """The first so many layers of the pretrained model; None: all. Fewer are faster and know less;
+    the norm behind the last one stays. Not for `nomic-moe`."""
 
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Of attention probabilities. Above zero it keeps SDPA off its fast path on CPU."""

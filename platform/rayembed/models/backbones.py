@@ -112,6 +112,8 @@ def num_positions(model: Any) -> int | None:
 def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
     settings = check_backbone(folder)
     set_dropout(settings, config)
+    if config.num_layers is not None:
+        cut_layers(settings, config.num_layers)
     settings.use_cache = False
     if mask == "bidirectional":
         remove_causal_mask(settings)
@@ -179,6 +181,23 @@ def remove_causal_mask(settings: Any) -> None:
     by_layer = "sliding_attention" in (getattr(settings, "layer_types", None) or ())
     always = settings.model_type.startswith(("gemma", "t5gemma"))
     settings.sliding_window = settings.max_position_embeddings if by_layer or always else None
+
+
+def cut_layers(settings: Any, number: int) -> None:
+    """Make a transformers configuration one of the first so many layers, in place.
+
+    Raises:
+        ConfigError: the model has fewer.
+    """
+    if number > settings.num_hidden_layers:
+        raise ConfigError(
+            f"model.backbone.num_layers is {number}, but the model has "
+            f"{settings.num_hidden_layers}; take fewer, or null for all"
+        )
+    settings.num_hidden_layers = number
+    # Families whose layers are of several types name the type of each.
+    if getattr(settings, "layer_types", None):
+        settings.layer_types = settings.layer_types[:number]
 
 
 def set_dropout(settings: Any, config: BackboneConfig) -> None:

@@ -182,7 +182,7 @@ def load_main(folder: Path, config: ModelConfig) -> Any:
         ConfigError: settings that do not fit it, or CDE's does not see later tokens.
     """
     if isinstance(config, NomicMoeConfig):
-        _check_no_dropout(config)
+        _check_backbone_settings(config)
         return load_start(folder, config, torch_dtype(config.backbone.dtype))
     backbone = load_backbone(folder, config.backbone, mask=mask_of(config))
     if isinstance(config, CDEConfig):
@@ -193,12 +193,16 @@ def load_main(folder: Path, config: ModelConfig) -> Any:
 def empty_main(folder: Path, config: ModelConfig) -> Any:
     """As `load_main`, on the meta device and without reading weights."""
     if isinstance(config, NomicMoeConfig):
-        _check_no_dropout(config)
+        _check_backbone_settings(config)
         return empty_start(folder, config)
     return empty_backbone(folder, config.backbone, mask=mask_of(config))
 
 
-def _check_no_dropout(config: NomicMoeConfig) -> None:
+def _check_backbone_settings(config: NomicMoeConfig) -> None:
+    if config.backbone.num_layers is not None:
+        raise ConfigError(
+            "model.backbone.num_layers: a nomic-moe keeps all layers of its start; set it to null"
+        )
     for name in ("attention_dropout", "hidden_dropout"):
         if getattr(config.backbone, name) > 0:
             raise ConfigError(f"model.backbone.{name}: a nomic-moe has no dropout; set it to 0")

@@ -217,7 +217,8 @@ def model_size(model: ModelConfig) -> ModelSize | None:
         return _mixture_size(model)
     parts: dict[str, Any] = {}
     for name, reference in pretrained_parts(model).items():
-        part = _empty_model(f"model.{name}.path", reference)
+        layers = model.backbone.num_layers if name == "backbone" else None
+        part = _empty_model(f"model.{name}.path", reference, layers)
         if part is None:
             return None
         parts[name] = part
@@ -244,6 +245,25 @@ def model_size(model: ModelConfig) -> ModelSize | None:
     return ModelSize(size.total + added, size.trainable + added, size.adapters)
 
 
+def flops_per_token(model: ModelConfig) -> float | None:
+    """Floating-point operations of a forward pass for each token; None where shapes are not known.
+
+    Two for each weight that works on a token: embeddings are looked up, idle experts rest.
+
+    Raises:
+        ConfigError: as `model_size`.
+    """
+    size = model_size(model)
+    if size is None:
+        return None
+    looked_up = 0
+    for name, reference in pretrained_parts(model).items():
+        settings = known_settings(reference, f"model.{name}.path") or {}
+        width = settings.get("hidden_size") or settings.get("n_embd") or 0
+        looked_up += width * settings.get("vocab_size", 0)
+    return 2.0 * ((size.active or size.total) - looked_up)
+
+
 def _mixture_size(model: NomicMoeConfig) -> ModelSize | None:
     """As `model_size`, of an encoder with experts."""
     reference = model.backbone.path
@@ -264,18 +284,26 @@ def _mixture_size(model: NomicMoeConfig) -> ModelSize | None:
     return ModelSize(total, total, active=total - idle, experts=experts)
 
 
-def _empty_model(setting: str, reference: str) -> Any | None:
-    """The model without weights, on the meta device; None where its shape is not known here."""
+def _empty_model(setting: str, reference: str, num_layers: int | None) -> Any | None:
+    """The model without weights, on the meta device; None where its shape is not known here.
+
+    Args:
+        num_layers: its first so many; None: all.
+    """
     settings = known_settings(reference, setting)
     if settings is None:
         return None
     import torch
     import transformers
 
+    from rayembed.models.backbones import cut_layers
+
     family = dict(settings)
     kind = str(family.pop("model_type", ""))
     try:
         config = transformers.AutoConfig.for_model(kind, **family)
+        if num_layers is not None:
+            cut_layers(config, num_layers)
         with torch.device("meta"):
             return transformers.AutoModel.from_config(config, trust_remote_code=False)
     except (ValueError, KeyError) as error:

@@ -21,6 +21,7 @@ from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
@@ -109,6 +110,8 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
+        if expected := estimate(claimed):
+            logger.info("%s", expected)
         outcome, complete = _train(claimed, folders, _register, trial)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome

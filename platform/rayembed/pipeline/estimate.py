@@ -1,0 +1,98 @@
+"""How long a run will take on CPUs like this one, told before it starts.
+
+Products make up most of a run on a CPU, so its floating-point operations are counted and divided by
+the speed of a product that is timed here. What is not a product (attention, norms, the optimiser,
+reading) stands in a measured share of that speed.
+"""
+
+from dataclasses import dataclass
+
+from rayembed.config.backbone import Dtype
+from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
+from rayembed.errors import ConfigError
+from rayembed.hardware import product_speed
+from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
+from rayembed.registry.provenance import cpu_cores, cpu_model
+
+_SHARE: dict[Dtype, float] = {"float32": 0.7, "bfloat16": 0.35}
+"""Of a product's speed that training and encoding reach (docs/LOG.md)."""
+
+_FILLED = 0.8
+"""Tokens of a text, as a share of its maximum length."""
+
+_SHORT_TEXTS = 1750
+"""Of the Wikipedia sample's tasks beside retrieval; half as long as its texts."""
+
+_ROWS = 3000
+"""Of a data set that is mined, where the run names no number."""
+
+_MINILM = 2 * 10.6e6
+"""Operations a token of teachers and baselines whose size is not known here."""
+
+_START_SECONDS = 60.0
+"""Ray, data and the registry."""
+
+_STAGE_SECONDS = 25.0
+"""Workers of a stage."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run is expected to take."""
+
+    machine: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.machine}: about {max(round(self.seconds / 60), 1)} min"
+
+
+def estimate(run: Run) -> Estimate | None:
+    """How long the run takes on workers with this machine's CPU; None: on GPUs, or not known.
+
+    Preparation of data that is there already, and stages that are done, are counted all the same.
+    """
+    if run.placement.use_gpu:
+        return None
+    try:
+        a_token = flops_per_token(run.model)
+    except ConfigError:  # told with its remedy when the run is checked
+        return None
+    if a_token is None:
+        return None
+    precision = expected_precision(run)
+    speed = (cpu_cores() or 1) * product_speed(precision.dtype)
+    work = sum(stage.steps * _of_step(run, stage, a_token) for stage in run.stages)
+    work += _of_scores(run, a_token) + _of_mining(run)
+    seconds = work / (speed * _SHARE[precision.dtype])
+    seconds += _START_SECONDS + _STAGE_SECONDS * len(run.stages)
+    machine = f"{cpu_cores()} cores ({cpu_model()}), {speed / 1e9:.0f} GFLOP/s in {precision}"
+    return Estimate(machine, seconds)
+
+
+def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
+    passes = 2.0 if run.model.lora is not None else 3.0
+    if run.placement.grad_cache:
+        passes += 1
+    return passes * _FILLED * step_load(run, stage).tokens * a_token
+
+
+def _of_scores(run: Run, a_token: float) -> float:
+    settings = run.evaluation
+    if settings.suite == "none":
+        return 0.0
+    texts = 2 * (settings.num_documents + settings.num_queries) + _SHORT_TEXTS / 2
+    tokens = _FILLED * settings.max_length * texts
+    own = len(run.stages) + settings.before_training
+    encoders = sum(reference != "bm25" for reference in settings.baselines)
+    return tokens * (own * a_token + encoders * _MINILM)
+
+
+def _of_mining(run: Run) -> float:
+    tokens = sum(
+        2 * (dataset.num_samples or _ROWS) * min(dataset.mining.max_length, 64) * _FILLED
+        for dataset in run.data.datasets
+        if dataset.mining is not None
+    )
+    return tokens * _MINILM
