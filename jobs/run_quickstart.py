@@ -4,6 +4,7 @@ Usage: python jobs/run_quickstart.py [nvembed|causal2vec|cde|nomic] [arguments o
 """
 
 import logging
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from rayembed.pipeline.on_ray import run_on_local_head
 
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
 """What can be trained; the first one where none is named."""
+
+STARTS_NOTHING = {"-h", "--help", "--list", "--dry-run"}
+"""Arguments of a training job that need no Ray."""
 
 
 def main(arguments: list[str]) -> int:
@@ -25,6 +29,8 @@ def main(arguments: list[str]) -> int:
     entrypoint = [sys.executable, job, "--recipe", recipe]
     # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
     entrypoint += ["--set", f"placement.storage_path={checkout / 'outputs'}", *arguments]
+    if not STARTS_NOTHING.isdisjoint(arguments):
+        return subprocess.run(entrypoint, cwd=checkout, check=False).returncode
 
     def echo(text: str) -> None:
         print(text, end="", flush=True)

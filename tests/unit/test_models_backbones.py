@@ -127,3 +127,22 @@ def test_loading_leaves_the_random_state(tmp_path):
     torch.manual_seed(5)
     load_backbone(folder, settings(), mask="own")
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_the_first_layers_are_those_of_the_whole_model(tmp_path, family, caplog):
+    folder = save_decoder(tmp_path / "whole", family, num_hidden_layers=3)
+    whole = load_backbone(folder, settings(), mask="bidirectional")
+    first = load_backbone(folder, settings(num_layers=2), mask="bidirectional")
+    assert len(first.layers) == first.config.num_hidden_layers == 2
+    mine, of_whole = first.state_dict(), whole.state_dict()
+    assert set(of_whole) - set(mine) == {n for n in of_whole if n.startswith("layers.2.")}
+    assert all(torch.equal(value, of_whole[name]) for name, value in mine.items())
+    told = {record.name for record in caplog.records}
+    assert "transformers.modeling_utils" not in told  # its table of weights that were left out
+
+
+def test_more_layers_than_there_are_are_refused(tmp_path):
+    folder = save_decoder(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="num_layers is 3, but the model has 2; take fewer"):
+        load_backbone(folder, settings(num_layers=3), mask="bidirectional")

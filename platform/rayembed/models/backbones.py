@@ -1,5 +1,8 @@
 """Pretrained transformers of any family: dtype, attention mask, dropout, complete weights."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +63,7 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
     settings = _settings(folder, config, mask)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _without_loading_report():
             model, report = transformers.AutoModel.from_pretrained(
                 str(folder),
                 config=settings,
@@ -77,6 +80,20 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
             f"the model in {str(folder)!r} lacks {len(missing)} weights, such as {missing[0]!r}"
         )
     return finish_backbone(model, mask=mask)
+
+
+@contextmanager
+def _without_loading_report() -> Iterator[None]:
+    """Without transformers' table of weights that it left out (heads, layers behind the first so
+    many); missing ones are refused here.
+    """
+    told = logging.getLogger("transformers.modeling_utils")
+    level = told.level
+    told.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        told.setLevel(level)
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
