@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import is_full, read_bytes, write_atomic
+from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, StorageError
@@ -24,18 +24,10 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
     """Write a file whose header holds what it was made of and a digest of its tensors.
 
     Raises:
-        ArtifactError: the storage is full.
+        StorageError: as `write_atomic`.
     """
     metadata = {**made_of, _CONTENT: content_of(state)}
-    try:
-        write_atomic(path, safetensors.torch.save(state, metadata=metadata))
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise ArtifactError(
-            f"the weights {path!r} do not fit into storage: {error}. Make room there, then submit "
-            "the run again under the same name: it goes on from its last checkpoint."
-        ) from error
+    write_atomic(path, safetensors.torch.save(state, metadata=metadata))
 
 
 def content_of(state: Mapping[str, Tensor]) -> str:
