@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
-from rayembed.assets.storage import open_storage, read_bytes
+from rayembed.assets.storage import is_unanswered, open_storage, read_bytes, why
 from rayembed.errors import ArtifactError, StorageError
 
 Footers = dict[str, pq.FileMetaData]
@@ -76,7 +76,9 @@ def read_sealed(
     try:
         with filesystem.open_input_file(inside) as file:
             return _rows_of(file, path, columns, row_groups, kept)
-    except (OSError, ValueError, pa.ArrowException):
+    except (OSError, ValueError, pa.ArrowException) as error:
+        if is_unanswered(error):
+            raise StorageError(f"cannot read {path!r}: {why(error)}") from error
         kept.clear()
     # Arrow tells a broken file and a storage that fails alike. In memory only the file can be at
     # fault, and what was the storage's is gone.

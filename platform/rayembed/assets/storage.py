@@ -20,7 +20,7 @@ from typing import BinaryIO
 import pyarrow
 import pyarrow.fs
 
-from rayembed.assets.clients import connect
+from rayembed.assets import clients
 from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 _REMOTE = ("s3", "gs")
@@ -54,7 +54,7 @@ def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
     if not is_remote(text):
         return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
     try:
-        return connect(text)
+        return clients.connect(text)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise PlacementError(f"cannot open the storage {text!r}: {error}") from error
 
@@ -105,7 +105,7 @@ def exists(path: str | Path) -> bool:
     try:
         return bool(filesystem.get_file_info(inside).type != pyarrow.fs.FileType.NotFound)
     except OSError as error:
-        raise StorageError(f"cannot look for {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot look for {str(path)!r}: {why(error)}") from error
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -120,7 +120,21 @@ def read_bytes(path: str | Path) -> bytes:
         with filesystem.open_input_stream(inside) as stream:
             return bytes(stream.read())
     except OSError as error:
-        raise unreadable(error)(f"cannot read {str(path)!r}: {error}") from error
+        raise unreadable(error)(f"cannot read {str(path)!r}: {why(error)}") from error
+
+
+def is_unanswered(error: BaseException) -> bool:
+    """Whether object storage gave no answer in time, or could not be reached at all."""
+    return "AWS Error NETWORK_CONNECTION" in str(error)
+
+
+def why(error: BaseException) -> str:
+    """An error of a storage in words."""
+    if not is_unanswered(error):
+        return str(error)
+    patience = clients.PATIENCE
+    asked = f"asked {patience.tries} times, {patience.answer_seconds:g} s each"
+    return f"{error} (the storage does not answer: {asked})"
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:
@@ -209,8 +223,8 @@ def refused(path: str | Path, error: OSError) -> StorageError:
     """What an error in writing a file means to its user."""
     if not is_full(error):
         return StorageError(
-            f"cannot write {str(path)!r}: {error}. Correct the storage or the rights there, then "
-            "give the same command again: it goes on from what is finished"
+            f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
+            "then give the same command again: it goes on from what is finished"
         )
     room = "the quota is used up"
     if error.errno != errno.EDQUOT and not is_remote(str(path)):
@@ -269,7 +283,7 @@ def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
     try:
         infos = filesystem.get_file_info(selector)
     except OSError as error:
-        raise StorageError(f"cannot list {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot list {str(path)!r}: {why(error)}") from error
     files = [info for info in infos if info.type == pyarrow.fs.FileType.File]
     return {posixpath.relpath(info.path, inside): int(info.size) for info in files}
 
@@ -294,7 +308,7 @@ def move_file(source: str, target: str) -> None:
             _upload(filesystem, end, content)
         filesystem.delete_file(start)
     except OSError as error:
-        raise StorageError(f"cannot move {source!r} to {target!r}: {error}") from error
+        raise StorageError(f"cannot move {source!r} to {target!r}: {why(error)}") from error
 
 
 def remove_file(path: str | Path) -> None:
@@ -307,7 +321,7 @@ def remove_file(path: str | Path) -> None:
     try:
         filesystem.delete_file(inside)
     except OSError as error:
-        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {why(error)}") from error
 
 
 def remove_folder(path: str | Path) -> None:
@@ -322,7 +336,7 @@ def remove_folder(path: str | Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {why(error)}") from error
 
 
 def is_full(error: BaseException) -> bool:
@@ -353,8 +367,8 @@ def check_writable(path: str | Path) -> None:
         filesystem.delete_file(probe)
     except OSError as error:
         raise PlacementError(
-            f"placement.storage_path {str(path)!r} cannot be written: {error}. Choose a folder "
-            "or a bucket that this machine may write to"
+            f"placement.storage_path {str(path)!r} cannot be written: {why(error)}. Choose a "
+            "folder or a bucket that this machine may write to"
         ) from error
     if seen != b"probe":
         raise PlacementError(

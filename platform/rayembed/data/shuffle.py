@@ -128,8 +128,10 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
                 end = file.size() - _PLACE.itemsize
                 buckets = int(np.frombuffer(file.read_at(_PLACE.itemsize, end), _PLACE)[0])
                 place = end - _PLACE.itemsize * (buckets + 1 - bucket)
+                _check_order(0, place, end)
                 told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
                 start, stop = told.tolist()
+                _check_order(0, start, stop, end)
                 segment = file.read_at(stop - start, start)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise unreadable(error)(
@@ -137,6 +139,11 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
             ) from error
         found.append(_rows_of(segment, path))
     return found
+
+
+def _check_order(*places: int) -> None:
+    if list(places) != sorted(places):
+        raise ValueError(f"its table of places is broken: {places}")
 
 
 def _rows_of(segment: bytes, path: str) -> pa.Table | None:
