@@ -132,9 +132,8 @@ def why(error: BaseException) -> str:
     """An error of a storage in words."""
     if not is_unanswered(error):
         return str(error)
-    patience = clients.PATIENCE
-    asked = f"asked {patience.tries} times, {patience.answer_seconds:g} s each"
-    return f"{error} (the storage does not answer: {asked})"
+    tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
+    return f"{error} (the storage does not answer: asked {tries} times, {seconds:g} s each)"
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:

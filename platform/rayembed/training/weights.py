@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
@@ -88,5 +89,24 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
     folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
     model = build_model(run.model, folders, seed=run.seed)
     if weights is not None:
-        load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
+        load_trainable_state(model, read_weights(weights))
     return model
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a file that `write_weights` wrote, by name.
+
+    Raises:
+        ArtifactError: there is no such file, or it is not what was written.
+        StorageError: the storage does not give it.
+    """
+    content = weights_content(path)
+    try:
+        state = safetensors.torch.load(read_bytes(path))
+        if (seen := content_of(state)) != content:
+            raise ValueError(f"their header tells the content {content}, and it is {seen}")
+    except (ValueError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the weights {path!r} are broken: {error}; remove the file to train the stage again"
+        ) from error
+    return state
