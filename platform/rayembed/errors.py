@@ -29,6 +29,10 @@ class StorageError(ArtifactError):
     """A storage does not answer as it should; files may be whole, and a later try help."""
 
 
+class StorageFullError(StorageError):
+    """A storage has no room left; a later try helps only when somebody makes some."""
+
+
 class PlacementError(RayembedError):
     """The machine or cluster does not offer what the run's placement asks for."""
 

@@ -1,7 +1,9 @@
 """No value of a Parquet file or an Arrow stream is unpickled, wherever Ray Data was imported."""
 
+import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -9,7 +11,15 @@ import pytest
 import ray.data  # noqa: F401 - registers Ray's type of pickled values with Arrow
 from ray.data._internal.object_extensions.arrow import ArrowPythonObjectArray, ArrowPythonObjectType
 
-from rayembed.assets.arrow_files import check_plain, open_parquet, read_parquet, read_stream
+from rayembed.assets import arrow_files
+from rayembed.assets.arrow_files import (
+    check_plain,
+    open_parquet,
+    parquet_bytes,
+    read_parquet,
+    read_sealed,
+    read_stream,
+)
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
 from rayembed.errors import DataError
@@ -96,3 +106,62 @@ def test_texts_numbers_lists_and_arrows_own_types_are_read():
     )
     assert read_parquet(as_parquet(table)).to_pylist() == table.to_pylist()
     assert read_parquet(as_parquet(table), ["text"]).to_pydict() == {"text": ["a", None]}
+
+
+class Counting(io.BytesIO):
+    """A file that counts how often it is read."""
+
+    reads = 0
+
+    def read(self, size=-1):
+        self.reads += 1
+        return super().read(size)
+
+
+def counted(content, monkeypatch):
+    file = Counting(content)
+    file.close = lambda: None  # it is opened again
+    opened = SimpleNamespace(open_input_file=lambda inside: pa.PythonFile(file, mode="r"))
+    monkeypatch.setattr(arrow_files, "open_storage", lambda path: (opened, path))
+    return file
+
+
+def test_a_sealed_file_is_read_in_two_requests_however_many_columns_and_row_groups(monkeypatch):
+    table = pa.table({f"c{i}": list(range(640)) for i in range(20)})
+    content = parquet_bytes(table, rows_per_group=64)
+    file = counted(content, monkeypatch)
+    assert read_sealed("s3://b/file", remedy="").equals(table)
+    assert file.reads == 2, "the footer, then all rows"
+    plain = Counting(content)
+    open_parquet(pa.PythonFile(plain, mode="r"), pre_buffer=False).read()
+    assert plain.reads > 200, "the control: a request for each column of each row group"
+
+
+def test_a_footer_is_read_once_for_several_row_groups(monkeypatch):
+    content = parquet_bytes(pa.table({"a": list(range(64)), "b": list(range(64))}), 16)
+    file, footers = counted(content, monkeypatch), {}
+    for group in range(4):
+        rows = read_sealed("f", ["b"], remedy="", row_groups=[group], footers=footers)
+        assert rows["b"].to_pylist() == list(range(16 * group, 16 * group + 16))
+    assert file.reads == 5
+
+
+def test_sealed_files_are_parquet_that_others_read_and_may_be_empty(tmp_path):
+    for table in (pa.table({"a": ["x", None]}), pa.table({"a": pa.array([], pa.string())})):
+        path = tmp_path / "file.parquet"
+        path.write_bytes(parquet_bytes(table))
+        assert pq.read_table(path).equals(table)
+        assert read_sealed(str(path), remedy="").equals(table)
+        assert read_sealed(str(path), ["a"], remedy="").equals(table)
+
+
+def test_files_of_others_without_checksums_are_read_and_with_them_are_checked():
+    table = pa.table({"text": ["a longer text", "b"] * 50})
+    assert read_parquet(as_parquet(table)).equals(table)
+    sink = pa.BufferOutputStream()
+    plain = {"compression": "none", "write_statistics": False}
+    pq.write_table(table, sink, write_page_checksum=True, **plain)
+    content = sink.getvalue().to_pybytes()
+    assert read_parquet(content).equals(table)
+    with pytest.raises(OSError, match="CRC"):
+        read_parquet(content.replace(b"longer", b"larger", 1))

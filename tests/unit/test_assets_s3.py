@@ -1,10 +1,20 @@
 """Storage and assets over S3's protocol, on a server of this process."""
 
+import gc
+import io
 import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from s3_server import BUCKET, s3_server
 
+from rayembed.assets import clients
+from rayembed.assets.arrow_files import read_sealed
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import (
     check_writable,
@@ -16,11 +26,12 @@ from rayembed.assets.storage import (
     read_bytes,
     remove_file,
     remove_folder,
+    store_file,
     upload_folder,
     write_atomic,
 )
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.errors import ArtifactError, AssetError, PlacementError
+from rayembed.errors import ArtifactError, AssetError, PlacementError, StorageError
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +73,137 @@ def test_a_file_is_moved_whole(place, monkeypatch):
     assert read_bytes(join(place, "to", "other")) == b"more than seven bytes"
     with pytest.raises(ArtifactError, match="cannot move"):
         move_file(join(place, "from", "file"), join(place, "to", "other"))
+
+
+class Cut(io.BytesIO):
+    """Gives its content, then what a signal or a source raises in place of its end."""
+
+    def __init__(self, content: bytes, end: BaseException | int) -> None:
+        super().__init__(content)
+        self._end = end
+
+    def read(self, size=-1):
+        piece = super().read(size)
+        if piece:
+            return piece
+        if isinstance(self._end, int):
+            signal.raise_signal(self._end)
+            raise AssertionError("the signal raises KeyboardInterrupt")
+        raise self._end
+
+
+CUTS = {
+    "interrupt": (1_000, signal.SIGINT, KeyboardInterrupt),
+    "interrupt of a long upload": (25_000_000, signal.SIGINT, KeyboardInterrupt),
+    "exit by a handler": (1_000, SystemExit(1), SystemExit),
+    "source fails": (6_000_000, OSError("the source is away"), StorageError),
+}
+
+
+@pytest.mark.parametrize("former", [None, b"whole"], ids=["new", "overwritten"])
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("where", ["s3", "disk"])
+def test_a_write_that_is_cut_off_leaves_what_was_there(
+    environment, place, tmp_path, monkeypatch, where, cut, former
+):
+    size, end, kind = CUTS[cut]
+    folder = join(place, cut.replace(" ", "-")) if where == "s3" else str(tmp_path / "folder")
+    target = join(folder, "weights.safetensors")
+    if former:
+        write_atomic(target, former)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda *_: Cut(bytes(size), end))
+        with pytest.raises(kind):
+            store_file(tmp_path / "source", target)
+    # Whatever was left of the stream is gone by now.
+    gc.collect()
+    assert list_files(folder, recursive=True) == (["weights.safetensors"] if former else [])
+    if former:
+        assert read_bytes(target) == former
+    write_atomic(target, b"the control")
+    assert read_bytes(target) == b"the control"
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), OSError("the source is away")])
+def test_a_move_that_is_cut_off_leaves_the_source_alone(place, monkeypatch, end):
+    source, target = join(place, "from"), join(place, "to")
+    write_atomic(source, bytes(6_000_000))
+    filesystem, inside = open_storage(source)
+    cut = SimpleNamespace(
+        open_input_stream=lambda _: Cut(bytes(3_000_000), end),
+        open_output_stream=filesystem.open_output_stream,
+        delete_file=filesystem.delete_file,
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "rayembed.assets.storage.open_storage",
+            lambda path: (cut, inside if path == source else inside.replace("from", "to")),
+        )
+        with pytest.raises((KeyboardInterrupt, StorageError)):
+            move_file(source, target)
+    assert list_files(place, recursive=True) == ["from"]
+    move_file(source, target)
+    assert list_files(place, recursive=True) == ["to"]
+
+
+def test_a_folder_of_which_a_file_cannot_be_read_leaves_no_part_of_it(place, tmp_path, monkeypatch):
+    for name in ("a", "weights"):
+        (tmp_path / name).write_bytes(b"whole")
+    real = Path.open
+
+    def opened(path, *mode):
+        return Cut(bytes(1000), OSError("away")) if path.name == "weights" else real(path, *mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        with pytest.raises(StorageError, match="cannot copy"):
+            upload_folder(tmp_path, place)
+    assert list_files(place, recursive=True) == ["a"]
+    upload_folder(tmp_path, place)
+    assert read_bytes(join(place, "weights")) == b"whole"
+
+
+@pytest.fixture
+def silent_server(monkeypatch):
+    """Storage that takes connections and never answers, with little patience for it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        monkeypatch.setattr(clients, "PATIENCE", clients.Patience(1, 1, tries=1))
+        yield
+
+
+CALLS = {
+    "read": read_bytes,
+    "write": lambda path: write_atomic(path, b"content"),
+    "rows": lambda path: read_sealed(path, remedy=""),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_server_that_never_answers_is_a_storage_error_in_time(silent_server, call):
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"does not answer: asked 1 times, 1 s each"):
+        CALLS[call](f"s3://{BUCKET}/file")
+    assert time.monotonic() - began < 20  # 1 to 3 where nothing else runs; pyarrow's own take 100
+
+
+def test_a_bucket_has_one_client_a_process_and_environment(place, monkeypatch):
+    first = open_storage(join(place, "a"))[0]
+    assert open_storage(join(place, "b", "c"))[0] is first
+    assert open_storage("s3://other/a")[0] is not first
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        assert open_storage(place)[0] is not first, "a forked child has its own"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    assert open_storage(place)[0] is not first
+
+
+def test_names_with_spaces_and_escapes(place):
+    write_atomic(join(place, "a b%20c"), b"one")
+    assert list_files(place, recursive=True) == ["a b c"]
+    assert read_bytes(join(place, "a b c")) == b"one"
 
 
 def test_endpoint_and_region_in_the_address(place, environment, monkeypatch):
@@ -230,7 +372,7 @@ def test_storage_that_goes_away_is_an_error_that_says_where_the_file_is(
     folder.fetch()
     (folder.local / "metrics.jsonl").write_text("1\n")
     monkeypatch.setattr(folder, "place", "s3://no-such-bucket/run")
-    with pytest.raises(ArtifactError, match=rf"cannot write .*no-such-bucket.*{folder.local}"):
+    with pytest.raises(StorageError, match=rf"cannot write .*no-such-bucket.*{folder.local}"):
         folder.keep()
 
 

@@ -1,4 +1,6 @@
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import pyarrow.fs
@@ -19,7 +21,7 @@ from rayembed.assets.storage import (
     with_ending,
     write_atomic,
 )
-from rayembed.errors import ArtifactError, PlacementError
+from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 
 def test_local_files(tmp_path, monkeypatch):
@@ -57,17 +59,31 @@ def test_a_file_is_copied_to_its_place(tmp_path):
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["file"]
 
 
-def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (errno.EIO, StorageError, "Correct the storage"),
+        (errno.ENOSPC, StorageFullError, r"[\d,]+ bytes are free there.* Make room"),
+        (errno.EDQUOT, StorageFullError, r"quota is used up.* Make room"),
+    ],
+)
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch, number, kind, told, call):
     write_atomic(tmp_path / "file", b"old")
 
-    def full(number):
-        raise OSError("disk full")
+    def fails(*_arguments):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomic(tmp_path / "file", b"new")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if call == "fsync" else (shutil, "copyfileobj")), fails)
+        with pytest.raises(StorageError, match=f"{tmp_path}/file.*{told}") as caught:
+            write_atomic(tmp_path / "file", b"new")
+    assert type(caught.value) is kind
+    assert is_full(caught.value) == (kind is StorageFullError)
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    write_atomic(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 def test_written_files_have_the_mode_of_the_umask(tmp_path):

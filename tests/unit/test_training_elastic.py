@@ -21,7 +21,7 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 from waits import Replaced
 
 from rayembed.config.placement import Placement
-from rayembed.errors import DataError, PlacementError, StorageError, WorkerError
+from rayembed.errors import DataError, PlacementError, StorageError, StorageFullError, WorkerError
 from rayembed.training.elastic import on_ray as elastic
 from rayembed.training.elastic.on_ray import ElasticPolicy
 from rayembed.training.failures import on_ray as failures
@@ -318,3 +318,10 @@ def test_a_storage_that_does_not_answer_is_tried_again_like_a_worker_that_died(g
     ended = cause(SimpleNamespace(worker_failures={0: lost}), JOB)
     assert type(ended) is WorkerError
     assert "does not answer" in str(ended)
+
+
+def test_a_storage_that_is_full_ends_the_run_at_once(gone):
+    full = StorageFullError("there is no room")
+    with pytest.raises(ray.train.ControllerError) as error:
+        failure_callbacks(JOB)[0].after_exception(None, {0: full})
+    assert cause(error.value, JOB) is full

@@ -1,6 +1,8 @@
 """An exported model is whole or made again, on disk and in object storage."""
 
 import json
+import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +22,13 @@ from rayembed.models.export import saved_dimensions
 from rayembed.models.load import load_model
 from rayembed.models.trainable import trainable_state
 from rayembed.training.export import MADE_OF_FILE, export
-from rayembed.training.weights import load_weights, read_made_of, weights_content, write_weights
+from rayembed.training.weights import (
+    load_weights,
+    read_made_of,
+    read_weights,
+    weights_content,
+    write_weights,
+)
 
 TEXTS = ["one text", "another"]
 
@@ -121,3 +129,28 @@ def test_weights_say_what_they_are_made_of_without_being_read(storage):
             read_made_of(place)
     with pytest.raises(ArtifactError, match="holds no weights of a stage"):
         read_made_of(join(storage, "nowhere.safetensors"))
+
+
+def test_no_flipped_bit_of_a_stages_weights_is_loaded(tmp_path):
+    place = str(tmp_path / "weights.safetensors")
+    state = {"a": torch.arange(40.0), "b": torch.ones(3, 5, dtype=torch.bfloat16)}
+    write_weights(place, state, {"run": "this"})
+    content = Path(place).read_bytes()
+    assert read_weights(place)["a"].equal(state["a"]), "the control"
+    rng = random.Random(0)
+    for bit in rng.sample(range(8 * len(content)), 60):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        Path(place).write_bytes(changed)
+        try:
+            found = read_weights(place)
+        except ArtifactError:
+            continue
+        # Of the header what is told beside the tensors.
+        assert found.keys() == state.keys()
+        assert all(found[name].equal(tensor) for name, tensor in state.items())
+    middle = bytearray(content)
+    middle[-100] ^= 4
+    Path(place).write_bytes(middle)
+    with pytest.raises(ArtifactError, match=r"weights\.safetensors' are broken: .*remove the file"):
+        read_weights(place)

@@ -1,5 +1,11 @@
 """Parquet files and Arrow streams, of which no value is made by running code.
 
+Files of our own are sealed, so that no flipped bit is read as another value: each page has a
+checksum, and in front of the footer, which has none, stands its digest. Other readers of Parquet
+never look there.
+
+    pages with their checksums | seal of the footer | footer | its length | PAR1
+
 Libraries add types of their own to Arrow, which a file names in its schema. Ray Data has one whose
 values are pickles: wherever `ray.data` was imported, a text of such a column would be unpickled
 when it is read, and could do anything.
@@ -11,19 +17,135 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
+from rayembed.assets.storage import is_unanswered, open_storage, read_bytes, why
+from rayembed.errors import ArtifactError, StorageError
+
+Footers = dict[str, pq.FileMetaData]
+"""The footer of the file that was read last, by its path."""
+
+_MAGIC = b"PAR1"
+_END_BYTES = 8
+"""Of the footer's length and `PAR1`, with which a file ends."""
+
+_READ_AT_ONCE = 1 << 16
+"""Bytes from the end of a file, in which most footers stand whole."""
+
+
+def parquet_bytes(
+    table: pa.Table, rows_per_group: int | None = None, rows_at_once: int | None = None
+) -> bytes:
+    """A sealed Parquet file of the table.
+
+    Args:
+        rows_at_once: no row group holds rows on both sides of a multiple of it; None: of any.
+    """
+    buffer = pa.BufferOutputStream()
+    stride = rows_at_once or max(len(table), 1)
+    with pq.ParquetWriter(
+        buffer, table.schema, compression="zstd", write_page_checksum=True
+    ) as writer:
+        for first in range(0, max(len(table), 1), stride):
+            writer.write_table(table.slice(first, stride), row_group_size=rows_per_group)
+    content = memoryview(buffer.getvalue())
+    footer = len(content) - _END_BYTES - _length(content[-_END_BYTES:])
+    return b"".join([content[:footer], seal_of(content[footer:]), content[footer:]])
+
+
+def read_sealed(
+    path: str,
+    columns: Sequence[str] | None = None,
+    *,
+    remedy: str,
+    row_groups: Sequence[int] | None = None,
+    footers: Footers | None = None,
+) -> pa.Table:
+    """Rows of a file that `parquet_bytes` made, local or in object storage.
+
+    Args:
+        remedy: what to do where the file is missing or broken, a whole sentence.
+        row_groups: that are read; None: all.
+        footers: where the file's footer is kept, so that it is read once.
+
+    Raises:
+        ArtifactError: the file is missing or broken.
+        StorageError: the storage does not give it.
+    """
+    kept = {} if footers is None else footers
+    filesystem, inside = open_storage(path)
+    try:
+        with filesystem.open_input_file(inside) as file:
+            return _rows_of(file, path, columns, row_groups, kept)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        if is_unanswered(error):
+            raise StorageError(f"cannot read {path!r}: {why(error)}") from error
+        kept.clear()
+    # Arrow tells a broken file and a storage that fails alike. In memory only the file can be at
+    # fault, and what was the storage's is gone.
+    try:
+        content = read_bytes(path)
+        with pa.BufferReader(content) as file:
+            return _rows_of(file, path, columns, row_groups, kept)
+    except StorageError:
+        raise
+    except ArtifactError as error:
+        raise ArtifactError(f"{error}. {remedy}") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error
+
+
+def _rows_of(
+    file: pa.NativeFile,
+    path: str,
+    columns: Sequence[str] | None,
+    row_groups: Sequence[int] | None,
+    footers: Footers,
+) -> pa.Table:
+    if path not in footers:
+        footers.clear()
+        footers[path] = _sealed_footer(file)
+    # Ranges are read together: one request, where each column of each row group would be one.
+    reader = open_parquet(file, metadata=footers[path], pre_buffer=True)
+    groups = range(reader.num_row_groups) if row_groups is None else row_groups
+    return reader.read_row_groups(groups, columns=None if columns is None else list(columns))
+
+
+def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
+    """The footer of a file.
+
+    Raises:
+        ValueError: it is not what was written, or the file is none of `parquet_bytes`.
+    """
+    size = file.size()
+    end = file.read_at(min(size, _READ_AT_ONCE), max(0, size - _READ_AT_ONCE))
+    if end[-len(_MAGIC) :] != _MAGIC:
+        raise ValueError("it does not end as a Parquet file does")
+    length = _length(end[-_END_BYTES:]) + _END_BYTES
+    if size < SEAL_BYTES + length:
+        raise ValueError(f"its footer should have {length:,} bytes, the file has {size:,}")
+    if len(end) < SEAL_BYTES + length:
+        end = file.read_at(SEAL_BYTES + length, size - SEAL_BYTES - length)
+    footer = end[-length:]
+    check_seal(footer, end[-length - SEAL_BYTES : -length])
+    return pq.read_metadata(pa.BufferReader(_MAGIC + footer))
+
+
+def _length(end: bytes | memoryview) -> int:
+    return int.from_bytes(end[:4], "little")
+
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
     """A Parquet file to read from.
 
     Args:
-        source: an open file, or a buffer.
+        source: an open file, or a buffer. Pages that have a checksum are checked by it.
         options: of `pyarrow.parquet.ParquetFile`.
 
     Raises:
         pyarrow.ArrowInvalid: it is none, or a column has a type as the module names them.
         OSError: it cannot be read.
     """
-    file = pq.ParquetFile(source, **options)
+    file = pq.ParquetFile(source, page_checksum_verification=True, **options)
     check_plain(file.schema_arrow)
     return file
 

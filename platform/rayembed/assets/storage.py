@@ -2,9 +2,11 @@
 
 Credentials, regions and endpoints come from where pyarrow takes them: the environment
 (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, …), the machine's role,
-or the URI's query (`s3://bucket/path?endpoint_override=…`).
+or the URI's query (`s3://bucket/path?endpoint_override=…`). How long each request may take stands
+in `clients`.
 """
 
+import ctypes
 import errno
 import io
 import os
@@ -18,7 +20,8 @@ from typing import BinaryIO
 import pyarrow
 import pyarrow.fs
 
-from rayembed.errors import ArtifactError, PlacementError, StorageError
+from rayembed.assets import clients
+from rayembed.errors import ArtifactError, PlacementError, StorageError, StorageFullError
 
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
@@ -51,9 +54,23 @@ def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
     if not is_remote(text):
         return pyarrow.fs.LocalFileSystem(), str(Path(text).expanduser().absolute())
     try:
-        filesystem, inside = pyarrow.fs.FileSystem.from_uri(text)
+        return clients.connect(text)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise PlacementError(f"cannot open the storage {text!r}: {error}") from error
+
+
+def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
+    """As `open_storage`, for Ray, which pickles the filesystem for its workers.
+
+    A client forgets in its pickle how often it tries, and would then wait as long as ours does for
+    each of pyarrow's 30 tries; so this one is as pyarrow makes it.
+    """
+    if not is_remote(str(path)):
+        return open_storage(path)
+    try:
+        filesystem, inside = pyarrow.fs.FileSystem.from_uri(str(path))
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise PlacementError(f"cannot open the storage {str(path)!r}: {error}") from error
     return filesystem, inside
 
 
@@ -79,9 +96,16 @@ def with_ending(path: str | Path, ending: str) -> str:
 
 
 def exists(path: str | Path) -> bool:
-    """Whether there is a file or a folder (in object storage: a key or a prefix)."""
+    """Whether there is a file or a folder (in object storage: a key or a prefix).
+
+    Raises:
+        StorageError: the storage does not tell.
+    """
     filesystem, inside = open_storage(path)
-    return bool(filesystem.get_file_info(inside).type != pyarrow.fs.FileType.NotFound)
+    try:
+        return bool(filesystem.get_file_info(inside).type != pyarrow.fs.FileType.NotFound)
+    except OSError as error:
+        raise StorageError(f"cannot look for {str(path)!r}: {why(error)}") from error
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -96,7 +120,20 @@ def read_bytes(path: str | Path) -> bytes:
         with filesystem.open_input_stream(inside) as stream:
             return bytes(stream.read())
     except OSError as error:
-        raise unreadable(error)(f"cannot read {str(path)!r}: {error}") from error
+        raise unreadable(error)(f"cannot read {str(path)!r}: {why(error)}") from error
+
+
+def is_unanswered(error: BaseException) -> bool:
+    """Whether object storage gave no answer in time, or could not be reached at all."""
+    return "AWS Error NETWORK_CONNECTION" in str(error)
+
+
+def why(error: BaseException) -> str:
+    """An error of a storage in words."""
+    if not is_unanswered(error):
+        return str(error)
+    tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
+    return f"{error} (the storage does not answer: asked {tries} times, {seconds:g} s each)"
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:
@@ -111,10 +148,12 @@ def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file so that readers see the old content or the new, never a part.
 
     Locally: a file beside it, flushed to disk and renamed. In object storage a key appears when
-    its upload is complete. Missing folders are made.
+    its upload is complete; one that an exception or a signal cuts off is never completed. Missing
+    folders are made.
 
     Raises:
-        OSError: the storage refuses it.
+        StorageFullError: there is no room for it.
+        StorageError: the storage refuses it or does not answer.
     """
     _write(path, io.BytesIO(data))
 
@@ -123,19 +162,27 @@ def store_file(source: Path, path: str | Path) -> None:
     """Copy a local file to `path` as `write_atomic` writes, without holding it in memory.
 
     Raises:
-        OSError: the storage refuses it.
+        StorageError: as `write_atomic`, or the file cannot be read.
     """
-    with source.open("rb") as content:
-        _write(path, content)
+    try:
+        with source.open("rb") as content:
+            _write(path, content)
+    except OSError as error:
+        raise StorageError(f"cannot read {str(source)!r}: {error}") from error
 
 
 def _write(path: str | Path, content: BinaryIO) -> None:
     filesystem, inside = open_storage(path)
-    if is_remote(str(path)):
-        with filesystem.open_output_stream(inside) as stream:
-            shutil.copyfileobj(content, stream)
-        return
-    target = Path(inside)
+    try:
+        if is_remote(str(path)):
+            _upload(filesystem, inside, content)
+        else:
+            _write_beside(Path(inside), content)
+    except OSError as error:
+        raise refused(path, error) from error
+
+
+def _write_beside(target: Path, content: BinaryIO) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     try:
@@ -149,6 +196,43 @@ def _write(path: str | Path, content: BinaryIO) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _upload(
+    filesystem: pyarrow.fs.FileSystem, inside: str, content: BinaryIO | pyarrow.NativeFile
+) -> None:
+    """Make `inside` hold the content; what is there stays as it is where that fails."""
+    opened: list[pyarrow.NativeFile] = []
+    try:
+        # In one call: an interrupt between opening and naming the stream would destroy it.
+        opened.extend(map(filesystem.open_output_stream, [inside]))
+        while piece := content.read(_COPIED_AT_ONCE):
+            opened[0].write(piece)
+        opened[0].close()
+    except BaseException:
+        # A stream completes its upload when it is closed, which its destructor does too, and knows
+        # no way to give it up. It must live as long as the process does. Parts that were sent wait
+        # in the bucket, unseen, for its rule on incomplete uploads, as those of a killed process.
+        for stream in opened:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(stream))
+        raise
+
+
+def refused(path: str | Path, error: OSError) -> StorageError:
+    """What an error in writing a file means to its user."""
+    if not is_full(error):
+        return StorageError(
+            f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
+            "then give the same command again: it goes on from what is finished"
+        )
+    room = "the quota is used up"
+    if error.errno != errno.EDQUOT and not is_remote(str(path)):
+        parents = (folder for folder in Path(open_storage(path)[1]).parents if folder.exists())
+        room = f"{shutil.disk_usage(next(parents)).free:,} bytes are free there"
+    return StorageFullError(
+        f"there is no room to write {str(path)!r}: {error}; {room}. Nothing of the file stays "
+        "behind. Make room, then give the same command again: it goes on from what is finished"
+    )
 
 
 def _umask() -> int:
@@ -165,23 +249,29 @@ def upload_folder(folder: Path, path: str | Path) -> None:
         ArtifactError: the folder holds no file.
         StorageError: the storage refuses them.
     """
-    if not any(item.is_file() for item in folder.rglob("*")):
+    files = sorted(item for item in folder.rglob("*") if item.is_file())
+    if not files:
         raise ArtifactError(f"there is nothing to copy from {str(folder)!r} to {str(path)!r}")
-    filesystem, inside = open_storage(path)
     try:
-        filesystem.create_dir(inside, recursive=True)
-        pyarrow.fs.copy_files(
-            str(folder.absolute()),
-            inside,
-            source_filesystem=pyarrow.fs.LocalFileSystem(),
-            destination_filesystem=filesystem,
-        )
-    except OSError as error:
+        for file in files:
+            store_file(file, join(path, file.relative_to(folder).as_posix()))
+    except StorageFullError:
+        raise
+    except StorageError as error:
         raise StorageError(f"cannot copy {str(folder)!r} to {str(path)!r}: {error}") from error
 
 
 def list_files(path: str | Path, *, recursive: bool) -> list[str]:
     """Paths of the files below a folder, relative to it and sorted; none when it is not there.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    return sorted(file_sizes(path, recursive=recursive))
+
+
+def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
+    """Path below a folder → bytes, of all its files; none when it is not there.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -192,9 +282,9 @@ def list_files(path: str | Path, *, recursive: bool) -> list[str]:
     try:
         infos = filesystem.get_file_info(selector)
     except OSError as error:
-        raise StorageError(f"cannot list {str(path)!r}: {error}") from error
-    files = [info.path for info in infos if info.type == pyarrow.fs.FileType.File]
-    return sorted(posixpath.relpath(file, inside) for file in files)
+        raise StorageError(f"cannot list {str(path)!r}: {why(error)}") from error
+    files = [info for info in infos if info.type == pyarrow.fs.FileType.File]
+    return {posixpath.relpath(info.path, inside): int(info.size) for info in files}
 
 
 def move_file(source: str, target: str) -> None:
@@ -213,15 +303,11 @@ def move_file(source: str, target: str) -> None:
             Path(end).parent.mkdir(parents=True, exist_ok=True)
             Path(start).replace(end)
             return
-        with (
-            filesystem.open_input_stream(start) as read,
-            filesystem.open_output_stream(end) as written,
-        ):
-            while piece := read.read(_COPIED_AT_ONCE):
-                written.write(piece)
+        with filesystem.open_input_stream(start) as content:
+            _upload(filesystem, end, content)
         filesystem.delete_file(start)
     except OSError as error:
-        raise StorageError(f"cannot move {source!r} to {target!r}: {error}") from error
+        raise StorageError(f"cannot move {source!r} to {target!r}: {why(error)}") from error
 
 
 def remove_file(path: str | Path) -> None:
@@ -234,7 +320,7 @@ def remove_file(path: str | Path) -> None:
     try:
         filesystem.delete_file(inside)
     except OSError as error:
-        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {why(error)}") from error
 
 
 def remove_folder(path: str | Path) -> None:
@@ -249,11 +335,13 @@ def remove_folder(path: str | Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(f"cannot remove {str(path)!r}: {error}") from error
+        raise StorageError(f"cannot remove {str(path)!r}: {why(error)}") from error
 
 
 def is_full(error: BaseException) -> bool:
     """Whether a file could not be written for want of room: of the disk, or of the user's share."""
+    if isinstance(error, StorageFullError):
+        return True
     # Libraries in Rust (safetensors, tokenizers) tell the system's number in their text alone.
     return getattr(error, "errno", None) in _FULL or any(
         f"(os error {number})" in str(error) for number in _FULL
@@ -278,8 +366,8 @@ def check_writable(path: str | Path) -> None:
         filesystem.delete_file(probe)
     except OSError as error:
         raise PlacementError(
-            f"placement.storage_path {str(path)!r} cannot be written: {error}. Choose a folder "
-            "or a bucket that this machine may write to"
+            f"placement.storage_path {str(path)!r} cannot be written: {why(error)}. Choose a "
+            "folder or a bucket that this machine may write to"
         ) from error
     if seen != b"probe":
         raise PlacementError(

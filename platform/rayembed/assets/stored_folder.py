@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayembed.assets.storage import is_remote, join, list_files, read_bytes, write_atomic
-from rayembed.errors import ArtifactError
+from rayembed.errors import StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class StoredFolder:
         `mlflow_outbox.taken` must not be ahead of the entries in `mlflow_outbox.jsonl`.
 
         Raises:
-            ArtifactError: the storage refuses it.
+            StorageError: the storage refuses it.
         """
         if not is_remote(self.place):
             return
@@ -90,11 +90,9 @@ class StoredFolder:
             target = join(self.place, name)
             try:
                 write_atomic(target, content[name])
-            except OSError as error:
-                raise ArtifactError(
-                    f"cannot write {target!r}: {error}. The file lies in {str(self.local)!r}; "
-                    "correct the storage or its credentials, then submit the run again on this "
-                    "machine"
+            except StorageError as error:
+                raise StorageError(
+                    f"{error}. The file lies in {str(self.local)!r} on this machine"
                 ) from error
             self._kept[name] = digest
             self._write_kept()

@@ -1,30 +1,25 @@
 """Parts: Parquet files of records, named by their content, written whole or not at all."""
 
-import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
-from rayembed.assets.arrow_files import open_parquet
-from rayembed.assets.storage import (
-    file_name,
-    join,
-    open_storage,
-    read_bytes,
-    unreadable,
-    with_ending,
-    write_atomic,
-)
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
+from rayembed.assets.storage import file_name, join, with_ending, write_atomic
 from rayembed.data.hashes import label_hash
 from rayembed.data.records import SCHEMA, Record
 
 ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines: some 20 MB of text."""
+
+
+_FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
 
 @dataclass(frozen=True)
@@ -54,17 +49,15 @@ def write_table(folder: str, table: pa.Table) -> Part:
     """The part below `folder` that holds rows of `SCHEMA`, and its index beside it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
-    index = io.BytesIO()
-    np.savez(
-        index,
+    # The index first: where a part is, its index is.
+    save_arrays(
+        _index_path(path),
         id_hash=_hashes(table["id"]),
         query_hash=_hashes(table["query"]),
         num_negatives=pc.list_value_length(table["negatives"]).to_numpy().astype(np.int32),
         in_batch=table["in_batch"].to_numpy().astype(bool),
         language_hash=_hashes(table["language"]),
     )
-    # The index first: where a part is, its index is.
-    write_atomic(_index_path(path), index.getvalue())
     write_atomic(path, content)
     return Part(path, len(table))
 
@@ -89,13 +82,13 @@ def read_index(parts: Sequence[Part]) -> PartIndex:
     """The index of all rows of the parts, part after part.
 
     Raises:
-        ArtifactError: an index is missing.
+        ArtifactError: an index is missing or broken.
     """
     arrays: dict[str, list[np.ndarray]] = {f.name: [] for f in fields(PartIndex)}
     for part in parts:
-        with np.load(io.BytesIO(read_bytes(_index_path(part.path)))) as loaded:
-            for name, found in arrays.items():
-                found.append(loaded[name])
+        loaded = load_arrays(_index_path(part.path), remedy(part.path))
+        for name, found in arrays.items():
+            found.append(loaded[name])
     kinds = {"num_negatives": np.int32, "in_batch": np.bool_}
     return PartIndex(
         **{
@@ -114,25 +107,21 @@ def _hashes(column: pa.ChunkedArray) -> np.ndarray:
     return np.array([label_hash(text) for text in column.to_pylist()], dtype=np.int64)
 
 
-def parquet_bytes(table: pa.Table, rows_per_group: int | None = None) -> bytes:
-    """A Parquet file of the table."""
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=rows_per_group)
-    return buffer.getvalue()
-
-
 def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     """The rows of a part, or some of their columns.
 
     Raises:
         ArtifactError: the file is missing or broken.
+        StorageError: the storage does not give it.
     """
-    filesystem, inside = open_storage(path)
-    try:
-        with filesystem.open_input_file(inside) as file:
-            return open_parquet(file).read(columns=None if columns is None else list(columns))
-    except (OSError, pa.ArrowException) as error:
-        raise unreadable(error)(f"cannot read the records {path!r}: {error}") from error
+    return read_sealed(path, columns, remedy=remedy(path))
+
+
+def remedy(path: str) -> str:
+    """What to do when a file of a step of preparation, or of a plan, is missing or broken."""
+    found = _FOLDER_OF_STEP.match(path)
+    folder = found.group() if found else path.rpartition("/")[0]
+    return f"Remove the folder {folder!r} and start the job again, which does the step anew"
 
 
 def read_records(path: str) -> list[Record]:

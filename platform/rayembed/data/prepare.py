@@ -44,7 +44,7 @@ from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Raised whenever plans come out otherwise of the same records."""
 
 

@@ -3,7 +3,8 @@
 What one task scatters is one file, bucket after bucket and at its end where each starts: as many
 files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
 
-    segments (Arrow streams, some empty) | int64 place of each and of the end | int64 buckets
+    segments (each a seal, then an Arrow stream or nothing) | int64 place of each and of the end |
+    int64 buckets
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,8 +18,11 @@ import pyarrow.ipc
 import xxhash
 
 from rayembed.assets.arrow_files import read_stream
+from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
 from rayembed.assets.storage import join, open_storage, unreadable, write_atomic
 from rayembed.data.hashes import text_hash
+from rayembed.data.parts import remedy
+from rayembed.errors import ArtifactError
 
 BYTES_PER_BUCKET = 32 << 20
 """That one task gathers, about."""
@@ -124,18 +128,38 @@ def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
                 end = file.size() - _PLACE.itemsize
                 buckets = int(np.frombuffer(file.read_at(_PLACE.itemsize, end), _PLACE)[0])
                 place = end - _PLACE.itemsize * (buckets + 1 - bucket)
+                _check_order(0, place, end)
                 told = np.frombuffer(file.read_at(2 * _PLACE.itemsize, place), _PLACE)
                 start, stop = told.tolist()
+                _check_order(0, start, stop, end)
                 segment = file.read_at(stop - start, start)
-                found.append(read_stream(segment) if segment else None)
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise unreadable(error)(f"cannot read the scattered rows {path!r}: {error}") from error
+            raise unreadable(error)(
+                f"cannot read the scattered rows {path!r}: {error}. {remedy(path)}"
+            ) from error
+        found.append(_rows_of(segment, path))
     return found
 
 
+def _check_order(*places: int) -> None:
+    if list(places) != sorted(places):
+        raise ValueError(f"its table of places is broken: {places}")
+
+
+def _rows_of(segment: bytes, path: str) -> pa.Table | None:
+    try:
+        check_seal(segment[SEAL_BYTES:], segment[:SEAL_BYTES])
+        return read_stream(segment[SEAL_BYTES:]) if len(segment) > SEAL_BYTES else None
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ArtifactError(
+            f"the scattered rows {path!r} are broken: {error}. {remedy(path)}"
+        ) from error
+
+
 def _file_of(segments: Sequence[bytes]) -> bytes:
-    tail = [*np.cumsum([0, *map(len, segments)]).tolist(), len(segments)]
-    return b"".join([*segments, np.array(tail, _PLACE).tobytes()])
+    sealed = [seal_of(segment) + segment for segment in segments]
+    tail = [*np.cumsum([0, *map(len, sealed)]).tolist(), len(sealed)]
+    return b"".join([*sealed, np.array(tail, _PLACE).tobytes()])
 
 
 def _packed(table: pa.Table) -> bytes:

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
-import pyarrow.fs
-
-from rayembed.assets.storage import join, open_storage, read_bytes, write_atomic
+from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +166,4 @@ def _kept_result(path: str) -> Result | None:
 
 
 def _finished(folder: str) -> set[str]:
-    filesystem, inside = open_storage(join(folder, "units"))
-    selector = pyarrow.fs.FileSelector(inside, allow_not_found=True)
-    return {str(file.base_name) for file in filesystem.get_file_info(selector)}
+    return set(list_files(join(folder, "units"), recursive=False))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.settings import nearest
-from rayembed.errors import ArtifactError, ConfigError
+from rayembed.errors import ConfigError, StorageError
 from rayembed.evaluation.benchmark_lines import Place, benchmark_lines, found_lines
 from rayembed.evaluation.comparison import Comparison, compare, measured, published
 from rayembed.evaluation.comparison_plots import category_bars, difference_dots
@@ -122,7 +122,7 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
     `differences.png` where there is a baseline that shares tasks with a model.
 
     Raises:
-        ArtifactError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     files = {
         "scores.md": comparison_markdown(comparison).encode(),
@@ -136,9 +136,9 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
             continue
         try:
             write_atomic(join(folder, name), data)
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot write the comparison to {folder!r}: {error}; choose another --output"
+        except StorageError as error:
+            raise StorageError(
+                f"cannot write the comparison to {folder!r}: {error}; or choose another --output"
             ) from error
         written.append(join(folder, name))
     return tuple(written)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.clusters.difficulty import RANDOM
-from rayembed.errors import ArtifactError
+from rayembed.errors import StorageError
 from rayembed.evaluation.context_plots import (
     Difficulties,
     difficulty_lines,
@@ -54,7 +54,7 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
     """Write `table.md`, `table.csv` and `plot.png`; print the table, the places, the sentence.
 
     Raises:
-        ArtifactError: the folder cannot be written.
+        StorageError: the folder cannot be written.
     """
     files = {
         "table.md": f"{report.markdown}\n{report.sentence}\n".encode(),
@@ -64,9 +64,9 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
     for name, data in files.items():
         try:
             write_atomic(join(folder, name), data)
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot write to {folder!r}: {error}; choose another --output"
+        except StorageError as error:
+            raise StorageError(
+                f"cannot write to {folder!r}: {error}; or choose another --output"
             ) from error
     width = None if out.isatty() else WIDTH
     console = Console(file=out, width=width, highlight=False, markup=False)

@@ -46,12 +46,7 @@ def write_if_other(path: str, data: bytes) -> None:
     """Write the file unless it holds the data: a model with a new file is fetched again."""
     if exists(path) and read_bytes(path) == data:
         return
-    try:
-        write_atomic(path, data)
-    except OSError as error:
-        raise ArtifactError(
-            f"cannot write {path!r}: {error}; correct the storage, then submit the run again"
-        ) from error
+    write_atomic(path, data)
 
 
 def register_version(

@@ -4,10 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import safetensors.torch
-
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import exists, read_bytes
+from rayembed.assets.storage import exists
 from rayembed.config.adaptation import Adaptation, MaskedTraining
 from rayembed.config.placement import Placement
 from rayembed.data.sequences.batch import MaskedSteps
@@ -24,7 +22,7 @@ from rayembed.training.export import leave_model
 from rayembed.training.masked_step import MaskedStep
 from rayembed.training.on_worker import Surroundings, Training, train_on_worker
 from rayembed.training.validation.handing_in import whole_weights
-from rayembed.training.weights import check_made_of, weights_content, write_weights
+from rayembed.training.weights import check_made_of, read_weights, weights_content, write_weights
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
         seed=run.seed,
     )
     if weights is not None:
-        load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
+        load_trainable_state(model, read_weights(weights))
     return model
 
 

@@ -20,7 +20,6 @@ from rayembed.assets.storage import (
     remove_folder,
     write_atomic,
 )
-from rayembed.errors import ArtifactError
 from rayembed.training.checkpoint import find_damage
 
 logger = logging.getLogger(__name__)
@@ -111,13 +110,7 @@ def _write(folder: str, names: Sequence[str], ray_version: str) -> None:
         if exists(path):
             remove_file(path)
         return
-    try:
-        write_atomic(path, json.dumps(_new_list(names, ray_version)).encode())
-    except OSError as error:
-        raise ArtifactError(
-            f"the list of checkpoints {path!r} cannot be written: {error}; correct the storage, "
-            "then submit the run again"
-        ) from error
+    write_atomic(path, json.dumps(_new_list(names, ray_version)).encode())
 
 
 def _new_list(names: Sequence[str], ray_version: str) -> dict[str, Any]:

@@ -17,7 +17,13 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import is_full, is_remote, join, open_storage, write_atomic
+from rayembed.assets.storage import (
+    is_full,
+    is_remote,
+    join,
+    open_storage_for_ray,
+    write_atomic,
+)
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -213,7 +219,7 @@ def _trainer(
     _fetch_models(job.pretrained, placement)
     actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
-    filesystem, path = open_storage(folder)
+    filesystem, path = open_storage_for_ray(folder)
     workers = placement.fewest_workers, placement.workers
     make = partial(ElasticTrainer, job=job) if placement.is_elastic else TorchTrainer
     trainer = make(
@@ -423,7 +429,7 @@ def _train_on_worker(given: _WorkerInput) -> None:
     of_other_run = False
     if checkpoint is None and job.start_checkpoint is not None:
         of_other_run = True
-        filesystem, path = open_storage(job.start_checkpoint)
+        filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
     surroundings = Surroundings(
         *(stream_made, None, report_checkpoint, report_step, of_other_run, _leaving)

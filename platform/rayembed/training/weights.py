@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import is_full, read_bytes, write_atomic
+from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, StorageError
@@ -24,18 +25,10 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
     """Write a file whose header holds what it was made of and a digest of its tensors.
 
     Raises:
-        ArtifactError: the storage is full.
+        StorageError: as `write_atomic`.
     """
     metadata = {**made_of, _CONTENT: content_of(state)}
-    try:
-        write_atomic(path, safetensors.torch.save(state, metadata=metadata))
-    except OSError as error:
-        if not is_full(error):
-            raise
-        raise ArtifactError(
-            f"the weights {path!r} do not fit into storage: {error}. Make room there, then submit "
-            "the run again under the same name: it goes on from its last checkpoint."
-        ) from error
+    write_atomic(path, safetensors.torch.save(state, metadata=metadata))
 
 
 def content_of(state: Mapping[str, Tensor]) -> str:
@@ -96,5 +89,24 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
     folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
     model = build_model(run.model, folders, seed=run.seed)
     if weights is not None:
-        load_trainable_state(model, safetensors.torch.load(read_bytes(weights)))
+        load_trainable_state(model, read_weights(weights))
     return model
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a file that `write_weights` wrote, by name.
+
+    Raises:
+        ArtifactError: there is no such file, or it is not what was written.
+        StorageError: the storage does not give it.
+    """
+    content = weights_content(path)
+    try:
+        state = safetensors.torch.load(read_bytes(path))
+        if (seen := content_of(state)) != content:
+            raise ValueError(f"their header tells the content {content}, and it is {seen}")
+    except (ValueError, SafetensorError) as error:
+        raise ArtifactError(
+            f"the weights {path!r} are broken: {error}; remove the file to train the stage again"
+        ) from error
+    return state

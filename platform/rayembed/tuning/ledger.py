@@ -116,16 +116,10 @@ class Ledger:
         """Leave a record in place of the former one.
 
         Raises:
-            ArtifactError: the storage refuses it.
+            StorageError: the storage refuses it.
         """
-        path = join(self._folder, f"{record.key}.json")
         text = json.dumps(asdict(record), indent=1)
-        try:
-            write_atomic(path, text.encode())
-        except OSError as error:
-            raise ArtifactError(
-                f"cannot write {path!r}: {error}; correct the storage, then submit the sweep again"
-            ) from error
+        write_atomic(join(self._folder, f"{record.key}.json"), text.encode())
 
     def _read(self, name: str) -> TrialRecord:
         path = join(self._folder, name)

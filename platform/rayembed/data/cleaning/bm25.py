@@ -13,7 +13,6 @@ strict too: of three words none may be missing and none be added at 0.8. Texts o
 too little and count only when they are equal.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -24,10 +23,11 @@ import numpy as np
 import pyarrow as pa
 from scipy.sparse import csc_array, csr_array
 
-from rayembed.assets.arrow_files import read_parquet
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
+from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import parquet_bytes
+from rayembed.data.parts import remedy
 from rayembed.data.words import normalised, words
 
 FEWEST_WORDS = 3
@@ -213,21 +213,21 @@ def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> No
             "source": pa.array([name for _, name in named.values()], pa.string()),
         }
     )
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **vars(build_arrays(table["text"].to_pylist())))
+    arrays = build_arrays(table["text"].to_pylist())
     write_atomic(_texts_path(folder), parquet_bytes(table))
-    write_atomic(_arrays_path(folder), buffer.getvalue())
+    save_arrays(_arrays_path(folder), **vars(arrays))
 
 
 def open_index(folder: str, max_similarity: float | None) -> EvaluationIndex:
     """The index that `write_index` wrote.
 
     Raises:
-        ArtifactError: there is none.
+        ArtifactError: there is none, or it is broken.
     """
-    with np.load(io.BytesIO(read_bytes(_arrays_path(folder)))) as loaded:
-        arrays = Arrays(**{field.name: loaded[field.name] for field in fields(Arrays)})
-    texts = read_parquet(read_bytes(_texts_path(folder)))
+    advice = remedy(_arrays_path(folder))
+    loaded = load_arrays(_arrays_path(folder), advice)
+    arrays = Arrays(**{field.name: loaded[field.name] for field in fields(Arrays)})
+    texts = read_sealed(_texts_path(folder), remedy=advice)
     return EvaluationIndex(arrays, texts, max_similarity)
 
 

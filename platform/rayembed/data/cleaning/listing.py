@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.parts import parquet_bytes
 
 NEAR_DUPLICATE = "near-duplicate"
 OVERLAP = "text of a benchmark"

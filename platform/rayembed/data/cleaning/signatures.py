@@ -5,7 +5,6 @@ of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, 
 Massive Datasets, section 3.4).
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +13,13 @@ import pyarrow as pa
 import xxhash
 from datasketch import MinHash, MinHashLSH
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.array_files import load_array, save_array
+from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.rows import RowsOfPart
 from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import read_table
+from rayembed.data.parts import read_table, remedy
 from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
 from rayembed.data.units import Result
 
@@ -127,9 +127,7 @@ class PairsOfBucket:
             pairs = pairs_of(
                 rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
             )
-        buffer = io.BytesIO()
-        np.save(buffer, pairs)
-        write_atomic(_pairs_path(self.folder, unit.number), buffer.getvalue())
+        save_array(_pairs_path(self.folder, unit.number), pairs)
         return {"pairs": len(pairs)}
 
 
@@ -157,10 +155,10 @@ def read_pairs(folder: str, bucket: int) -> np.ndarray:
     """(pairs, 2) int64 positions of the rows of a bucket's pairs.
 
     Raises:
-        ArtifactError: the file is missing.
+        ArtifactError: the file is missing or broken.
     """
-    pairs = np.load(io.BytesIO(read_bytes(_pairs_path(folder, bucket))))
-    return np.asarray(pairs, dtype=np.int64)
+    path = _pairs_path(folder, bucket)
+    return np.asarray(load_array(path, remedy(path)), dtype=np.int64)
 
 
 def _pairs_path(folder: str, bucket: int) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from rayembed.assets.arrow_files import read_parquet
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.arrow_files import parquet_bytes
+from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
 from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.cleaning.signatures import compared
-from rayembed.data.parts import Part, parquet_bytes, read_table
+from rayembed.data.parts import Part, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
 
@@ -172,11 +172,10 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
     """(m, 2) int64 positions of the rows of similar pairs, (m,) float32 similarity.
 
     Raises:
-        ArtifactError: the file is missing.
+        ArtifactError: the file is missing or broken.
     """
     names = [f"{side}_position" for side in _SIDES]
-    content = read_bytes(_similar_path(folder, number))
-    table = read_parquet(content, [*names, "similarity"])
+    table = read_table(_similar_path(folder, number), [*names, "similarity"])
     pairs = np.stack([table[name].to_numpy() for name in names], axis=1)
     return pairs, table["similarity"].to_numpy()
 
@@ -206,8 +205,7 @@ class ListRemoved:
 
     def __call__(self, unit: Removed) -> Result:
         """`rows`: how many are listed; `examples` of them."""
-        content = read_bytes(_similar_path(self.scratch, unit.number))
-        similar = read_parquet(content).take(pa.array(unit.rows))
+        similar = read_table(_similar_path(self.scratch, unit.number)).take(pa.array(unit.rows))
         listed = []
         for side in range(2):
             here, there = _SIDES[side], _SIDES[1 - side]

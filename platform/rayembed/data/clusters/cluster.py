@@ -20,7 +20,7 @@ from rayembed.data.clusters.tasks import (
     FindCentroids,
     Restart,
     Sample,
-    load_array,
+    load_made,
     sample_keys,
 )
 from rayembed.data.parts import ROWS_PER_PART, Part, read_index
@@ -83,12 +83,12 @@ def _cluster(
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
     assigned = job.assign(best["file"])
-    cluster = np.concatenate([load_array(result["file"]) for result in assigned])
+    cluster = np.concatenate([load_made(result["file"]) for result in assigned])
     sizes = np.bincount(cluster, minlength=job.num_clusters)
     used = np.flatnonzero(sizes)
     purpose = f"{workshop.seed}\0{dataset.name}\0packing".encode()
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
-    tour = used[order_clusters(load_array(best["file"])[used], config.packing, rng)]
+    tour = used[order_clusters(load_made(best["file"])[used], config.packing, rng)]
     batches = pack(cluster, sample_keys(id_hash, workshop.seed), tour, config.batch_pairs)
     gathered = job.rewrite(batches)
     more = {

@@ -1,17 +1,17 @@
 """Tasks of clustering: centroids from a sample of all pairs, and the cluster of each pair."""
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.array_files import load_array, save_array
+from rayembed.assets.storage import join
 from rayembed.data.clusters.false_negatives import mean_similarity
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.hashes import seeded_keys
-from rayembed.data.parts import Part, read_index
+from rayembed.data.parts import Part, read_index, remedy
 from rayembed.data.units import Result
 from rayembed.data.vectors.embed import PartUnit, Vectors
 
@@ -104,9 +104,7 @@ class FindCentroids:
             device=device,
         )
         path = join(self.folder, f"centroids-{unit.number}.npy")
-        buffer = io.BytesIO()
-        np.save(buffer, found.centroids)
-        write_atomic(path, buffer.getvalue())
+        save_array(path, found.centroids)
         size = min(self.batch_pairs, len(queries))
         firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
         return {
@@ -131,12 +129,10 @@ class AssignPart:
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
         """Counts, `file` of the (rows,) int32 clusters, `cosine`: sum with the centroids."""
         queries, documents = pair_vectors(self.vectors, unit.part)
-        centroids = load_array(self.centroids)
+        centroids = load_made(self.centroids)
         cluster, cosine = nearest(joined(queries, documents), centroids, device)
         path = join(self.folder, "assigned", f"{unit.key}.npy")
-        buffer = io.BytesIO()
-        np.save(buffer, cluster.astype(np.int32))
-        write_atomic(path, buffer.getvalue())
+        save_array(path, cluster.astype(np.int32))
         rows = unit.part.rows
         return {
             "rows_in": rows,
@@ -147,6 +143,10 @@ class AssignPart:
         }
 
 
-def load_array(path: str) -> np.ndarray:
-    """An array that a task wrote."""
-    return np.asarray(np.load(io.BytesIO(read_bytes(path))))
+def load_made(path: str) -> np.ndarray:
+    """An array that a task wrote.
+
+    Raises:
+        ArtifactError: the file is missing or broken.
+    """
+    return load_array(path, remedy(path))

@@ -1,13 +1,13 @@
 """The rank that each row's own document has for its query, within a shard."""
 
-import io
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.storage import join
 from rayembed.data.filtering.shards import NOT_THERE, Shard, gather
-from rayembed.data.parts import Part
+from rayembed.data.parts import Part, remedy
 from rayembed.data.shuffle import Bucket
 from rayembed.data.units import Result
 from rayembed.search.counting import count_above
@@ -84,9 +84,7 @@ class RankShard:
         if shard is not None:
             ranks = own_ranks(shard, device)
             found = {"part": shard.part, "row": shard.row, "rank": ranks}
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **found)
-        write_atomic(_path(self.folder, unit.number), buffer.getvalue())
+        save_arrays(_path(self.folder, unit.number), **found)
         rows, counts = len(found["rank"]), histogram(found["rank"])
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 
@@ -95,10 +93,11 @@ def read_ranks(folder: str, number: int) -> tuple[np.ndarray, np.ndarray, np.nda
     """Part, row and rank of each row of a shard, (n,) int64 each.
 
     Raises:
-        ArtifactError: the file is missing.
+        ArtifactError: the file is missing or broken.
     """
-    with np.load(io.BytesIO(read_bytes(_path(folder, number)))) as loaded:
-        return loaded["part"], loaded["row"], loaded["rank"]
+    path = _path(folder, number)
+    loaded = load_arrays(path, remedy(path))
+    return loaded["part"], loaded["row"], loaded["rank"]
 
 
 def _path(folder: str, number: int) -> str:

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, parquet_bytes, read_table
+from rayembed.data.parts import Part, read_table
 from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column

@@ -6,7 +6,6 @@ go on with another number of workers than wrote its checkpoint. `write` makes it
 G rows of a global batch.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,16 +13,15 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from rayembed.assets.arrow_files import open_parquet
-from rayembed.assets.storage import exists, join, open_storage, read_bytes, unreadable
-from rayembed.data.plan.step_files import StepFiles, file_name
+from rayembed.assets.arrow_files import read_sealed
+from rayembed.assets.storage import join
+from rayembed.data.parts import remedy
+from rayembed.data.plan.step_files import StepFiles, file_name, read_manifest
 from rayembed.data.records import SCHEMA, Record
-from rayembed.errors import ArtifactError, DataError
+from rayembed.errors import DataError
 
-VERSION = 1
+VERSION = 2
 """Of the layout on disk; a plan of another version is made again."""
-
-MANIFEST = "manifest.json"
 
 
 class Pair(NamedTuple):
@@ -47,18 +45,9 @@ class BatchPlan:
         """The plan in the folder (a local path, `s3://…` or `gs://…`).
 
         Raises:
-            ArtifactError: no finished plan of this version there.
+            ArtifactError: no finished plan of this version there, or a broken one.
         """
-        path = join(folder, MANIFEST)
-        if not exists(path):
-            raise ArtifactError(f"there is no finished batch plan in {folder!r}: no {MANIFEST}")
-        manifest = json.loads(read_bytes(path))
-        if manifest.get("version") != VERSION:
-            raise ArtifactError(
-                f"the batch plan {folder!r} has the layout {manifest.get('version')!r}, this code "
-                f"reads {VERSION}; prepare the data again"
-            )
-        return cls(folder, manifest)
+        return cls(folder, read_manifest(folder, VERSION))
 
     @property
     def num_steps(self) -> int:
@@ -130,12 +119,7 @@ class BatchPlan:
         names = ["dataset", "query_instruction"]
         for first in range(0, self.num_steps, self._steps_per_file):
             path = join(self.folder, file_name(first))
-            filesystem, inside = open_storage(path)
-            try:
-                with filesystem.open_input_file(inside) as file:
-                    table = open_parquet(file).read(columns=names)
-            except (OSError, pa.ArrowException) as error:
-                raise unreadable(error)(f"cannot read the batch plan {path!r}: {error}") from error
+            table = read_sealed(path, names, remedy=remedy(path))
             distinct = table.group_by(names).aggregate([])
             found |= set(zip(*(distinct[name].to_pylist() for name in names), strict=True))
         return found

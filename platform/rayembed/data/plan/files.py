@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.parts import parquet_bytes, read_table
+from rayembed.data.parts import read_table
 from rayembed.data.plan.step_files import write_steps
 from rayembed.data.records import NEGATIVE, SCHEMA
 from rayembed.data.units import Result
@@ -90,7 +91,6 @@ class Gather:
         name = write_steps(
             self.folder,
             table,
-            PLAN_SCHEMA,
             first_step=block.first_step,
             rows_per_step=self.global_pairs,
         )

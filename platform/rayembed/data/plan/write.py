@@ -1,7 +1,6 @@
 """A batch plan from parts: rows in order, scattered and gathered into files, the manifest last."""
 
 import hashlib
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.fs
 from filelock import FileLock
 
-from rayembed.assets.storage import exists, is_remote, join, open_storage, write_atomic
+from rayembed.assets.storage import (
+    exists,
+    is_remote,
+    join,
+    open_storage,
+    remove_folder,
+)
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan
+from rayembed.data.plan.batch_plan import VERSION, BatchPlan
 from rayembed.data.plan.files import (
     ROWS_PER_FILE,
     Gather,
@@ -33,6 +37,7 @@ from rayembed.data.plan.order import (
     order_rows,
     usable_rows,
 )
+from rayembed.data.plan.step_files import MANIFEST, check_files, write_manifest
 from rayembed.data.units import Execute, in_process, run_units
 from rayembed.errors import ArtifactError
 
@@ -100,6 +105,7 @@ def _finished(folder: str, wanted: str) -> BatchPlan | None:
     found = BatchPlan.open(folder)
     if found.manifest["made_of"] != wanted:
         raise ArtifactError(f"{folder!r} holds a plan of other data or settings; remove it")
+    check_files(folder, found.manifest)
     return found
 
 
@@ -145,15 +151,11 @@ def _write(
 
 
 def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
-    filesystem, inside = open_storage(work)
     for rest in ("scattered", "units"):
-        info = filesystem.get_file_info(join(inside, rest))
-        if info.type == pyarrow.fs.FileType.Directory:
-            filesystem.delete_dir(info.path)
-    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
-    write_atomic(join(work, MANIFEST), content)
+        remove_folder(join(work, rest))
+    write_manifest(work, manifest)
     if work != folder:
-        filesystem.move(inside, open_storage(folder)[1])
+        Path(open_storage(work)[1]).replace(open_storage(folder)[1])
     log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
     return BatchPlan.open(folder)
 

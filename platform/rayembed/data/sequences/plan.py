@@ -23,14 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.storage import exists, join, read_bytes, remove_folder, write_atomic
+from rayembed.assets.storage import exists, join, remove_folder
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part, read_table
-from rayembed.data.plan.batch_plan import MANIFEST
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
-from rayembed.data.plan.step_files import StepFiles, write_steps
+from rayembed.data.plan.step_files import (
+    MANIFEST,
+    StepFiles,
+    check_files,
+    read_manifest,
+    write_manifest,
+    write_steps,
+)
 from rayembed.data.plan.walks import Rows, shares
 from rayembed.data.plan.write import one_at_a_time
 from rayembed.data.prepared import Prepared, Workshop
@@ -41,11 +47,12 @@ from rayembed.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Raised whenever plans come out otherwise of the same sequences, or lie otherwise on disk."""
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
+_KIND = "sequences"
 _KEY = "adapt"
 _SCRATCH = ("scattered", "units")
 
@@ -65,16 +72,9 @@ class SequencePlan:
         """The plan in the folder.
 
         Raises:
-            ArtifactError: no finished plan of this version there.
+            ArtifactError: no finished plan of this version there, or a broken one.
         """
-        path = join(folder, MANIFEST)
-        if not exists(path):
-            raise ArtifactError(f"there is no finished plan in {folder!r}: no {MANIFEST}")
-        manifest = json.loads(read_bytes(path))
-        if manifest.get("version") != VERSION or manifest.get("kind") != "sequences":
-            raise ArtifactError(
-                f"the plan in {folder!r} is of another kind or layout; prepare the data again"
-            )
+        manifest = read_manifest(folder, VERSION, _KIND)
         files = StepFiles(folder, manifest["global_sequences"], manifest["steps_per_file"])
         return cls(files, manifest)
 
@@ -154,7 +154,9 @@ def write_sequence_plan(
     with one_at_a_time(folder):
         if not exists(join(folder, MANIFEST)):
             _write(folder, workshop, run, prepared, {**settings, "inputs": inputs})
-    return SequencePlan.open(folder)
+    plan = SequencePlan.open(folder)
+    check_files(folder, plan.manifest)
+    return plan
 
 
 def _write(
@@ -192,15 +194,14 @@ def _write(
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
         "version": VERSION,
-        "kind": "sequences",
+        "kind": _KIND,
         **told,
         "steps_per_file": steps_per_file,
         "fingerprint": hashlib.sha256(digests.encode()).hexdigest()[:12],
         "languages": _languages(pool, order, prepared),
         "seconds": round(time.monotonic() - began, 3),
     }
-    content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
-    write_atomic(join(folder, MANIFEST), content)
+    write_manifest(folder, manifest)
     for scratch in _SCRATCH:
         remove_folder(join(folder, scratch))
     log.info("plan %s: %d steps", manifest["fingerprint"], run.training.steps)
@@ -322,9 +323,7 @@ class _Gather:
                 f"file {file.number} of {self.folder!r} has {len(places)} sequences that do not "
                 f"fill its {len(wanted)} places; remove the folder and prepare it again"
             )
-        write_steps(
-            self.folder, table, PLAN_SCHEMA, first_step=first, rows_per_step=self.global_sequences
-        )
+        write_steps(self.folder, table, first_step=first, rows_per_step=self.global_sequences)
         hashes = table["hash"].to_numpy().reshape(-1, self.global_sequences)
         return {"steps": [xxhash.xxh3_64_hexdigest(row.tobytes()) for row in hashes]}
 

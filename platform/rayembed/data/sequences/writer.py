@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.adaptation import CorpusConfig
-from rayembed.data.parts import parquet_bytes
 from rayembed.data.sequences.packing import framed, packed, room_of, truncated
 from rayembed.data.units import Result
 from rayembed.models.masked_language_tokens import Vocabulary

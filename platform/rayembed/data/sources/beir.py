@@ -8,7 +8,6 @@
 Held in memory are 12 bytes for each judgement, and one bucket.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from rayembed.assets.storage import join, read_bytes, write_atomic
+from rayembed.assets.array_files import load_array, save_array
+from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import BeirSource
 from rayembed.data.hashes import text_hash
+from rayembed.data.parts import remedy
 from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
@@ -90,7 +91,7 @@ class ScatterJudgements:
             told = {"query": query, "document": document, "origin": row.origin}
             scatter.add(bucket, told)
         name = f"needed-{unit.key}.npy"
-        _write(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
+        save_array(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
         return {**writer.finish(), "scattered": scatter.finish(), "needed": name}
 
 
@@ -209,7 +210,7 @@ def merge_needed(folder: str, names: Sequence[str]) -> str:
     found = [_read(join(folder, name)) for name in names]
     merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
     path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
-    _write(path, merged)
+    save_array(path, merged)
     return path
 
 
@@ -241,14 +242,8 @@ def _first_by_id(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _write(path: str, array: np.ndarray) -> None:
-    content = io.BytesIO()
-    np.save(content, array)
-    write_atomic(path, content.getvalue())
-
-
 def _read(path: str) -> np.ndarray:
-    return np.asarray(np.load(io.BytesIO(read_bytes(path))))
+    return load_array(path, remedy(path))
 
 
 @lru_cache(maxsize=1)

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from rayembed.assets.arrow_files import read_parquet
-from rayembed.assets.storage import file_name, join, read_bytes, write_atomic
+from rayembed.assets.arrow_files import parquet_bytes
+from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import parquet_bytes
+from rayembed.data.parts import read_table
 from rayembed.data.records import Record, has_content
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
@@ -190,7 +190,7 @@ def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> 
     merged = _SCHEMA.empty_table()
     for name in pools:
         merged = _limited(
-            pa.concat_tables([merged, _read_pool(join(folder, name))]), source.examples_per_class
+            pa.concat_tables([merged, read_table(join(folder, name))]), source.examples_per_class
         )
     content = parquet_bytes(merged)
     path = join(folder, f"merged-{xxhash.xxh3_128_hexdigest(content)}.parquet")
@@ -202,7 +202,7 @@ def merge_further(folder: str, names: Sequence[str]) -> str:
     """Path of the further classes of examples in all pieces together, written into the folder."""
     found: set[tuple[str, int]] = set()
     for name in names:
-        table = _read_pool(join(folder, name))
+        table = read_table(join(folder, name))
         found.update(zip(table["class"].to_pylist(), table["hash"].to_pylist(), strict=True))
     return _write_further(folder, found)
 
@@ -212,8 +212,8 @@ def open_examples(files: ExampleFiles, seed: int, names: tuple[str, ...]) -> Exa
     """The examples that `merge_examples` and `merge_further` wrote, and the classes that settings
     name.
     """
-    further = _read_pool(files.further) if files.further else None
-    return Examples(_read_pool(files.pool), seed, names, further)
+    further = read_table(files.further) if files.further else None
+    return Examples(read_table(files.pool), seed, names, further)
 
 
 def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -341,7 +341,3 @@ def _limited(table: pa.Table, limit: int) -> pa.Table:
     table, names = table.filter(pa.array(new)), names[new]
     first = np.searchsorted(names, names, side="left")
     return table.filter(pa.array(np.arange(len(names)) - first < limit))
-
-
-def _read_pool(path: str) -> pa.Table:
-    return read_parquet(read_bytes(path))

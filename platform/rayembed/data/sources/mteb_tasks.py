@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSSource
-from rayembed.data.parts import ROWS_PER_PART, parquet_bytes
+from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.units import Result

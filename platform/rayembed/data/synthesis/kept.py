@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import join, list_files, write_atomic
-from rayembed.data.parts import parquet_bytes, read_table
 from rayembed.data.synthesis.requests import Answer, Ask, Request
 from rayembed.errors import AssetError
 
@@ -43,6 +43,8 @@ _ANSWERS_PER_FILE = 256
 _SECONDS_PER_FILE = 10.0
 """A kill loses what came after the last file, and what was in flight."""
 
+_REMEDY = "Remove this file alone and start the job again, which asks for its answers anew"
+
 _SECONDS_BETWEEN_LOGS = 5.0
 
 _LOST_IN_A_ROW = 100
@@ -64,7 +66,7 @@ class KeptAnswers:
         found: dict[str, Answer] = {}
         for name in list_files(folder, recursive=False):
             if name.endswith(".parquet"):
-                rows = read_table(join(folder, name)).to_pylist()
+                rows = read_sealed(join(folder, name), remedy=_REMEDY).to_pylist()
                 found |= {row["key"]: Answer(**row) for row in rows}
         return found
 

@@ -1,18 +1,16 @@
 """Vectors of parts: a task that embeds queries and documents, files kept and reused by all runs.
 
 Vectors are kept as float16 in files named by the teacher's settings and the part's content, so
-that they serve every later run that needs the same.
+that they serve every later run that needs the same. Each file is read whole and ends with a digest.
 """
 
-import io
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayembed.assets.storage import exists, join, list_files, read_bytes, write_atomic
+from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
+from rayembed.assets.storage import exists, join, list_files
 from rayembed.config.mining import Teacher
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.parts import Part, read_records
@@ -67,17 +65,20 @@ class Vectors:
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """What is known of the part's texts."""
-        path = self._path(part, _LAST)
-        with _told(path), np.load(io.BytesIO(read_bytes(path))) as loaded:
-            return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
+        """What is known of the part's texts; raises as `queries`."""
+        loaded = load_arrays(self._path(part, _LAST))
+        return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
-        """(n, D) float16 of unit length, one a row."""
+        """(n, D) float16 of unit length, one a row.
+
+        Raises:
+            ArtifactError: the file is missing, is not what was written, or holds NaN or infinity.
+        """
         return _load(self._path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
-        """(M, D) float16 of unit length, one for each distinct positive."""
+        """(M, D) float16 of unit length, one for each distinct positive; raises as `queries`."""
         return _load(self._path(part, "documents.npy"))
 
     def has(self, part: Part) -> bool:
@@ -92,14 +93,15 @@ class Vectors:
         self, part: Part, queries: np.ndarray, documents: np.ndarray, texts: PartTexts
     ) -> None:
         """Write the part's files."""
-        _save(self._path(part, "queries.npy"), queries.astype(np.float16))
-        _save(self._path(part, "documents.npy"), documents.astype(np.float16))
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **vars(texts))
-        write_atomic(self._path(part, _LAST), buffer.getvalue())
+        save_array(self._path(part, "queries.npy"), queries.astype(np.float16))
+        save_array(self._path(part, "documents.npy"), documents.astype(np.float16))
+        save_arrays(self._path(part, _LAST), **vars(texts))
 
     def given(self, part: Part) -> np.ndarray:
-        """(G, D) float16 of unit length, one for each distinct negative that the rows bring."""
+        """(G, D) float16 of unit length, one for each distinct negative that the rows bring.
+
+        Raises as `queries`.
+        """
         return _load(self._path(part, _GIVEN))
 
     def has_given(self, part: Part) -> bool:
@@ -112,7 +114,7 @@ class Vectors:
 
     def save_given(self, part: Part, given: np.ndarray) -> None:
         """Write the vectors of the part's own negatives."""
-        _save(self._path(part, _GIVEN), given.astype(np.float16))
+        save_array(self._path(part, _GIVEN), given.astype(np.float16))
 
     def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartUnit]:
         there = set(list_files(self.folder, recursive=False))
@@ -207,23 +209,12 @@ def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
     return list(places), known
 
 
-def _save(path: str, array: np.ndarray) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    write_atomic(path, buffer.getvalue())
-
-
 def _load(path: str) -> np.ndarray:
-    with _told(path):
-        return np.asarray(np.load(io.BytesIO(read_bytes(path))))
-
-
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    vectors = load_array(path)
+    bad = int((~np.isfinite(vectors).all(1)).sum())
+    if bad:
         raise ArtifactError(
-            f"the file of vectors {path!r} is broken: {error}. Remove it and start the "
-            "job again, which makes it anew"
-        ) from error
+            f"the file of vectors {path!r} has NaN or infinity in {bad:,} of {len(vectors):,} "
+            f"vectors, which every rule would let pass. {REMEDY}"
+        )
+    return vectors

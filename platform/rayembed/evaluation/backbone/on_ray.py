@@ -14,7 +14,7 @@ import ray
 from ray import tune
 
 from rayembed import errors
-from rayembed.assets.storage import is_remote, open_storage
+from rayembed.assets.storage import is_remote, open_storage_for_ray
 from rayembed.config.backbone_evaluation import BackbonePlacement
 from rayembed.errors import PlacementError, RayembedError, WorkerError
 from rayembed.evaluation.backbone.trial import Trial, run_trial
@@ -92,7 +92,7 @@ def run_trials(
     at_once = trials_at_once(placement, nodes, ray.available_resources())
     threads = placement.threads_per_trial or max(1, int(placement.cpus_per_trial))
     work = _Work(by_key, placement.use_gpu, threads, placement.predict_batch)
-    filesystem, inside = open_storage(folder) if is_remote(folder) else (None, folder)
+    filesystem, inside = open_storage_for_ray(folder) if is_remote(folder) else (None, folder)
     os.environ.update({key: value for key, value in _QUIET.items() if key not in os.environ})
     found = tune.Tuner(
         tune.with_resources(tune.with_parameters(_run, work=work), needed),

@@ -1,6 +1,5 @@
 """Rows of public data sets: read from the hub once, checked, and kept in storage for all trials."""
 
-import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,11 +8,10 @@ from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rayembed.assets.arrow_files import read_parquet
+from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.hub_retries import with_retries
-from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
@@ -65,9 +63,10 @@ def load(stored: StoredRows) -> list[Row]:
     """The rows in storage, with labels by number from 0.
 
     Raises:
-        ArtifactError: they cannot be read.
+        ArtifactError: the file is missing or broken.
     """
-    table = read_parquet(read_bytes(stored.path))
+    remedy = "Remove it and give the same command again, which reads the rows anew"
+    table = read_sealed(stored.path, remedy=remedy)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
@@ -185,6 +184,4 @@ def _tag(tag: Any, finetuning: Finetuning, origin: str) -> int:
 
 def _store(rows: list[Row], path: str) -> None:
     columns = {str(place): list(cells) for place, cells in enumerate(zip(*rows, strict=True))}
-    buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer, compression="zstd")
-    write_atomic(path, buffer.getvalue())
+    write_atomic(path, parquet_bytes(pa.table(columns)))

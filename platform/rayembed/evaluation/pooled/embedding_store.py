@@ -7,9 +7,7 @@ their documents, as long as they have as many buckets.
 N texts of a unit, D embedding width.
 """
 
-import io
 import logging
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -17,8 +15,10 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.storage import join, list_files
 from rayembed.config.document import fingerprint
+from rayembed.errors import ArtifactError, StorageError
 from rayembed.evaluation.way import Way
 
 logger = logging.getLogger(__name__)
@@ -92,12 +92,13 @@ class EmbeddingStore:
                 continue  # one that is being written
             path = join(folder, name)
             try:
-                with np.load(io.BytesIO(read_bytes(path))) as loaded:
-                    hashes, vectors = loaded["hashes"], loaded["vectors"]
-            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+                loaded = load_arrays(path)
+            except StorageError:
+                raise
+            except ArtifactError as error:
                 logger.warning("%s cannot be read, its texts are embedded again: %s", path, error)
                 continue
-            for row, vector in zip(hashes, vectors, strict=True):
+            for row, vector in zip(loaded["hashes"], loaded["vectors"], strict=True):
                 if (key := row.tobytes()) in left:
                     found[key] = vector
             left -= found.keys()
@@ -107,10 +108,9 @@ class EmbeddingStore:
 
     def write(self, bucket: Bucket, hashes: np.ndarray, vectors: np.ndarray) -> None:
         """Keep embeddings (N, D) of texts with these (N, 16) hashes."""
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, hashes=hashes, vectors=self.rounded(vectors))
         name = f"{xxhash.xxh3_64_hexdigest(hashes.tobytes())}.npz"
-        write_atomic(join(self._folder(bucket), name), buffer.getvalue())
+        path = join(self._folder(bucket), name)
+        save_arrays(path, hashes=hashes, vectors=self.rounded(vectors))
 
     def rounded(self, vectors: np.ndarray) -> np.ndarray:
         """The vectors as they will be read."""

@@ -18,7 +18,13 @@ from ray.train.v2._internal.exceptions import (
 )
 
 from rayembed.config.placement import Placement
-from rayembed.errors import PlacementError, RayembedError, StorageError, WorkerError
+from rayembed.errors import (
+    PlacementError,
+    RayembedError,
+    StorageError,
+    StorageFullError,
+    WorkerError,
+)
 from rayembed.training.capacity import worker_resources, workers_that_fit
 from rayembed.training.on_worker import Job
 
@@ -182,11 +188,13 @@ def _was_announced(failure: Exception) -> bool:
 def _ours(failures: Iterable[Any]) -> RayembedError | None:
     """The first error of ours among failures, out of Train's wrapping.
 
-    A storage that does not answer is like a worker that dies: the next try may fare better.
+    A storage that does not answer is like a worker that dies: the next try may fare better. One
+    that is full stays so.
     """
     for failure in failures:
         error = getattr(failure, "_base_exc", failure)
-        if isinstance(error, RayembedError) and not isinstance(error, StorageError):
+        passing = isinstance(error, StorageError) and not isinstance(error, StorageFullError)
+        if isinstance(error, RayembedError) and not passing:
             return error
     return None
 

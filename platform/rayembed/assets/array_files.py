@@ -1,0 +1,72 @@
+"""Arrays of NumPy in files that are read whole and end with a seal of their content.
+
+Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at by other readers.
+"""
+
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from rayembed.assets.sealing import SEAL_BYTES, check_seal, seal_of
+from rayembed.assets.storage import read_bytes, write_atomic
+from rayembed.errors import ArtifactError
+
+REMEDY = "Remove it and start the job again, which makes it anew"
+
+
+def save_array(path: str, array: np.ndarray) -> None:
+    """Write an array as `.npy`; raises as `write_atomic`."""
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    _write(path, buffer)
+
+
+def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
+    """The array that `save_array` wrote.
+
+    Args:
+        remedy: what to do where the file is broken.
+
+    Raises:
+        ArtifactError: the file is missing, or not what was written.
+        StorageError: the storage does not give it.
+    """
+    content = read_bytes(path)
+    with _told(path, remedy):
+        return np.asarray(np.load(_unsealed(content)))
+
+
+def save_arrays(path: str, **arrays: np.ndarray) -> None:
+    """Write arrays by name as `.npz`; raises as `write_atomic`."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **arrays)
+    _write(path, buffer)
+
+
+def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
+    """The arrays that `save_arrays` wrote, by name; raises as `load_array`."""
+    content = read_bytes(path)
+    with _told(path, remedy), np.load(_unsealed(content)) as loaded:
+        return dict(loaded)
+
+
+def _write(path: str, buffer: io.BytesIO) -> None:
+    content = buffer.getvalue()
+    write_atomic(path, content + seal_of(content))
+
+
+def _unsealed(content: bytes) -> io.BytesIO:
+    view = memoryview(content)
+    check_seal(view[:-SEAL_BYTES], view[-SEAL_BYTES:])
+    return io.BytesIO(view[:-SEAL_BYTES])
+
+
+@contextmanager
+def _told(path: str, remedy: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"the file {path!r} is broken: {error}. {remedy}") from error

@@ -1,0 +1,83 @@
+"""Clients of object storage: one a process for each bucket, which wait no longer than is stated.
+
+pyarrow's own would try a server that accepts connections and never answers for 100 seconds.
+"""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+import pyarrow.fs
+
+_OF_ENVIRONMENT = ("AWS_", "GOOGLE_", "CLOUDSDK_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+"""Beginnings of the variables that decide what a client is."""
+
+_LOST = {"tls_verify_certificates", "tls_ca_dir_path", "smart_defaults"}
+"""What an address may ask for and a client does not tell of itself."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client waits for object storage before it tells that this does not answer."""
+
+    connect_seconds: float = 10
+    answer_seconds: float = 10
+    """Without a byte."""
+    tries: int = 4
+    """Of a request, with pauses between them that double: up to 1, 2 and 4 seconds."""
+    gcs_seconds: float = 60
+    """Within which a request to Google's storage is tried again; its client knows no tries."""
+
+
+PATIENCE = Patience()
+"""Measured: a request to S3 that is never answered is given up after 45 seconds, a small upload,
+which curl sends late, after 71."""
+
+
+def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    """The filesystem of an `s3://` or `gs://` address, and the path within it.
+
+    The same client serves all addresses of a bucket in this process, as long as the environment is
+    the same: a new one costs 20 ms and its connections.
+
+    Raises:
+        pyarrow.ArrowException, OSError, ValueError: pyarrow cannot open it.
+    """
+    base, question, query = address.partition("?")
+    scheme, _, place = base.partition("://")
+    bucket, _, key = place.partition("/")
+    root = f"{scheme}://{bucket}/{question}{query}"
+    environment = tuple(
+        sorted(item for item in os.environ.items() if item[0].upper().startswith(_OF_ENVIRONMENT))
+    )
+    # A forked child must not use its parent's connections.
+    filesystem = _client(root, environment, os.getpid(), PATIENCE)
+    inside = f"{bucket.rpartition('@')[2]}/{unquote(key)}".rstrip("/")
+    return filesystem, inside
+
+
+@lru_cache(maxsize=64)
+def _client(
+    root: str, _environment: tuple[tuple[str, str], ...], _process: int, patience: Patience
+) -> pyarrow.fs.FileSystem:
+    found, _ = pyarrow.fs.FileSystem.from_uri(root)
+    if _LOST & parse_qs(root.partition("?")[2]).keys():
+        return found
+    # Its pickle tells what pyarrow read out of the address and the environment.
+    make, (options,) = found.__reduce__()
+    return make({**options, **_limits(found, patience)})
+
+
+def _limits(filesystem: pyarrow.fs.FileSystem, patience: Patience) -> dict[str, Any]:
+    if isinstance(filesystem, pyarrow.fs.GcsFileSystem):
+        return {"retry_time_limit": timedelta(seconds=patience.gcs_seconds)}
+    return {
+        "connect_timeout": patience.connect_seconds,
+        "request_timeout": patience.answer_seconds,
+        "retry_strategy": pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=patience.tries),
+        # A small file is then one request in place of three, made when it is complete.
+        "allow_delayed_open": True,
+    }

@@ -1,0 +1,27 @@
+"""Seals: digests that stand beside the bytes that they are of, in the same file.
+
+A digest in a file of its own could be that of another writer of the same name.
+"""
+
+import xxhash
+
+_MARK = b"xxh3-128"
+
+SEAL_BYTES = len(_MARK) + 16
+
+
+def seal_of(content: bytes | memoryview) -> bytes:
+    """The seal of some bytes: a mark, then their xxh3-128."""
+    return _MARK + xxhash.xxh3_128_digest(content)
+
+
+def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
+    """Return when the seal is that of the bytes.
+
+    Raises:
+        ValueError: it is not, so a bit of either has changed; or there is none.
+    """
+    if seal[: len(_MARK)] != _MARK:
+        raise ValueError("it has no digest, so an earlier version wrote it or it was changed since")
+    if bytes(seal) != seal_of(content):
+        raise ValueError("its content is not what was written: the digest is another")
