@@ -15,7 +15,7 @@ from rayembed.evaluation.plots import loss_curve
 from rayembed.models.masked_language_start import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.report import WIDTH
+from rayembed.pipeline.report import WIDTH, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
@@ -123,6 +123,8 @@ def _print(
     console.print(corpus_table(plan.languages_told, outcome.metrics))
     if not mlflow_complete:
         console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folders.storage}")
+    if dropped := int(outcome.metrics.get("dropped_steps", 0)):
+        console.print(dropped_line(dropped))
     console.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")
 
 

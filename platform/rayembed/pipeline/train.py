@@ -41,7 +41,7 @@ from rayembed.pipeline.version_of_run import (
     results_of,
     write_if_other,
 )
-from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
 from rayembed.registry.model_card import CARD_FILE, model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
@@ -344,6 +344,7 @@ def _register(
         run_folder=folders.storage,
         version=version,
         tracking_uri=tracker.tracking_uri,
+        dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
     )
 
 

@@ -1,5 +1,6 @@
 """DeepSpeed around a model: the only place that imports it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -120,10 +121,16 @@ class DeepSpeedEngine:
         self._engine.backward(loss)
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """The learning rate used and the norm of the gradient before clipping."""
+        """The learning rate used and the norm of the gradient before clipping.
+
+        Where the norm is not finite, nothing is updated and no update counted; it is the same on
+        all workers. DeepSpeed does so by itself but for fp32 without partitions.
+        """
         rate = set_learning_rates(self._optimizer, learning_rate_factor)
         norm = self._norm_without_partitions()
-        if norm is not None and self._clipping:
+        if norm is not None and not math.isfinite(norm):
+            self._engine.zero_grad()  # what has no gradient is not updated
+        elif norm is not None and self._clipping:
             trained = [p for _, p in self._trainable()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()

@@ -7,6 +7,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_full, read_bytes, write_atomic
 from rayembed.config.model import pretrained_parts
@@ -24,8 +25,9 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
     """Write a file whose header holds what it was made of and a digest of its tensors.
 
     Raises:
-        ArtifactError: the storage is full.
+        ArtifactError: the storage is full, or a weight is not finite.
     """
+    check_finite(state.items(), f"the weights {path!r}")
     metadata = {**made_of, _CONTENT: content_of(state)}
     try:
         write_atomic(path, safetensors.torch.save(state, metadata=metadata))
