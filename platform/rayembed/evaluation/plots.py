@@ -76,7 +76,9 @@ def loss_curve(
     figure, axes = new_figure(width=8.0, height=2.0 + sum(rows) * 0.75, rows=rows)
     upper, lower = axes[0], axes[-1]
     end = 0.0
-    for number, (stage, rows_of_stage) in enumerate(_by_stage(r for r in records if np.isfinite(r["loss"])).items()):
+    for number, (stage, rows_of_stage) in enumerate(
+        _by_stage(r for r in records if np.isfinite(r["loss"])).items()
+    ):
         steps = np.array([float(row["step"]) for row in rows_of_stage])
         losses = np.array([float(row["loss"]) for row in rows_of_stage])
         rates = np.array([float(row["learning_rate"]) for row in rows_of_stage])

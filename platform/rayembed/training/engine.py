@@ -93,13 +93,14 @@ class DeepSpeedEngine:
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
         # Embedding models have two kinds of passes, which must go through the engine alike.
         module: nn.Module = Passable(model) if isinstance(model, EmbeddingModel) else model
-        self._clipping = 0.0
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
-            if not self._zero_stage:
-                # In stage 0 it would clip by the mean of the workers' norms.
-                self._clipping = stage.optimizer.gradient_clipping
-                settings["gradient_clipping"] = 0.0
+        self._clipping = 0.0
+        if not self._zero_stage and not self._bf16:
+            # DeepSpeed does not tell the norm here, would clip to NaN by one that is not finite,
+            # and with experts by the mean of the workers' norms.
+            self._clipping = stage.optimizer.gradient_clipping
+            settings["gradient_clipping"] = 0.0
         self._engine, self._optimizer, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
