@@ -87,6 +87,9 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
         outcome = _train(run, plan, folders, tracker)
         status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)

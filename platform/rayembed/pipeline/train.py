@@ -184,6 +184,9 @@ def _train(
         scores = _train_and_score(run, plans, folders, tracker, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)

@@ -374,7 +374,7 @@ class Tracker:
                 for record in batch
                 for step in [record["global_step"]]
                 for name, value in record.items()
-                # MLflow's charts have no place for what is not finite; train/dropped_steps tells it.
+                # Charts have no place for what is not finite; train/dropped_steps tells of it.
                 if name not in KEYS and math.isfinite(value)
             ]
             last = batch[-1]["global_step"]

@@ -38,10 +38,10 @@ def mean_of_finite(values: Sequence[float]) -> float:
 
 
 class DroppedSteps:
-    """Counts a stage's dropped steps, warns of the first, and ends the stage after so many in a row.
+    """Counts a stage's dropped steps, warns of the first, and ends the run after many in a row.
 
     Args:
-        limit: that many in a row.
+        limit: how many in a row.
         of_step: names what the batch of a step (from 0) was drawn from.
         count: those that were dropped before, up to the checkpoint that training goes on from.
         saved: step of that checkpoint; 0: there is none.

@@ -53,7 +53,7 @@ class Surroundings:
     of_other_run: bool = False
     """Whether the checkpoint is `Job.start_checkpoint`."""
     leaving: Callable[[], bool] = lambda: False
-    """Whether a node of the workers is announced to be taken away; all of them ask together."""
+    """Whether this worker knows that training is to be ended; all of them ask together."""
 
 
 class Job(Protocol):
