@@ -43,3 +43,7 @@ class TrackingError(RayembedError):
 
 class WorkerError(RayembedError):
     """Workers that train, or a task that exports or evaluates, failed more often than allowed."""
+
+
+class DivergenceError(RayembedError):
+    """Training has come to numbers that are not finite and cannot go on from them."""

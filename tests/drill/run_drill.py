@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import number_faults
 import process_faults
 import storage_faults
 import surrounding_faults
@@ -47,6 +48,9 @@ class Fault:
     cpus: Sequence[int] = (WORKERS,)
     """Of the cluster's nodes."""
     plasma_bytes: int = PLASMA
+    expected: Callable[[Path, Path], Trained] | None = None
+    """What the run should leave, of a folder and the run's file; None: what it leaves when nothing
+    disturbs it."""
 
 
 FAULTS = (
@@ -65,6 +69,12 @@ FAULTS = (
     Fault("poisoned row", user_faults.row_poisoned),
     Fault("too many poisoned rows", user_faults.rows_poisoned),
     Fault("submitted twice", user_faults.submitted_twice),
+    Fault(
+        "NaN gradient on a worker",
+        number_faults.nan_gradient,
+        expected=number_faults.without_that_step,
+    ),
+    Fault("diverging learning rate", number_faults.diverging_rate),
 )
 
 
@@ -121,7 +131,8 @@ def prepare_environment(folder: Path) -> None:
             "OMP_NUM_THREADS": "1",
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "HF_HUB_DISABLE_TELEMETRY": "1",
-            "PYTHONPATH": str(Path(rayembed.__file__).parents[1]),
+            "PYTHONPATH": f"{number_faults.BROKEN}:{Path(rayembed.__file__).parents[1]}",
+            number_faults.VARIABLE: str(folder / "nan"),
         }
     )
     os.environ.pop("RAY_ADDRESS", None)
@@ -156,6 +167,8 @@ def throw(fault: Fault, folder: Path, run_file: Path, whole: Trained) -> Outcome
         with scene(place, run_file, cpus=fault.cpus, plasma_bytes=fault.plasma_bytes) as thrown_at:
             seen, to_do = fault.throw(thrown_at)
             repeated = thrown_at.steps.repeated()
+        if fault.expected is not None:
+            whole = fault.expected(folder / f"{place.name}_expected", run_file)
         lost, twice, difference = compare(read_trained(thrown_at.storage), whole)
     except SkippedError as error:
         return NotThrown(fault.name, str(error), failed=False)

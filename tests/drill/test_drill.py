@@ -25,7 +25,7 @@ def test_no_fault_loses_rows_or_changes_weights(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
     rows = (tmp_path / "table.md").read_text().splitlines()[2:]
-    assert len(rows) == 11
+    assert len(rows) == 13
     assert "FAILED" not in done.stdout
     try:
         with small_disk(tmp_path / "disk"):

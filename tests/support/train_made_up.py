@@ -14,6 +14,7 @@ from rayembed.training.checkpoint import (
     save_checkpoint,
     seed_worker,
 )
+from rayembed.training.dropped import DroppedSteps
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.loop import train_steps
 from rayembed.training.step import StepSettings
@@ -45,6 +46,7 @@ def train_made_up(
         stage,
         settings,
         start_step=start,
+        dropped=DroppedSteps(stage, 5, str, count=0, saved=start),
         on_step=on_step,
         on_checkpoint=on_checkpoint,
         **more,

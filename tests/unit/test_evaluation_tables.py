@@ -93,5 +93,8 @@ def test_pictures_are_written(tmp_path):
     scored = [{"stage": "blend", "step": step, "score": step / 10} for step in (4, 8)]
     loss_curve(records, tmp_path / "validated.png", validation=scored)
     assert (tmp_path / "validated.png").read_bytes() != (tmp_path / "loss.png").read_bytes()
+    dropped = {**records[3], "step": 3.5, "loss": float("nan")}
+    loss_curve([*records[:3], dropped, *records[3:]], tmp_path / "dropped.png")
+    assert (tmp_path / "dropped.png").read_bytes() == (tmp_path / "loss.png").read_bytes()
     for name in ("deep/scores.png", "loss.png", "validated.png", "empty.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

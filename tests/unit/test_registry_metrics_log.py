@@ -5,7 +5,7 @@ import pytest
 from small_room import room_for_files
 
 from rayembed.errors import ArtifactError
-from rayembed.registry.metrics_log import LogReader, MetricsLog, write_atomic
+from rayembed.registry.metrics_log import LogReader, MetricsLog, dropped_steps, write_atomic
 from rayembed.registry.outbox import Outbox
 
 
@@ -106,12 +106,31 @@ def test_a_disk_that_is_full_leaves_no_part_of_a_line(tmp_path):
     assert [record["global_step"] for record in log.records()] == [1, 2, 3, 4, 5]
 
 
-def test_not_a_number_is_kept(tmp_path):
+def test_not_a_number_is_kept_in_json_that_any_tool_reads(tmp_path):
     log = MetricsLog(tmp_path / "m")
     log.append("first", 1, 1, {"loss": float("nan"), "grad_norm": float("inf")})
-    record = log.records()[0]
-    assert record["loss"] != record["loss"]
-    assert record["grad_norm"] == float("inf")
+    log.append("first", 2, 2, {"loss": 1.0, "grad_norm": float("-inf")})
+    log.append("first", 2, 2, {"loss": 1.0, "grad_norm": float("-inf")})  # written anew
+    first, second = log.records()
+    assert first["loss"] != first["loss"]
+    assert first["grad_norm"] == float("inf")
+    assert (second["loss"], second["grad_norm"]) == (1.0, float("-inf"))
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    for line in log.path.read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+
+
+def test_dropped_steps_of_a_run_are_those_of_its_stages():
+    records = [
+        {"stage": stage, "dropped_steps": float(count)}
+        for stage, counts in (("first", (0, 1, 1)), ("second", (0, 2)))
+        for count in counts
+    ]
+    assert dropped_steps(records) == 3
+    assert dropped_steps([{"stage": "of an earlier version"}]) == 0
 
 
 def test_reader_takes_what_is_new_and_follows_a_replaced_file(tmp_path):

@@ -114,6 +114,16 @@ def test_process_killed_between_metrics_and_tag_sends_no_point_twice(opened, tmp
     assert stored(tracker) == [(s, 1.0 / s) for s in range(1, 5)]
 
 
+def test_what_is_not_finite_is_not_sent_and_the_count_of_it_is(opened, tmp_path):
+    tracker = opened()
+    log = MetricsLog(tmp_path / "run" / METRICS_FILE)
+    for step, loss in ((1, 2.0), (2, float("nan")), (3, 1.0)):
+        log.append("only", step, step, {"loss": loss, "dropped_steps": float(step > 1)})
+    assert tracker.forward(log) == 3
+    assert stored(tracker) == [(1, 2.0), (3, 1.0)]
+    assert stored(tracker, "train/dropped_steps") == [(1, 0.0), (2, 1.0), (3, 1.0)]
+
+
 def test_cut_log_while_steps_wait_unsent(opened, tmp_path, away):
     """Steps 4 and 5 were read but could not be sent; the resumed run reports them anew."""
     away["away"] = False

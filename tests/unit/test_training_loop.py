@@ -8,6 +8,7 @@ import torch
 
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.training.dropped import DroppedSteps
 from rayembed.training.loop import train_steps
 from rayembed.training.notice import Notice
 from rayembed.training.step import StepReport, StepSettings
@@ -40,6 +41,7 @@ def checkpoints(every, first=0, last=STEPS, **asked):
         stage,
         StepSettings(1, True, CPU),
         start_step=first,
+        dropped=DroppedSteps(stage, 5, str),
         on_step=records.append,
         on_checkpoint=saved.append,
         run_step=lambda *_: StepReport(1.0, 1, 1, 1, 1, {}),

@@ -40,6 +40,18 @@ def test_the_log_of_an_earlier_version_knows_no_workers(tmp_path, caplog):
     assert changes_told(log, caplog, (3, 2)) == []
 
 
+def test_dropped_steps_are_told_and_do_not_spoil_the_mean(tmp_path, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    caplog.set_level(logging.INFO, logger="rayembed")
+    for number, (loss, dropped) in enumerate([(2.0, 0.0), (float("nan"), 1.0), (4.0, 1.0)], 1):
+        log.append("finetune", number, number, {**STEP, "loss": loss, "dropped_steps": dropped})
+        with Progress(get_recipe("biencoder").stages[0], log.path):
+            pass
+    lines = [line for line in caplog.messages if "step " in line]
+    assert [line.endswith("1 dropped") for line in lines] == [False, True, True]
+    assert "loss 3.000" in lines[-1]
+
+
 def test_the_time_left_has_its_days(tmp_path, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     for number in (1, 2):

@@ -1,7 +1,7 @@
 """Pictures of a run: scores by model and the loss over the steps of its stages."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def loss_curve(
 
     Args:
         records: `step`, `loss`, `learning_rate` and `stage` of each step. Steps that start again
-            in a later stage are drawn after those of the stage before.
+            in a later stage are drawn after those of the stage before; those whose loss is not
+            finite are not drawn.
         validation: `step`, `score` and `stage` of each step that was scored; they get a curve of
             their own below the loss, with the best one of each stage filled.
     """
@@ -75,7 +76,9 @@ def loss_curve(
     figure, axes = new_figure(width=8.0, height=2.0 + sum(rows) * 0.75, rows=rows)
     upper, lower = axes[0], axes[-1]
     end = 0.0
-    for number, (stage, rows_of_stage) in enumerate(_by_stage(records).items()):
+    for number, (stage, rows_of_stage) in enumerate(
+        _by_stage(r for r in records if np.isfinite(r["loss"])).items()
+    ):
         steps = np.array([float(row["step"]) for row in rows_of_stage])
         losses = np.array([float(row["loss"]) for row in rows_of_stage])
         rates = np.array([float(row["learning_rate"]) for row in rows_of_stage])
@@ -132,7 +135,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
     return means
 
 
-def _by_stage(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def _by_stage(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     stages: dict[str, list[Mapping[str, Any]]] = {}
     for record in records:
         stages.setdefault(str(record["stage"]), []).append(record)

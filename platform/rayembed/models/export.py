@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from rayembed.assets.finite import check_finite_files
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.model import (
     BiEncoderConfig,
@@ -53,7 +54,8 @@ def save_model(
     An older model in the folder is replaced.
 
     Raises:
-        ArtifactError: the folder holds something else than a model of rayembed.
+        ArtifactError: the folder holds something else than a model of rayembed, or a weight is not
+            finite; the folder stays as it is.
     """
     folder = check_target(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +64,7 @@ def save_model(
         written = temporary / "model"
         written.mkdir()
         write_files(model, written, instructions=instructions)
+        check_finite_files(written)
         if folder.exists():
             folder.rename(temporary / "replaced")
         written.rename(folder)

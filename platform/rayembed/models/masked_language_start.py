@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rayembed.assets.finite import check_finite
 from rayembed.config.adaptation import RotaryEncoderConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.errors import ArtifactError, ConfigError
@@ -185,7 +186,11 @@ def save_adapted(
 
     Args:
         tokenizer_from: the folder that the model was loaded from.
+
+    Raises:
+        ArtifactError: a weight is not finite; nothing is written then.
     """
+    check_finite(model.state_dict().items(), f"the encoder {str(folder)!r}")
     save_encoder(model.encoder, folder)
     head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
     safetensors.torch.save_file(head, folder / HEAD_FILE, metadata={"format": "pt"})

@@ -16,7 +16,7 @@ from rayembed.models.masked_language_start import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
-from rayembed.pipeline.report import WIDTH
+from rayembed.pipeline.report import WIDTH, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
@@ -90,6 +90,9 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
         outcome = _train(run, plan, folders, tracker)
         status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
@@ -126,6 +129,8 @@ def _print(
     console.print(corpus_table(plan.languages_told, outcome.metrics))
     if not mlflow_complete:
         console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folders.storage}")
+    if dropped := int(outcome.metrics.get("dropped_steps", 0)):
+        console.print(dropped_line(dropped))
     console.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")
 
 

@@ -14,6 +14,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.dry_run import print_dry_run, print_recipes
+from rayembed.pipeline.stopping import hearing
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
@@ -59,21 +60,27 @@ def exit_code(
     stopped: str = "stopped; the same command goes on from what is finished",
 ) -> int:
     """What a job ends with: what `work` returns (None: 0), 1 when it failed, 2 when it was asked
-    wrongly, 130 when it was interrupted.
+    wrongly, 130 or 143 when SIGINT or SIGTERM stopped it.
 
     Errors that a user can act on are printed as their message, without a traceback.
 
     Args:
         stopped: the line that an interrupted job ends with.
     """
-    try:
-        return work() or 0
-    except RayembedError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
+    with hearing() as heard:
+        try:
+            return work() or 0
+        except RayembedError as error:
+            if heard.number is None:
+                sys.stderr.write(f"error: {error}\n")
+                return 2 if isinstance(error, ConfigError) else 1
+        except KeyboardInterrupt:
+            pass
+        except Exception:
+            if heard.number is None:  # else it is what came of ending in the middle
+                raise
         sys.stderr.write(f"{stopped}\n")
-        return 130
+        return heard.exit_code
 
 
 def log_to_stderr() -> None:

@@ -31,6 +31,9 @@ from rayembed.errors import PlacementError
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+JOB_STOP_SECONDS = 45
+"""That a job of such a head has to end in when it is stopped; Ray's own 3 make no checkpoint."""
+
 _DRAIN_SECONDS = 40.0  # `ray start --block` drains its node for up to 30 seconds on SIGTERM
 
 
@@ -252,6 +255,7 @@ def _head_environment() -> dict[str, str]:
     """
     values = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
     values.setdefault("RAY_worker_niceness", "0")
+    values.setdefault("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_SECONDS))
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # would point at another cluster
         values.pop(name, None)
     return values

@@ -18,6 +18,7 @@ import yaml
 
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
+from rayembed.pipeline.stopping import keep_hearing
 from rayembed.registry.provenance import with_commit
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,8 @@ _NO_AGENT = "No available agent"
 """What the Jobs server says while the node that runs drivers is not known to it yet."""
 
 _AGENT_SECONDS = 120.0
+
+_STOP_SECONDS = local_head.JOB_STOP_SECONDS + 15.0
 
 Echo = Callable[[str], object]
 """Takes text as it comes, with its line ends."""
@@ -75,6 +78,7 @@ def connect() -> None:
             runtime_env={"env_vars": unset},
             **started,
         )
+        keep_hearing()
     # Those that are imported already have read the environment.
     for name in ("ray.data", "ray.train", "mlflow"):
         logging.getLogger(name).setLevel(_LOG_LEVEL)
@@ -177,8 +181,7 @@ def run_job(
     try:
         return _follow(client, job, echo)
     except BaseException:
-        with local_head.deferred_signals():
-            _stop_job(client, job, echo)
+        _stop_job(client, job, echo)
         raise
 
 
@@ -270,13 +273,17 @@ def _exit_code(info: Any, echo: Echo) -> int:
     return int(code) if code is not None and 0 < code < 256 else 1
 
 
-def _stop_job(client: Any, job: str, echo: Echo, *, timeout_seconds: float = 20.0) -> None:
-    """Stop the job and wait for it; a cluster that no longer answers has no job to stop."""
+def _stop_job(client: Any, job: str, echo: Echo, *, timeout_seconds: float = _STOP_SECONDS) -> None:
+    """Stop the job and wait for it; a cluster that no longer answers has no job to stop.
+
+    A signal ends the wait.
+    """
     try:
-        if client.get_job_status(job).is_terminal():
-            return
-        echo(f"\nStopping job {job}...\n")
-        client.stop_job(job)
+        with local_head.deferred_signals():
+            if client.get_job_status(job).is_terminal():
+                return
+            echo(f"\nStopping job {job}, which may make a checkpoint first...\n")
+            client.stop_job(job)
         deadline = time.monotonic() + timeout_seconds
         while not client.get_job_status(job).is_terminal():
             if time.monotonic() > deadline:

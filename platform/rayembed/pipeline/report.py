@@ -8,6 +8,7 @@ from rayembed.assets.storage import is_remote
 from rayembed.config.model import has_plain_format
 from rayembed.config.run import Run
 from rayembed.evaluation.tables import ScoreTable, rich_table
+from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.register import RegisteredVersion
 
 WIDTH = 132
@@ -26,6 +27,8 @@ class Outcome:
     run_folder: str
     version: RegisteredVersion
     tracking_uri: str
+    dropped_steps: int
+    """That changed no weights, of all stages."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -33,6 +36,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     console = Console(width=WIDTH, soft_wrap=True, highlight=False)
     if outcome.table is not None:
         console.print(rich_table(outcome.table))
+    if outcome.dropped_steps:
+        console.print(dropped_line(outcome.dropped_steps))
     version = outcome.version
     console.print(f"Model      {outcome.model_folder}")
     console.print(f"           {_how_to_load(outcome)}")
@@ -44,6 +49,15 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         console.print(f"MLflow     {outcome.tracking_uri}")
     else:
         console.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
+
+
+def dropped_line(steps: int) -> str:
+    """What a user reads of dropped steps."""
+    were = "step was" if steps == 1 else "steps were"
+    return (
+        f"Dropped    {steps} {were} without effect: loss or gradient were not finite "
+        f"({METRICS_FILE} says which)"
+    )
 
 
 def _how_to_load(outcome: Outcome) -> str:

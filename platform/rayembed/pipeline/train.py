@@ -43,7 +43,7 @@ from rayembed.pipeline.version_of_run import (
     results_of,
     write_if_other,
 )
-from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
 from rayembed.registry.model_card import CARD_FILE, model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
@@ -190,6 +190,9 @@ def _train(
         scores = _train_and_score(run, plans, folders, tracker, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
@@ -350,6 +353,7 @@ def _register(
         run_folder=folders.storage,
         version=version,
         tracking_uri=tracker.tracking_uri,
+        dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
     )
 
 

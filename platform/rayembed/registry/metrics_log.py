@@ -6,9 +6,10 @@ MLflow gets a copy (`tracking.py`); a server that is away loses nothing. Knows n
 import errno
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ KEYS = ("stage", "step", "global_step", "time")
 
 Record = dict[str, Any]
 """One step: `stage` (str), `step` and `global_step` (int, counted from 1 over the stage and over
-the run), `time` (seconds since 1970), and the metrics (float)."""
+the run), `time` (seconds since 1970), and the metrics (float).
+
+JSON has no number for what is not finite: in the file such a metric is the text `nan`, `inf` or
+`-inf`."""
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +75,7 @@ class MetricsLog:
             "time": time.time() if seconds is None else seconds,
             **{name: float(value) for name, value in metrics.items()},
         }
-        line = json.dumps(record, ensure_ascii=False) + "\n"
+        line = _line(record)
         try:
             append_line(self.path, line)
         except OSError as error:
@@ -101,7 +105,7 @@ class MetricsLog:
         Raises:
             ArtifactError: a line other than the last is not JSON.
         """
-        return LogReader(self.path).read()
+        return LogReader(self.path, record_of).read()
 
     def last(self, stage: str | None = None) -> Record | None:
         """The latest step of the stage (None: of the run), or None when there is none."""
@@ -119,15 +123,24 @@ class MetricsLog:
         return self._last
 
     def _rewrite(self, records: list[Record]) -> None:
-        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        write_atomic(self.path, text)
+        write_atomic(self.path, "".join(map(_line, records)))
+
+
+def dropped_steps(records: Iterable[Record]) -> int:
+    """Steps of a run that changed no weights: what the last record of each stage counts."""
+    by_stage = {record["stage"]: record.get("dropped_steps", 0.0) for record in records}
+    return int(sum(by_stage.values()))
 
 
 class LogReader:
-    """Reads what was added to a log since the last call; from the start when it was replaced."""
+    """Reads what was added to a log since the last call; from the start when it was replaced.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        parse: what a line says; raises `ValueError` where it says nothing.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[bytes], Record] = json.loads) -> None:
+        self.path, self._parse = path, parse
         self._file: BufferedReader | None = None
         self._num_lines = 0
 
@@ -149,7 +162,7 @@ class LogReader:
                 return records
             self._num_lines += 1
             try:
-                records.append(json.loads(line))
+                records.append(self._parse(line))
             except ValueError:
                 raise ArtifactError(
                     f"line {self._num_lines} of {str(self.path)!r} is not JSON: {line[:80]!r}; "
@@ -176,6 +189,22 @@ class LogReader:
 
     def __del__(self) -> None:
         self._close()
+
+
+def _line(record: Record) -> str:
+    values = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in record.items()
+    }
+    return json.dumps(values, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def record_of(line: bytes) -> Record:
+    """The step that a line of a metrics log tells of."""
+    return {
+        name: float(value) if isinstance(value, str) and name not in KEYS else value
+        for name, value in json.loads(line).items()
+    }
 
 
 def append_line(path: Path, line: str) -> None:

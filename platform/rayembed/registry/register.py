@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rayembed
+from rayembed.assets.finite import check_finite_files
 from rayembed.errors import ArtifactError
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, allowed_key, as_tracking_error
 from rayembed.registry.tracking import Tracker
@@ -91,7 +92,7 @@ def register(
         description: of the version, in Markdown, such as its card; empty: it stays as it is.
 
     Raises:
-        ArtifactError: the folder is no exported model.
+        ArtifactError: the folder is no exported model, or a weight of it is not finite.
         TrackingError: MLflow is away or refuses; submit the run again and it goes on from here.
     """
     folder = Path(folder)
@@ -100,6 +101,7 @@ def register(
             f"{str(folder)!r} cannot be registered: it is no exported model (modules.json is "
             "missing)"
         )
+    check_finite_files(folder)
     limit_retries()
     check_reachable(tracker.tracking_uri)
     with as_tracking_error(tracker.tracking_uri):

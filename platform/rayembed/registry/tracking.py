@@ -23,6 +23,7 @@ from rayembed.registry.metrics_log import (
     LogReader,
     MetricsLog,
     Record,
+    record_of,
     write_atomic,
 )
 from rayembed.registry.mlflow_run import (
@@ -357,7 +358,7 @@ class Tracker:
         from mlflow.entities import Metric, RunTag
 
         if self._reader is None or log.path != self._reader.path:
-            self._reader = LogReader(log.path)
+            self._reader = LogReader(log.path, record_of)
         if self._sent is None:
             tags = self._client.get_run(self.run_id).data.tags
             self._sent = int(tags.get(SENT_TAG, 0))
@@ -373,7 +374,8 @@ class Tracker:
                 for record in batch
                 for step in [record["global_step"]]
                 for name, value in record.items()
-                if name not in KEYS
+                # Charts have no place for what is not finite; train/dropped_steps tells of it.
+                if name not in KEYS and math.isfinite(value)
             ]
             last = batch[-1]["global_step"]
             # MLflow writes the tag after the metrics. Killed in between, the same points are sent

@@ -85,6 +85,7 @@ class AdaptationJob:
             load=lambda: load_adapted(run, None),
             batches=lambda _: steps,
             run_step=MaskedStep(plan.languages, vocabulary.pad_id),
+            of_step=lambda step: _languages(plan, step),
         )
         engine = train_on_worker(training, surroundings)
         state = whole_weights(engine)
@@ -124,6 +125,11 @@ def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
         save_adapted(load_adapted(run, weights), place, start, run.model)
 
     leave_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+
+
+def _languages(plan: SequencePlan, step: int) -> str:
+    _, codes = plan.read(step, plan.slots(0, 1))
+    return f"the languages {', '.join(sorted(set(codes)))}"
 
 
 def _made_of(run: Adaptation, plan: SequencePlan) -> dict[str, str]:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rayembed.assets.finite import check_finite
 from rayembed.assets.storage import is_full, join, read_bytes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
@@ -40,10 +41,12 @@ class Position:
     run_fingerprint: str
     plan_fingerprint: str
     workers: int
+    dropped_steps: int = 0
+    """Of the steps done, those that changed no weights."""
 
-    def at(self, step: int) -> "Position":
+    def at(self, step: int, dropped_steps: int = 0) -> "Position":
         """The same after `step` steps."""
-        return replace(self, step=step)
+        return replace(self, step=step, dropped_steps=dropped_steps)
 
 
 class Engine(Protocol):
@@ -62,7 +65,7 @@ def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
     """Write this worker's part of a checkpoint; all workers must call it.
 
     Raises:
-        ArtifactError: the disk is full.
+        ArtifactError: the disk is full, or a weight or moment is not finite.
     """
     mine: dict[str, Tensor] = {}
     sizes = [0] * world_size()
@@ -70,6 +73,8 @@ def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
         writer = sizes.index(min(sizes))  # the same on all workers
         sizes[writer] += state["weight"].numel()
         if writer == rank():
+            states = ((f"{name} ({key})", value) for key, value in state.items())
+            check_finite(states, f"the checkpoint of step {position.step}")
             # Copies: they may be views of one buffer, which safetensors refuses.
             for key, value in state.items():
                 mine[f"{name}{_SEPARATOR}{key}"] = value.to("cpu", copy=True)

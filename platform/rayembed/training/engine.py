@@ -1,5 +1,6 @@
 """DeepSpeed around a model: the only place that imports it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -92,13 +93,14 @@ class DeepSpeedEngine:
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
         # Embedding models have two kinds of passes, which must go through the engine alike.
         module: nn.Module = Passable(model) if isinstance(model, EmbeddingModel) else model
-        self._clipping = 0.0
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
-            if not self._zero_stage:
-                # In stage 0 it would clip by the mean of the workers' norms.
-                self._clipping = stage.optimizer.gradient_clipping
-                settings["gradient_clipping"] = 0.0
+        self._clipping = 0.0
+        if not self._zero_stage and not self._bf16:
+            # DeepSpeed does not tell the norm here, would clip to NaN by one that is not finite,
+            # and with experts by the mean of the workers' norms.
+            self._clipping = stage.optimizer.gradient_clipping
+            settings["gradient_clipping"] = 0.0
         self._engine, self._optimizer, *_ = deepspeed.initialize(
             model=module,
             model_parameters=trained,
@@ -120,10 +122,16 @@ class DeepSpeedEngine:
         self._engine.backward(loss)
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """The learning rate used and the norm of the gradient before clipping."""
+        """The learning rate used and the norm of the gradient before clipping.
+
+        Where the norm is not finite, nothing is updated and no update counted; it is the same on
+        all workers. DeepSpeed does so by itself but for fp32 without partitions.
+        """
         rate = set_learning_rates(self._optimizer, learning_rate_factor)
         norm = self._norm_without_partitions()
-        if norm is not None and self._clipping:
+        if norm is not None and not math.isfinite(norm):
+            self._engine.zero_grad()  # what has no gradient is not updated
+        elif norm is not None and self._clipping:
             trained = [p for _, p in self._trainable()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()

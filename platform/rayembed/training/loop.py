@@ -11,6 +11,7 @@ from rayembed.config.course import Course
 from rayembed.distributed.collectives import world_size
 from rayembed.errors import DataError
 from rayembed.models.contract import TrainableModel
+from rayembed.training.dropped import DroppedSteps
 from rayembed.training.schedule import learning_rate_factor
 from rayembed.training.step import StepReport, StepSettings, run_step
 
@@ -30,7 +31,9 @@ class Engine(Protocol):
         ...
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """Update the weights; the learning rate and the gradient's norm."""
+        """Update the weights, unless the gradient's norm is not finite; the learning rate and the
+        norm.
+        """
         ...
 
 
@@ -59,6 +62,7 @@ def train_steps(
     settings: StepSettings,
     *,
     start_step: int,
+    dropped: DroppedSteps,
     on_step: Callable[[StepRecord], None],
     on_checkpoint: Callable[[int], None],
     ends_after: Callable[[int], bool] = lambda step: False,
@@ -69,9 +73,11 @@ def train_steps(
 
     Args:
         batches: this worker's step batches from `start_step` on, in order.
+        dropped: counts the steps whose update was left out.
         on_step: called after each step with its metrics.
         on_checkpoint: called with the number of finished steps, every `checkpoint_every_steps`
-            and after the last.
+            and after the last. Where the step was dropped it is called after the next that was not:
+            nobody knows whether the model still computes, and the last good one must stay.
         ends_after: asked on all workers with the number of finished steps, before a checkpoint of
             them; the answer is the same on all.
         saves_now: asked alike after the other steps: whether a checkpoint is made out of turn.
@@ -79,9 +85,11 @@ def train_steps(
 
     Raises:
         DataError: a batch of another step than the next, or too few batches.
+        DivergenceError: too many steps in a row were dropped.
     """
     engine.model.train()
     expected = start_step
+    due = False
     ended = time.perf_counter()
     for batch in batches:
         if batch.step != expected:
@@ -91,6 +99,7 @@ def train_steps(
         rate, norm = engine.step(learning_rate_factor(batch.step, stage))
         now = time.perf_counter()
         expected += 1
+        dropped.note(expected, report.loss, norm, rate)
         on_step(
             {
                 "stage": stage.name,
@@ -98,6 +107,7 @@ def train_steps(
                 "loss": report.loss,
                 "learning_rate": rate,
                 "grad_norm": norm,
+                "dropped_steps": dropped.count,
                 "seconds": now - ended,
                 "wait_seconds": waited,
                 f"{stage.row_name}_per_second": stage.global_rows / (now - ended),
@@ -109,9 +119,13 @@ def train_steps(
             }
         )
         ended = time.perf_counter()
+        dropped.check(expected)
         ends = ends_after(expected) or expected == stage.steps
-        if ends or expected % stage.checkpoint_every_steps == 0 or saves_now():
+        due = due or ends or expected % stage.checkpoint_every_steps == 0 or saves_now()
+        if due and (not dropped.in_a_row or expected == stage.steps):
             on_checkpoint(expected)
+            dropped.saved(expected)
+            due = False
         if ends:
             return
     raise DataError(f"stage {stage.name!r}: batches ended at step {expected} of {stage.steps}")

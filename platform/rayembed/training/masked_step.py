@@ -17,6 +17,7 @@ from rayembed.errors import DataError
 from rayembed.models.contract import to_device
 from rayembed.models.masked_language import MaskedLanguageModel, Predictions, collate_masked
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.step import StepReport, StepSettings
 
 PERPLEXITY = "perplexity"
@@ -76,7 +77,8 @@ class MaskedStep:
             found: Predictions = engine(to_device(micro, settings.device))
             is_filler = number >= len(cuts)
             share = 0.0 if is_filler else world_size() / masked
-            backward(found.losses.sum() * share, number == num_passes - 1)
+            loss = without_gradient_unless_finite(found.losses.sum() * share)
+            backward(loss, number == num_passes - 1)
             if not is_filler:
                 counts = [len(batch.places[place]) for place in cut]
                 tally.add(found, np.repeat(batch.language[cut], counts))

@@ -1,4 +1,4 @@
-"""Nodes that are announced to be taken away while workers train on them."""
+"""Ends that are announced while workers train: a node is taken away, or the run is stopped."""
 
 import time
 from collections.abc import Callable
@@ -11,10 +11,10 @@ LOOK_SECONDS = 5.0
 
 
 class Notice:
-    """Tells once, after which step workers learnt that a node of theirs will be taken away.
+    """Tells once, after which step workers learnt that they will be ended.
 
     Args:
-        announced: whether one will; all workers ask together and get the same answer.
+        announced: whether they will; all workers ask together, and it counts if one of them knows.
         device: of messages between workers.
     """
 
@@ -34,5 +34,5 @@ class Notice:
         if self._announced or not largest(int(due), self._device):
             return False
         self._looked = time.monotonic()
-        self._announced = self._ask()
+        self._announced = bool(largest(int(self._ask()), self._device))
         return self._announced

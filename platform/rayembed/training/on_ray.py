@@ -13,7 +13,7 @@ import ray.data
 import ray.train
 import ray.train.collective
 from ray.autoscaler.sdk import request_resources
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
@@ -53,6 +53,12 @@ from rayembed.training.failures.on_ray import (
 from rayembed.training.loop import StepRecord
 from rayembed.training.on_worker import Job, Surroundings
 from rayembed.training.progress import Progress
+from rayembed.training.stopping.on_ray import (
+    Saving,
+    StoppableTrainer,
+    end_with_checkpoint,
+    is_stopped,
+)
 from rayembed.training.validation.on_ray import Validation, ValidationOnRay
 from rayembed.training.worker import StageJob
 
@@ -139,16 +145,18 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     return answer
 
 
-class _MetricsSink:
+class _MetricsSink(Saving):
     """The only writer of a run's metrics log, on the node of the driver."""
 
     def __init__(self, path: str, place: str | None) -> None:
+        super().__init__()
         self._log = MetricsLog(path)
         self._place = place
 
     def append(self, record: StepRecord, offset: int) -> None:
         metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
         self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
+        self.trains = True
 
     def keep(self) -> None:
         """Copy the log to its place in storage."""
@@ -212,7 +220,7 @@ def train_on_ray(
 
 def _trainer(
     job: Job, folder: str, metrics_log: Path, offset: int, metrics_place: str | None
-) -> tuple[TorchTrainer, Any]:
+) -> tuple[StoppableTrainer, Any]:
     """What runs the job's workers, and the actor that takes their metrics."""
     placement = job.placement
     _wait_for_workers(placement)
@@ -221,7 +229,7 @@ def _trainer(
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage_for_ray(folder)
     workers = placement.fewest_workers, placement.workers
-    make = partial(ElasticTrainer, job=job) if placement.is_elastic else TorchTrainer
+    make = partial(ElasticTrainer, job=job) if placement.is_elastic else StoppableTrainer
     trainer = make(
         _worker,
         train_loop_config={"input": _WorkerInput(job, sink, offset)},
@@ -249,15 +257,18 @@ def _trainer(
     return trainer, sink
 
 
-def _fit(trainer: TorchTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
+def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
     with Progress(job.course, metrics_log):
         try:
             _train_to_the_end(trainer, job, join(folder, _TRAIN))
+        except KeyboardInterrupt:
+            end_with_checkpoint(trainer, sink, job.course.name)
+            raise
         finally:
             ray.kill(sink)
 
 
-def _train_to_the_end(trainer: TorchTrainer, job: Job, checkpoints: str) -> None:
+def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> None:
     """Return when the workers are done, also after deaths of Train's controller.
 
     Train starts workers again by itself, but nobody its controller, with which the workers go.
@@ -408,6 +419,7 @@ def _train_on_worker(given: _WorkerInput) -> None:
                 checkpoint=ray.train.Checkpoint.from_directory(str(part)),
                 checkpoint_dir_name=checkpoint_name(step),
             )
+            given.sink.saved.remote(step, ray.train.get_context().get_world_size())
         except OSError as error:
             if not is_full(error):
                 raise
@@ -416,6 +428,9 @@ def _train_on_worker(given: _WorkerInput) -> None:
                 "there, then submit the run again under the same name: it goes on from the "
                 "checkpoint before."
             ) from error
+
+    def leaving() -> bool:
+        return ray.train.get_preemption_info() is not None or is_stopped(given.sink)
 
     def report_step(record: StepRecord) -> None:
         pending.append(given.sink.append.remote(record, given.offset))
@@ -432,18 +447,13 @@ def _train_on_worker(given: _WorkerInput) -> None:
         filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
     surroundings = Surroundings(
-        *(stream_made, None, report_checkpoint, report_step, of_other_run, _leaving)
+        *(stream_made, None, report_checkpoint, report_step, of_other_run, leaving)
     )
     if checkpoint is None:
         job.train(surroundings)
     else:
         with checkpoint.as_directory() as folder:
             job.train(replace(surroundings, checkpoint=Path(folder)))
-
-
-def _leaving() -> bool:
-    """Whether Ray was told that a node of these workers will be taken away."""
-    return ray.train.get_preemption_info() is not None
 
 
 def _here() -> NodeAffinitySchedulingStrategy:

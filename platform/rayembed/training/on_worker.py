@@ -25,6 +25,7 @@ from rayembed.training.checkpoint import (
     save_checkpoint,
     seed_worker,
 )
+from rayembed.training.dropped import DroppedSteps, mean_of_finite
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.loop import RunStep, StepRecord, train_steps
@@ -53,7 +54,7 @@ class Surroundings:
     of_other_run: bool = False
     """Whether the checkpoint is `Job.start_checkpoint`."""
     leaving: Callable[[], bool] = lambda: False
-    """Whether a node of the workers is announced to be taken away; all of them ask together."""
+    """Whether this worker knows that training is to be ended; all of them ask together."""
 
 
 class Job(Protocol):
@@ -114,6 +115,8 @@ class Training:
     batches: Callable[[Any], Make]
     """What makes the batches of the model."""
     run_step: RunStep
+    of_step: Callable[[int], str]
+    """What the batch of a step, from 0, was drawn from, in words."""
     validation: WorkerValidation | None = None
 
 
@@ -141,12 +144,20 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     seed_worker(training.seed, training.number)
     budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
     engine = DeepSpeedEngine(model, course, placement, training.dtype, world_size())
-    start = 0
+    start = dropped_before = 0
     if checkpoint is not None:
         checkpoint.restore(engine)
-        start = checkpoint.position.step
+        start, dropped_before = checkpoint.position.step, checkpoint.position.dropped_steps
         logger.info("stage %s goes on after step %d", course.name, start)
     notice = Notice(surroundings.leaving, device)
+    dropped = DroppedSteps(
+        course,
+        placement.end_after_dropped_steps,
+        training.of_step,
+        count=dropped_before,
+        saved=start,
+        tells=rank() == 0,
+    )
     losses: list[float] = []
 
     def on_step(record: StepRecord) -> None:
@@ -157,8 +168,8 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     def on_checkpoint(step: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         try:
-            save_checkpoint(folder, engine, position.at(step))
-            surroundings.report_checkpoint(folder, step, sum(losses) / len(losses))
+            save_checkpoint(folder, engine, position.at(step, dropped.count))
+            surroundings.report_checkpoint(folder, step, mean_of_finite(losses))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         losses.clear()
@@ -172,6 +183,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
             course,
             StepSettings(budget, placement.grad_cache, device, training.seed),
             start_step=start,
+            dropped=dropped,
             on_step=on_step,
             on_checkpoint=on_checkpoint,
             ends_after=lambda step: validation is not None and validation.after(step, engine),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rayembed.config.course import Course
 from rayembed.registry.metrics_log import MetricsLog
+from rayembed.training.dropped import mean_of_finite
 from rayembed.training.loop import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -64,16 +65,18 @@ class Progress:
         recent = mine[-20:]
         rows = self._stage.row_name
         seconds = sum(r["seconds"] for r in recent) / len(recent)
+        dropped = mine[-1].get("dropped_steps", 0)  # logs of earlier versions have none
         left = timedelta(seconds=round((self._stage.steps - mine[-1]["step"]) * seconds))
         logger.info(
-            "stage %s  step %d/%d  loss %.3f  lr %.2e  %.1f %s/s  %.0f tokens/s  %s left",
+            "stage %s  step %d/%d  loss %.3f  lr %.2e  %.1f %s/s  %.0f tokens/s  %s left%s",
             self._stage.name,
             mine[-1]["step"],
             self._stage.steps,
-            sum(r["loss"] for r in recent) / len(recent),
+            mean_of_finite([r["loss"] for r in recent]),
             mine[-1]["learning_rate"],
             sum(r[f"{rows}_per_second"] for r in recent) / len(recent),
             rows,
             sum(r["tokens"] for r in recent) / sum(r["seconds"] for r in recent),
             left,
+            f"  {dropped:.0f} dropped" if dropped else "",
         )

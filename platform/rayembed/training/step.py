@@ -38,6 +38,7 @@ from rayembed.models.micro_batches import (
     places_in_row_order,
 )
 from rayembed.training.context import context_passes, context_rows
+from rayembed.training.dropped import without_gradient_unless_finite
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def run_step(
             total = sum_with_gradient(statistics)
             loss = loss + model.auxiliary_loss(total)
             metrics.update(model.statistics_metrics(total.detach()))
-        return loss
+        return without_gradient_unless_finite(loss)
 
     method = backward_with_cache if settings.grad_cache else backward_in_one_graph
     if num_passes == 1 and not model.uses_context:

@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import read_bytes, write_atomic
 from rayembed.config.model import pretrained_parts
@@ -25,8 +26,10 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
     """Write a file whose header holds what it was made of and a digest of its tensors.
 
     Raises:
+        ArtifactError: a weight is not finite.
         StorageError: as `write_atomic`.
     """
+    check_finite(state.items(), f"the weights {path!r}")
     metadata = {**made_of, _CONTENT: content_of(state)}
     write_atomic(path, safetensors.torch.save(state, metadata=metadata))
 

@@ -94,6 +94,7 @@ class StageJob:
                 plan, as_read_by(self.stage, model.tokenizer), rank(), world_size()
             ),
             run_step=run_step,
+            of_step=lambda step: _datasets(plan, step),
             validation=validation,
         )
         engine = train_on_worker(training, surroundings)
@@ -101,6 +102,11 @@ class StageJob:
             state = whole_weights(engine)
             if rank() == 0:
                 write_weights(self.weights, state, made_of)
+
+
+def _datasets(plan: BatchPlan, step: int) -> str:
+    names = sorted({pair.dataset for pair in plan.read_pairs(step)})
+    return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
 
 
 def _validation(job: StageJob, made_of: Mapping[str, str]) -> WorkerValidation | None:

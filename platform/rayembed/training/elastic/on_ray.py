@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 import ray.train
-from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import InsufficientClusterResourcesError
 from ray.train.v2._internal.execution.controller.state import ReschedulingState, RunningState
 from ray.train.v2._internal.execution.scaling_policy import (
@@ -26,6 +25,7 @@ from rayembed.config.worker_numbers import worker_numbers
 from rayembed.training.capacity import Node, most_workers, workers_that_fit
 from rayembed.training.failures.on_ray import FAILED_STARTS
 from rayembed.training.on_worker import Job
+from rayembed.training.stopping.on_ray import StoppableTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def leaving_nodes() -> set[str]:
     return set(ray._private.state.state.get_draining_nodes())
 
 
-class ElasticTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
+class ElasticTrainer(StoppableTrainer):
     """Ray Train's trainer whose workers are as many as `ElasticPolicy` finds room for."""
 
     def __init__(self, train: Callable[..., None], *, job: Job, **settings: Any) -> None:

@@ -1,0 +1,59 @@
+"""Weights are finite numbers: asked of tensors before they are written, and of files before they
+are handed on.
+
+One pass over the numbers, without a copy of them.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayembed.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def is_finite(tensor: "Tensor") -> bool:
+    """Whether every number of a tensor is finite."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return True
+    lowest, highest = tensor.detach().aminmax()  # what is no number makes both so
+    return bool(lowest.isfinite() & highest.isfinite())
+
+
+def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
+    """Return when every number of the named tensors is finite.
+
+    Args:
+        what: the whole that they are of, for the message.
+
+    Raises:
+        ArtifactError: one is not; names the first such tensor.
+    """
+    for name, tensor in tensors:
+        if not is_finite(tensor):
+            wrong = int((~tensor.isfinite()).sum())
+            raise ArtifactError(
+                f"{what}: {wrong:,} of the {tensor.numel():,} numbers of {name!r} are not finite "
+                "(NaN or infinite), so nothing can be computed with it and it is not handed on. "
+                "Training has diverged, or its start was such: lower the learning rate, or warm up "
+                "longer, and train under another --name"
+            )
+
+
+def check_finite_files(folder: Path) -> None:
+    """Return when every number in the safetensors files of a model's folder is finite.
+
+    Raises:
+        ArtifactError: one is not, or a file is damaged.
+    """
+    import safetensors
+
+    for path in sorted(folder.rglob("*.safetensors")):
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                names = file.keys()
+                check_finite(((n, file.get_tensor(n)) for n in names), f"the model {str(path)!r}")
+        except (OSError, safetensors.SafetensorError) as error:
+            raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error

@@ -1,0 +1,78 @@
+"""A job that is asked to stop says so at once, ends in order, and at the second time at once.
+
+Libraries put handlers of their own in place of these: Ray one for SIGTERM, which ends in addresses
+of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_STDERR = 2
+
+
+@dataclass
+class Hearing:
+    """What was heard."""
+
+    number: int | None = None
+    """Of the signal; None: there was none."""
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that was stopped: 128 and the signal's number, as shells have it."""
+        return 128 + (self.number or signal.SIGINT)
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal.
+
+        Raises:
+            KeyboardInterrupt: it is the first one; another one ends the process here.
+        """
+        if self.number is not None:
+            os._exit(128 + number)
+        self.number = number
+        name = signal.Signals(number).name
+        # Past Python's own buffer, which may be in use where the signal comes.
+        line = f"\n{name}: the job is stopped in order; the same once more ends it at once\n"
+        os.write(_STDERR, line.encode())
+        raise KeyboardInterrupt
+
+
+_current: list[Hearing] = []
+
+
+@contextmanager
+def hearing() -> Iterator[Hearing]:
+    """SIGINT and SIGTERM become `KeyboardInterrupt` inside the block, told at once.
+
+    After one was heard the handlers stay, so that a second one ends what takes long to end. In
+    another thread than the main one nothing is heard.
+    """
+    heard = Hearing()
+    if threading.current_thread() is not threading.main_thread():
+        yield heard
+        return
+    former = {number: signal.getsignal(number) for number in _SIGNALS}
+    _current.append(heard)
+    keep_hearing()
+    try:
+        yield heard
+    finally:
+        _current.remove(heard)
+        if heard.number is None:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+def keep_hearing() -> None:
+    """Put the handlers of the block back in place, where a library has set others since."""
+    if _current and threading.current_thread() is threading.main_thread():
+        for number in _SIGNALS:
+            signal.signal(number, _current[-1].hear)

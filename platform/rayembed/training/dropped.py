@@ -1,0 +1,112 @@
+"""Steps that change nothing, because their loss or their gradient is not a finite number.
+
+One NaN in an update would be in all weights after it. Such a step is dropped on all workers, for
+every ZeRO stage and type alike: weights, moments and the optimiser's count of updates stay as they
+are, and the next step has the learning rate and the batch that it would have had. What decides is
+the norm of the gradient of all workers, which each of them has anyway: it is the same on all, and
+it is not finite when one number of one worker is not. A loss that is not finite makes it so.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rayembed.config.course import Course
+from rayembed.errors import DivergenceError
+
+logger = logging.getLogger(__name__)
+
+_AT_THE_END = 2
+"""Dropped steps in a row with which no stage ends well: one may be a matter of its batch."""
+
+
+def without_gradient_unless_finite(loss: Tensor) -> Tensor:
+    """The loss; one that is not finite sends back NaN, where its own gradient could be finite.
+
+    It asks no device for the loss.
+    """
+    return loss * torch.ones_like(loss).masked_fill(~loss.detach().isfinite(), math.nan)
+
+
+def mean_of_finite(values: Sequence[float]) -> float:
+    """The mean of the finite ones; NaN where there is none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+class DroppedSteps:
+    """Counts a stage's dropped steps, warns of the first, and ends the run after many in a row.
+
+    Args:
+        limit: how many in a row.
+        of_step: names what the batch of a step (from 0) was drawn from.
+        count: those that were dropped before, up to the checkpoint that training goes on from.
+        saved: step of that checkpoint; 0: there is none.
+        tells: whether this worker is the one that warns.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        limit: int,
+        of_step: Callable[[int], str],
+        *,
+        count: int = 0,
+        saved: int = 0,
+        tells: bool = True,
+    ) -> None:
+        self._course, self._limit, self._of_step = course, limit, of_step
+        self._saved, self._tells = saved, tells
+        self.count = count
+        """Of the stage, up to the last step."""
+        self.in_a_row = 0
+        """Up to the last step."""
+        self._last = ""
+
+    def note(self, step: int, loss: float, norm: float, rate: float) -> None:
+        """Take what came of a step, numbered from 1."""
+        if math.isfinite(norm):
+            self.in_a_row = 0
+            return
+        self.count += 1
+        self.in_a_row += 1
+        self._last = f"loss {loss:.4g}, gradient norm {norm:.4g}, learning rate {rate:.3g}"
+        if self.count == 1 and self._tells:
+            logger.warning(
+                "stage %s: step %d is dropped (%s; its batch is of %s): no weight is changed by "
+                "it. Further ones are counted as dropped_steps; %d in a row end the run.",
+                *(self._course.name, step, self._last, self._of_step(step - 1), self._limit),
+            )
+
+    def saved(self, step: int) -> None:
+        """A checkpoint was made."""
+        self._saved = step
+
+    def check(self, step: int) -> None:
+        """Return unless there were too many in a row up to the step, also for the stage's last one.
+
+        Raises:
+            DivergenceError: there were; the same on all workers.
+        """
+        is_last = step == self._course.steps
+        if self.in_a_row < (min(self._limit, _AT_THE_END) if is_last else self._limit):
+            return
+        name, first = self._course.name, step - self.in_a_row + 1
+        which = f"the steps {first} to {step} were" if first < step else f"step {step} was"
+        kept = (
+            f"The checkpoint of step {self._saved} is kept"
+            if self._saved
+            else "No checkpoint was made before"
+        )
+        raise DivergenceError(
+            f"stage {name!r}: {which} dropped, because loss or gradient are not finite numbers; "
+            f"{'the stage cannot end so' if is_last else 'so many in a row end the run'} "
+            f"(placement.end_after_dropped_steps={self._limit}). The last one: {self._last}, its "
+            f"batch of {self._of_step(step - 1)}. {kept}; no weights were handed on. Most often "
+            "the learning rate is too high: lower optimizer.learning_rate or raise "
+            "optimizer.warmup_steps, and train under another --name. If only some batches do it, "
+            "look at their rows (jobs/trace_batch.py) and take out what is broken there."
+        )

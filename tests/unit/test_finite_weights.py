@@ -1,0 +1,118 @@
+"""No weight that is not finite is written, handed on, exported or registered."""
+
+import json
+import math
+
+import pytest
+import safetensors.torch
+import torch
+from tiny_models import save_encoder
+
+from rayembed.assets.finite import check_finite, check_finite_files, is_finite
+from rayembed.config.model import BiEncoderConfig
+from rayembed.config.settings import parse
+from rayembed.errors import ArtifactError
+from rayembed.models.build import build_model
+from rayembed.models.weight_files import load_weights
+from rayembed.registry.register import register
+from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
+from rayembed.training.weights import read_made_of, write_weights
+
+WRONG = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("value", WRONG)
+def test_one_number_is_seen(dtype, value):
+    tensor = torch.randn(7, 5).to(dtype)
+    assert is_finite(tensor)
+    tensor[3, 2] = value
+    assert not is_finite(tensor)
+    assert not is_finite(tensor[3].requires_grad_())
+
+
+def test_what_has_no_such_numbers_is_finite():
+    assert is_finite(torch.zeros(0))
+    assert is_finite(torch.arange(3))
+    assert is_finite(torch.tensor([True]))
+    largest = torch.finfo(torch.float32).max
+    assert is_finite(torch.full((9,), largest)), "their sum would not be"
+
+
+def test_the_message_names_the_tensor_and_counts():
+    bad = torch.tensor([1.0, math.nan, math.inf])
+    with pytest.raises(ArtifactError, match=r"the thing: 2 of the 3 numbers of 'b' are not finite"):
+        check_finite([("a", torch.ones(2)), ("b", bad)], "the thing")
+
+
+class Engine:
+    def __init__(self, **state):
+        self.state = state
+
+    def optimizer_state(self):
+        yield "layer", self.state
+
+
+@pytest.mark.parametrize("key", ["weight", "exp_avg", "exp_avg_sq"])
+def test_a_checkpoint_is_refused(tmp_path, key):
+    state = {name: torch.ones(3) for name in ("weight", "exp_avg", "exp_avg_sq", "step")}
+    position = expected_position("s", "run", "plan").at(6, 2)
+    save_checkpoint(tmp_path, Engine(**state), position)
+    assert find_damage(str(tmp_path)) is None
+    assert json.loads((tmp_path / "position.json").read_text())["dropped_steps"] == 2
+    state[key] = torch.tensor([1.0, math.nan, 1.0])
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ArtifactError, match=rf"checkpoint of step 6: 1 of the 3.*layer \({key}\)"):
+        save_checkpoint(other, Engine(**state), position)
+    assert list(other.iterdir()) == []
+
+
+def test_weights_of_a_stage_are_refused(tmp_path):
+    path = str(tmp_path / "weights.safetensors")
+    write_weights(path, {"a": torch.ones(2)}, {"run": "this"})
+    content = read_made_of(path)
+    with pytest.raises(ArtifactError, match="'a' are not finite"):
+        write_weights(path, {"a": torch.tensor([1.0, math.inf])}, {"run": "this"})
+    assert read_made_of(path) == content
+
+
+@pytest.mark.parametrize("projections", [[], [{"width": 8}]], ids=["backbone", "head"])
+def test_an_export_is_refused_and_what_lies_there_stays(tmp_path, projections):
+    values = {
+        "backbone": {"path": "given", "dtype": "float32"},
+        "query_max_length": 16,
+        "document_max_length": 16,
+        "projections": projections,
+    }
+    folders = {"backbone": save_encoder(tmp_path / "base")}
+    model = build_model(parse(BiEncoderConfig, values), folders, seed=0)
+    folder = tmp_path / "model"
+    model.save(folder)
+    check_finite_files(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
+    with torch.no_grad():
+        list(model.parameters())[-1].view(-1)[0] = math.nan
+    with pytest.raises(ArtifactError, match="are not finite"):
+        model.save(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*.safetensors")} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_is_not_registered(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "0_Part").mkdir(parents=True)
+    (folder / "modules.json").write_text("[]")
+    path = folder / "0_Part" / "model.safetensors"
+    safetensors.torch.save_file({"a": torch.tensor([math.nan])}, path)
+    given = {"scores": {}, "weights_fingerprint": "1", "dimensions": (1,), "global_step": 1}
+
+    def put():
+        register(folder, "m", tracker=None, instruction_template=None, tags={}, **given)
+
+    with pytest.raises(ArtifactError, match=r"model\.safetensors.*'a' are not finite"):
+        put()
+    safetensors.torch.save_file({"a": torch.ones(1)}, path)
+    assert load_weights(path)["a"] == 1.0
+    with pytest.raises(AttributeError):  # the control: then MLflow is asked, which is not there
+        put()

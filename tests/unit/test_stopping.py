@@ -1,0 +1,118 @@
+"""A job that is asked to stop: told at once, ended with the signal's code, the second time hard."""
+
+import inspect
+import signal
+
+import pytest
+
+from rayembed.errors import ConfigError, DataError
+from rayembed.pipeline import stopping
+from rayembed.pipeline.command_line import exit_code
+from rayembed.pipeline.stopping import hearing, keep_hearing
+from rayembed.training.on_ray import _MetricsSink
+from rayembed.training.stopping.on_ray import StoppableTrainer
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Those of the test run are back afterwards."""
+    former = {number: signal.getsignal(number) for number, _ in SIGNALS}
+    yield former
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_a_signal_is_told_and_ends_with_its_code(number, code, capfd):
+    ended = []
+
+    def work():
+        try:
+            signal.raise_signal(number)
+        finally:
+            ended.append(True)
+
+    assert exit_code(work, stopped="stopped; go on so") == code
+    first, last = capfd.readouterr().err.strip().splitlines()
+    assert first.startswith(f"{number.name}: the job is stopped in order")
+    assert last == "stopped; go on so"
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("error", [DataError, RuntimeError])
+def test_an_error_that_comes_of_the_stop_is_not_told(error, capfd):
+    def work():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise error("a worker is gone") from None
+
+    assert exit_code(work) == 143
+    assert "gone" not in capfd.readouterr().err
+
+
+def test_other_ends_are_as_they_were(capfd, handlers):
+    def fails(error):
+        raise error
+
+    assert exit_code(lambda: None) == 0
+    assert exit_code(lambda: 3) == 3
+    assert exit_code(lambda: fails(DataError("bad"))) == 1
+    assert exit_code(lambda: fails(ConfigError("bad"))) == 2
+    with pytest.raises(ZeroDivisionError):
+        exit_code(lambda: fails(ZeroDivisionError()))
+    assert exit_code(lambda: fails(KeyboardInterrupt())) == 130  # a library's own handler
+    assert {number: signal.getsignal(number) for number, _ in SIGNALS} == handlers
+
+
+def test_the_second_signal_ends_the_process(monkeypatch):
+    ends = []
+    monkeypatch.setattr(stopping.os, "_exit", ends.append)
+    with pytest.raises(KeyboardInterrupt), hearing():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):  # only because the process has not ended here
+        signal.raise_signal(signal.SIGTERM)
+    assert ends == [143]
+
+
+def test_a_librarys_handler_is_replaced_again():
+    with hearing() as heard:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.number is None, "the control"
+        keep_hearing()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert heard.exit_code == 143
+
+
+def test_where_nothing_is_heard_handlers_stay(handlers):
+    keep_hearing()
+    assert {number: signal.getsignal(number) for number, _ in SIGNALS} == handlers
+
+
+def test_a_checkpoint_is_whole_when_all_workers_have_saved(tmp_path):
+    sink = _MetricsSink(str(tmp_path / "metrics.jsonl"), None)
+    assert sink.stop() is False, "nobody trains yet"
+    sink.append({"stage": "s", "step": 1, "loss": 1.0}, 0)
+    sink.saved(1, 2)
+    assert sink.stop() is True
+    assert sink.stops()
+    sink.saved(1, 2)
+    assert sink.saved_step() == 0, "one of its parts was written before"
+    sink.saved(2, 2)
+    sink.saved(2, 2)
+    assert sink.saved_step() == 2
+
+
+def test_ray_train_gives_its_controller_where_it_would_take_sigint():
+    """Another version of Ray may do so elsewhere."""
+    trains = inspect.getsource(StoppableTrainer._initialize_and_run_controller)
+    assert "self._register_sigint_handler(controller)" in trains
+    before = signal.getsignal(signal.SIGINT)
+    trainer = StoppableTrainer.__new__(StoppableTrainer)
+    trainer._register_sigint_handler("controller")
+    assert trainer._controller == "controller"
+    assert signal.getsignal(signal.SIGINT) is before
