@@ -1,7 +1,8 @@
-"""NV-Embed's forward pass against plain matrix products, on random weights in published names.
+"""NV-Embed's tokens and forward pass against plain ones, on random weights in published names.
 
-The reference uses neither transformers nor a module of rayembed: own RMSNorm, rotary embedding,
-grouped-query attention, SwiGLU, layer norm, latent attention, masked mean.
+The reference uses neither transformers nor a module of rayembed: tokenizer.json as it is written,
+own RMSNorm, rotary embedding, grouped-query attention, SwiGLU, layer norm, latent attention, masked
+mean.
 """
 
 import json
@@ -12,21 +13,41 @@ import pytest
 import safetensors.torch
 import torch
 from mteb.types import PromptType
-from tiny_models import metaspace_tokenizer
+from tiny_models import save_mistral_tokenizer
+from tokenizers import Tokenizer
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import BackboneConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.model_spec import make_spec
+from rayembed.models.build import make_tokenizer
+from rayembed.models.encoding import encode
 from rayembed.models.latent_attention import PaperLatentAttention
 from rayembed.models.load import load_model
 from rayembed.models.nvembed import NVEmbed
 from rayembed.models.nvidia_checkpoint import empty_nvembed, load_nvidia_checkpoint
+from rayembed.models.sentence_module import as_sentence_transformer
 
-HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 32, 3, 4, 2, 56, 320
+HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 32, 3, 4, 2, 56, 512
 LATENTS, CROSS_HEADS, CROSS_DIM, MULT = 6, 3, 20, 2
 TASK = "Given a question, retrieve passages that answer it"
+HEAD = f"Instruct: {TASK}\nQuery: "
+
+ORDINARY = ("are cats larger than dogs", "Paris")
+AFTER_A_LONE_SPACE = (
+    "7 wonders",
+    "ñandú",
+    "日本",
+    "한국",
+    "مصر",
+    "🙂 cats",
+    "\ncats",
+    " cats",
+    "(cats)",
+    "",
+)
+"""Texts whose first word does not take the template's trailing space into its token."""
 
 
 def published_weights(seed=0):
@@ -82,14 +103,11 @@ def layer_norm(x, weight, bias):
 def rotate(x):
     """Rotary positions of one head's vectors (T, E), halves paired, base 10000."""
     tokens, size = x.shape
-    turned = x.clone()
-    for t in range(tokens):
-        for j in range(size // 2):
-            angle = t / 10000 ** (2 * j / size)
-            a, b = x[t, j], x[t, j + size // 2]
-            turned[t, j] = a * math.cos(angle) - b * math.sin(angle)
-            turned[t, j + size // 2] = b * math.cos(angle) + a * math.sin(angle)
-    return turned
+    rates = 10000.0 ** (-2 * torch.arange(size // 2, dtype=torch.float64) / size)
+    angles = torch.arange(tokens, dtype=torch.float64)[:, None] * rates
+    cos, sin = angles.cos().float(), angles.sin().float()
+    a, b = x[:, : size // 2], x[:, size // 2 :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def trunk(w, ids):
@@ -191,29 +209,47 @@ def published(tmp_path_factory):
     }
     config = {"model_type": "nvembed", "text_config": text, "latent_attention_config": latent}
     (folder / "config.json").write_text(json.dumps(config))
-    metaspace_tokenizer(add_bos=True).save_pretrained(folder)
+    save_mistral_tokenizer(folder)
     return folder, w
 
 
-def texts_with_reference_tokens(tokenizer):
-    """Ids and pool masks spelled out: BOS, instruction, text, EOS."""
-    backend = metaspace_tokenizer().backend_tokenizer
-    query = f"Instruct: {TASK}\nQuery: are cats larger than dogs"
-    encoded = backend.encode(query)
-    start = query.index("are cats")
-    kept = [False] + [end > start for _, end in encoded.offsets] + [True]
-    document = backend.encode("the quick brown fox").ids
-    return (
-        ([1, *encoded.ids, 2], kept),
-        ([1, *document, 2], [True] * (len(document) + 2)),
+def released_tokens(folder, text, head="", max_length=512):
+    """Ids and which are pooled, by the released code's way.
+
+    The text with EOS in letters behind it, cut at the end; then as many positions from the first
+    one, which is BOS, are left out as the head by itself has tokens without BOS.
+    """
+    own = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = own.encode(f"{head}{text}</s>").ids[:max_length]
+    left_out = len(own.encode(head, add_special_tokens=False).ids)
+    return ids, [place >= left_out for place in range(len(ids))]
+
+
+def paper_tokens(folder, text, head="", max_length=512):
+    """Ids and which are pooled, by the paper's words: no token of the head is, EOS always is."""
+    own = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(
+        head + text, add_special_tokens=False
     )
+    ids, ends = own.ids[: max_length - 2], [end for _, end in own.offsets[: max_length - 2]]
+    return [1, *ids, 2], [not head, *(end > len(head) for end in ends), True]
 
 
-def check_against(model, embed):
+def reference_tokens(folder):
+    """Of a query with instruction and a document, for which paper and released code agree."""
+    found = [
+        released_tokens(folder, "are cats larger than dogs", HEAD),
+        released_tokens(folder, "the quick brown fox"),
+    ]
+    assert found[0] == paper_tokens(folder, "are cats larger than dogs", HEAD)
+    assert found[1] == paper_tokens(folder, "the quick brown fox")
+    return found
+
+
+def check_against(folder, model, embed):
     """Embeddings of a query with instruction and of a document, in one padded micro-batch."""
     queries = model.tokenizer(["are cats larger than dogs"], "query", [TASK])
     documents = model.tokenizer(["the quick brown fox"], "document")
-    reference = texts_with_reference_tokens(model.tokenizer)
+    reference = reference_tokens(folder)
     for tokens, (ids, kept) in zip(queries + documents, reference, strict=True):
         assert tokens["input_ids"].tolist() == ids
         assert tokens["pool_mask"].tolist() == kept
@@ -226,7 +262,9 @@ def check_against(model, embed):
 def test_released_form_equals_reference(published):
     folder, w = published
     model = load_nvidia_checkpoint(folder, dtype="float32")
-    check_against(model, lambda i, kept: pooled(released_latent_attention(w, trunk(w, i)), kept))
+    check_against(
+        folder, model, lambda i, kept: pooled(released_latent_attention(w, trunk(w, i)), kept)
+    )
 
 
 def test_the_reference_has_teeth(published):
@@ -238,14 +276,16 @@ def test_the_reference_has_teeth(published):
         return pooled(released_latent_attention(w, trunk(w, ids)), [True] * len(kept))
 
     with pytest.raises(AssertionError):
-        check_against(model, all_pooled)
+        check_against(folder, model, all_pooled)
     swapped = dict(w)
     for name in ("weight", "bias"):
         key = f"latent_attention_model.cross_attend_blocks.1.fn.net.0.{name}"
         swapped[key] = torch.cat([w[key][MULT * HIDDEN :], w[key][: MULT * HIDDEN]])
     with pytest.raises(AssertionError):
         check_against(
-            model, lambda i, k: pooled(released_latent_attention(swapped, trunk(swapped, i)), k)
+            folder,
+            model,
+            lambda i, k: pooled(released_latent_attention(swapped, trunk(swapped, i)), k),
         )
 
 
@@ -259,7 +299,91 @@ def test_paper_form_equals_reference(published):
     )
     model = NVEmbed(config, released.backbone, pooling, released.tokenizer).eval()
     own = {name: value.detach() for name, value in pooling.state_dict().items()}
-    check_against(model, lambda i, k: pooled(paper_latent_attention(own, trunk(w, i), 4), k))
+    check_against(
+        folder, model, lambda i, k: pooled(paper_latent_attention(own, trunk(w, i), 4), k)
+    )
+
+
+def paper_layout(folder, released, **lengths):
+    """The same weights with the paper's tokens."""
+    config = released.config.model_copy(update={"token_layout": "paper", **lengths})
+    tokenizer = make_tokenizer(config, folder)
+    return NVEmbed(config, released.backbone, released.pooling, tokenizer).eval()
+
+
+def embedded(model, text, role="query", instruction=TASK):
+    return torch.from_numpy(
+        encode(model, [text], role=role, instruction=instruction, allow_empty=True)[0]
+    )
+
+
+def published_vector(w, ids, kept):
+    return pooled(released_latent_attention(w, trunk(w, ids)), kept)
+
+
+@pytest.mark.parametrize("text", [*ORDINARY, *AFTER_A_LONE_SPACE])
+def test_queries_are_pooled_as_published(published, text):
+    folder, w = published
+    model = load_nvidia_checkpoint(folder, dtype="float32")
+    ids, kept = released_tokens(folder, text, HEAD)
+    found = embedded(model, text)
+    assert (found - published_vector(w, ids, kept)).abs().max() < 1e-5  # fp32 rounding
+    ids, kept = paper_tokens(folder, text, HEAD)
+    paper = embedded(paper_layout(folder, model), text)
+    assert (paper - published_vector(w, ids, kept)).abs().max() < 1e-5
+    # The control: they are the same where the space is in the first word's token, and only there.
+    assert (found @ paper > 1 - 1e-6) == (text in ORDINARY)
+    assert (found @ paper < 0.9999) == (text in AFTER_A_LONE_SPACE)
+
+
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_texts_over_the_length_lose_their_eos_as_published(published, role):
+    folder, w = published
+    model = load_nvidia_checkpoint(folder, dtype="float32", max_length=28)
+    instruction, head = (TASK, HEAD) if role == "query" else ("", "")
+    paper = paper_layout(folder, model)
+    room = 28 - len(released_tokens(folder, "", head)[0])
+    for words in (room, room + 1, room + 9):
+        text = " ".join(["fox"] * words)
+        ids, kept = released_tokens(folder, text, head, 28)
+        assert (ids[-1] == 2) == (words <= room + bool(head))
+        found = embedded(model, text, role, instruction)
+        assert (found - published_vector(w, ids, kept)).abs().max() < 1e-5  # fp32 rounding
+        ids, kept = paper_tokens(folder, text, head, 28)
+        assert ids[-1] == 2
+        other = embedded(paper, text, role, instruction)
+        assert (other - published_vector(w, ids, kept)).abs().max() < 1e-5
+        # The control: they differ where EOS is lost, and only there.
+        assert (found @ other < 0.9999) == (words > room + bool(head))
+
+
+@pytest.mark.parametrize("text", [" cats", "  cats", "cats </s> dogs", "日本", ""])
+def test_documents_are_read_as_tokenizer_json_says(published, text):
+    folder, w = published
+    model = load_nvidia_checkpoint(folder, dtype="float32")
+    ids, kept = released_tokens(folder, text)
+    (tokens,) = model.tokenizer([text], "document", allow_empty=True)
+    assert tokens["input_ids"].tolist() == ids
+    found = embedded(model, text, "document", "")
+    assert (found - published_vector(w, ids, kept)).abs().max() < 1e-5  # fp32 rounding
+    # The control: transformers' own class has rules of its own for spaces and special tokens.
+    (other,) = paper_layout(folder, model).tokenizer([text], "document", allow_empty=True)
+    assert (other["input_ids"].tolist() != ids) == (" " in text)
+
+
+def test_the_published_layout_is_saved_with_the_model(published, tmp_path):
+    folder, w = published
+    load_model(folder, dtype="float32").save(tmp_path / "saved")
+    again = load_model(tmp_path / "saved")
+    assert again.config.token_layout == "released"
+    sentences = as_sentence_transformer(tmp_path / "saved", device="cpu")
+    for text, head in (("7 wonders", HEAD), (" cats", "")):
+        expected = published_vector(w, *released_tokens(folder, text, head))
+        role = "query" if head else "document"
+        found = embedded(again, text, role, TASK if head else "")
+        assert (found - expected).abs().max() < 1e-5  # fp32 rounding, unit vectors
+        found = torch.from_numpy(sentences.encode(text, prompt=head or None))
+        assert (found - expected).abs().max() < 1e-5
 
 
 def test_load_model_knows_the_published_folder(published, tmp_path):
@@ -268,7 +392,9 @@ def test_load_model_knows_the_published_folder(published, tmp_path):
     assert isinstance(model, NVEmbed)
     model.save(tmp_path / "saved")
     again = load_model(tmp_path / "saved")
-    check_against(again, lambda i, kept: pooled(released_latent_attention(w, trunk(w, i)), kept))
+    check_against(
+        folder, again, lambda i, kept: pooled(released_latent_attention(w, trunk(w, i)), kept)
+    )
 
 
 def test_a_published_copy_under_evaluation_equals_reference(published):
@@ -280,12 +406,14 @@ def test_a_published_copy_under_evaluation_equals_reference(published):
     assert dict(spec.max_lengths) == {"query": 512, "document": 512}
     assert spec.num_parameters == sum(value.numel() for value in w.values())
     task, embed = mteb.get_task("NQ").metadata, spec.load("cpu")
-    texts = {
-        PromptType.query: "are cats larger than dogs",
-        PromptType.document: "the quick brown fox",
-    }
-    reference = texts_with_reference_tokens(None)
-    for (side, text), (ids, kept) in zip(texts.items(), reference, strict=True):
+    texts = (
+        (PromptType.query, "are cats larger than dogs", HEAD),
+        (PromptType.query, "7 wonders", HEAD),
+        (PromptType.document, "the quick brown fox", ""),
+        (PromptType.document, " cats", ""),
+    )
+    for side, text, head in texts:
+        ids, kept = released_tokens(folder, text, head)
         found = torch.from_numpy(embed([text], spec.way(task, side))[0])
         expected = pooled(released_latent_attention(w, trunk(w, ids)), kept)
         assert (found - expected).abs().max() < 1e-5  # fp32 rounding, unit vectors

@@ -64,6 +64,49 @@ def metaspace_tokenizer(add_bos=False):
     )
 
 
+def save_mistral_tokenizer(folder):
+    """tokenizer.json and tokenizer_config.json laid out as those of nvidia/NV-Embed-v2.
+
+    `▁` is put before a text and in place of spaces, nothing cuts it into words, unknown characters
+    are bytes, and none but ASCII letters take the `▁` before them into their token.
+    """
+    letters = sorted({*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"})
+    merges = [("▁", letter) for letter in letters]
+    for word in "".join(c if c.isalpha() else " " for line in LINES for c in line).split():
+        marked = f"▁{word}"
+        merges += [(marked[:end], marked[end]) for end in range(2, len(marked))]
+    merges = [*dict.fromkeys(merges), ("▁", "▁")]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    names += ["▁", *letters, *"0123456789:,.?()ñ", *(left + right for left, right in merges)]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s>:1 $B:1", special_tokens=[("<s>", 1)]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "LlamaTokenizer",
+        "legacy": True,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "add_prefix_space": None,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+        "unk_token": "<unk>",
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
 def byte_level_tokenizer():
     """A GPT-2-like tokenizer whose only special token is EOS."""
     tokenizer = Tokenizer(models.BPE())

@@ -14,6 +14,7 @@ from rayembed.config.model import BiEncoderConfig, Causal2VecConfig, CDEConfig, 
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.models.build import build_model, check_buildable
+from rayembed.models.start import find_start
 
 DENSE = {"width": 8, "bias": True, "activation": "tanh"}
 
@@ -59,6 +60,11 @@ def test_the_pooling_of_an_nv_embed_is_trained_on(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         build_model(nvembed(kind="mean"), tmp_path / "model", seed=2)
     assert "its head starts fresh" in caplog.text
+    assert "token_layout" not in caplog.text
+    with caplog.at_level(logging.WARNING):
+        released = nvembed().model_copy(update={"token_layout": "released"})
+        find_start(tmp_path / "model", released)
+    assert "as model.token_layout=paper, this run as released" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["causal2vec", "cde"])

@@ -6,7 +6,12 @@ from tiny_models import byte_level_tokenizer, metaspace_tokenizer, wordpiece_tok
 
 from rayembed.config.model import BackboneConfig, BiEncoderConfig, NVEmbedConfig
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.tokens import BiEncoderTokenizer, NVEmbedTokenizer, SpecialIds
+from rayembed.models.tokens import (
+    BiEncoderTokenizer,
+    NVEmbedTokenizer,
+    ReleasedNVEmbedTokenizer,
+    SpecialIds,
+)
 
 BACKBONE = BackboneConfig(path="unused")
 TASK = "Given a question, retrieve passages that answer it"
@@ -14,7 +19,9 @@ TASK = "Given a question, retrieve passages that answer it"
 
 def nvembed(pretrained, config=None, **changes):
     settings = NVEmbedConfig(backbone=BACKBONE, **changes)
-    return NVEmbedTokenizer(pretrained, settings, SpecialIds(pretrained, config or {}))
+    released = settings.token_layout == "released"
+    layout = ReleasedNVEmbedTokenizer if released else NVEmbedTokenizer
+    return layout(pretrained, settings, SpecialIds(pretrained, config or {}))
 
 
 def pooled(tokenizer, tokens):
@@ -34,21 +41,32 @@ def test_instruction_is_out_and_the_token_with_its_trailing_space_is_in():
     assert tokens["pool_mask"].dtype == np.bool_
 
 
-def test_counting_the_instructions_own_tokens_would_err():
-    # The released code takes the number of tokens of the instruction alone, without BOS.
-    pretrained = metaspace_tokenizer()
-    template = "Instruct: {instruction}\nQuery:"
-    tokenizer = nvembed(pretrained, instruction_template=template)
-    (tokens,) = tokenizer(["are cats"], "query", [TASK])
-    counted = len(pretrained.backend_tokenizer.encode(template.replace("{instruction}", TASK)))
-    assert (~tokens["pool_mask"]).sum() == counted + 1
-    assert "".join(pooled(tokenizer, tokens)).replace("▁", "") == "arecats</s>"
+@pytest.mark.parametrize("layout", ["paper", "released"])
+def test_a_template_without_a_space_leaves_its_last_token_to_the_released_layout(layout):
+    # It counts the instruction's own tokens, and BOS takes the place of one.
+    template = "Instruct: {instruction}\nQuery: "
+    spaced, short = (
+        nvembed(metaspace_tokenizer(), instruction_template=t, token_layout=layout)
+        for t in (template, template[:-1])
+    )
+    (with_space,), (without,) = (
+        tokenizer([text], "query", [TASK])
+        for tokenizer, text in ((spaced, "are cats"), (short, " are cats"))
+    )
+    assert with_space["input_ids"].tolist() == without["input_ids"].tolist()
+    assert "".join(pooled(spaced, with_space)) == "▁are▁cats</s>"
+    wrong = without["pool_mask"] != with_space["pool_mask"]
+    assert wrong.sum() == (layout == "released")
+    assert pooled(short, without)[0].endswith("▁are" if layout == "paper" else ":")
 
 
-def test_lone_space_before_a_digit_is_out():
-    tokenizer = nvembed(metaspace_tokenizer())
-    (tokens,) = tokenizer(["7 wonders"], "query", [TASK])
-    assert pooled(tokenizer, tokens)[0] in ("▁7", "7")
+@pytest.mark.parametrize(("layout", "expected"), [("paper", "ñ"), ("released", "▁ñ")])
+def test_a_lone_space_is_in_the_released_pool_alone(layout, expected):
+    tokenizer = nvembed(metaspace_tokenizer(), token_layout=layout)
+    told, plain = tokenizer(["ñ are", "ñ are"], "query", [TASK, ""])
+    told_names = "".join(pooled(tokenizer, told)).replace("<unk>", "ñ")
+    assert told_names == f"{expected}▁are</s>"
+    assert plain["pool_mask"].all()
 
 
 @pytest.mark.parametrize("text", ["are cats", "7 wonders", " are", "é🙂 where", "Query: are"])
@@ -96,6 +114,33 @@ def test_truncation_takes_the_texts_end_and_keeps_eos():
     assert document["input_ids"].tolist() == [*whole["input_ids"][:5], 2]
 
 
+def test_the_released_layout_has_a_token_for_eos_in_a_text_that_is_too_long():
+    lengths = {"query_max_length": 8, "document_max_length": 6, "token_layout": "released"}
+    tokenizer = nvembed(metaspace_tokenizer(), **lengths)
+    text = "the quick brown fox jumps over the lazy dog"
+    (query,), (document,) = tokenizer([text], "query"), tokenizer([text], "document")
+    (whole,) = nvembed(metaspace_tokenizer())([text], "query")
+    assert query["input_ids"].tolist() == whole["input_ids"][:8].tolist()
+    assert document["input_ids"].tolist() == whole["input_ids"][:6].tolist()
+    tokenizer.max_lengths = {"query": len(whole["input_ids"]), "document": 6}
+    (fits,) = tokenizer([text], "query")
+    assert fits["input_ids"].tolist() == whole["input_ids"].tolist()
+
+
+def test_an_instruction_that_fills_the_released_length_is_refused():
+    head = nvembed(metaspace_tokenizer()).head(TASK)
+    taken = 1 + nvembed(metaspace_tokenizer()).num_head_tokens(head)
+    released = {"token_layout": "released"}
+    tokenizer = nvembed(metaspace_tokenizer(), query_max_length=taken + 1, **released)
+    (tokens,) = tokenizer(["ñ"], "query", [TASK])
+    assert "".join(pooled(tokenizer, tokens)) == "▁<unk>"
+    # Where a text is one token with the space before it, one position less does.
+    for length, text in ((taken, "ñ"), (taken - 1, "are"), (taken - 1, "")):
+        tokenizer = nvembed(metaspace_tokenizer(), query_max_length=length, **released)
+        with pytest.raises(DataError, match=f"none of query_max_length {length} for the text"):
+            tokenizer([text], "query", [TASK], allow_empty=True)
+
+
 @pytest.mark.parametrize("text", ["", "  \n\t "])
 def test_text_without_tokens_is_refused_or_let_through(text):
     tokenizer = nvembed(metaspace_tokenizer())
@@ -140,6 +185,7 @@ def test_collate_pads_right():
     "make",
     [
         lambda: nvembed(metaspace_tokenizer()),
+        lambda: nvembed(metaspace_tokenizer(), token_layout="released"),
         lambda: BiEncoderTokenizer(
             wordpiece_tokenizer(), BiEncoderConfig(backbone=BACKBONE, query_prefix="the ")
         ),

@@ -50,6 +50,7 @@ from rayembed.models.pooling import build_head as build_pooling_head
 from rayembed.models.tokens import (
     BiEncoderTokenizer,
     NVEmbedTokenizer,
+    ReleasedNVEmbedTokenizer,
     SpecialIds,
     append_stated_eos,
 )
@@ -319,10 +320,12 @@ def make_tokenizer(
         ArtifactError: no fast tokenizer there, or one without an end-of-text token.
         ConfigError: maximum lengths that leave no room for text.
     """
-    pretrained = pretrained_tokenizer(folder)
+    released = isinstance(config, NVEmbedConfig) and config.token_layout == "released"
+    pretrained = pretrained_tokenizer(folder, as_written=released)
     match config:
         case NVEmbedConfig():
-            return NVEmbedTokenizer(pretrained, config, _special_ids(pretrained, folder))
+            layout = ReleasedNVEmbedTokenizer if released else NVEmbedTokenizer
+            return layout(pretrained, config, _special_ids(pretrained, folder))
         case BiEncoderConfig():
             append_stated_eos(pretrained, folder)
             return BiEncoderTokenizer(pretrained, config)
@@ -360,18 +363,24 @@ def _check_same_tokens(backbone: Any, encoder: Any, config: CDEConfig) -> None:
         )
 
 
-def pretrained_tokenizer(folder: Path) -> Any:
+def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
     """The fast tokenizer of transformers in the folder.
+
+    Args:
+        as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules
+            for a `LlamaTokenizer` in place of those of the file, and reads texts that begin with a
+            space or hold `</s>` in another way than NV-Embed was published with.
 
     Raises:
         ArtifactError: there is none.
     """
     import transformers
 
+    if as_written and not (folder / "tokenizer.json").is_file():
+        raise ArtifactError(f"no tokenizer in {str(folder)!r}: tokenizer.json is missing")
+    kind = transformers.PreTrainedTokenizerFast if as_written else transformers.AutoTokenizer
     try:
-        pretrained = transformers.AutoTokenizer.from_pretrained(
-            str(folder), trust_remote_code=False
-        )
+        pretrained = kind.from_pretrained(str(folder), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ArtifactError(f"no tokenizer in {str(folder)!r}: {error}") from error
     if not pretrained.is_fast:

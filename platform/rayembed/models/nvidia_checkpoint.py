@@ -18,7 +18,7 @@ from rayembed.models.tokens import NVEmbedTokenizer
 from rayembed.models.weight_files import load_weights, weight_paths
 
 MAX_LENGTH = 32768
-"""Tokens of a text that the published models' page gives."""
+"""Tokens of a text that the page of v2 gives; that of v1 says 4,096."""
 
 # The published config.json leaves most of the decoder to defaults of the transformers version it
 # was written with; those of Mistral-7B-v0.1 are stated here.
@@ -83,6 +83,7 @@ def published_config(
             mlp_ratio=values["mult"],
         ),
         lora=None,
+        token_layout="released",
         query_max_length=max_length,
         document_max_length=max_length,
     )

@@ -8,7 +8,13 @@ from typing import NamedTuple
 
 from torch import nn
 
-from rayembed.config.model import BiEncoderConfig, Causal2VecConfig, CDEConfig, ModelConfig
+from rayembed.config.model import (
+    BiEncoderConfig,
+    Causal2VecConfig,
+    CDEConfig,
+    ModelConfig,
+    NVEmbedConfig,
+)
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import (
     POOLING_FILE,
@@ -73,6 +79,12 @@ def _encoder(folder: Path) -> Path:
 
 def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
     saved = read_settings(folder)
+    both = isinstance(saved, NVEmbedConfig) and isinstance(config, NVEmbedConfig)
+    if both and saved.token_layout != config.token_layout:
+        logger.warning(
+            "the start model %s lays its tokens out as model.token_layout=%s, this run as %s",
+            *(folder, saved.token_layout, config.token_layout),
+        )
     if _head(saved) == _head(config):
         return Start(folder, partial(load_pooling, path=folder / POOLING_FILE))
     logger.warning(

@@ -92,14 +92,17 @@ class TextTokenizer(ABC):
         num_head = _num_head_tokens(encoding.offsets, len(head)) if head else 0
         if not allow_empty and (len(ids) == num_head or not text.strip()):
             raise without_tokens(text, role)
-        room = self.room(role)
-        if head and num_head >= room and len(ids) > num_head:
+        if head and num_head >= self.room(role) and len(ids) > num_head:
             raise without_room(text, head, num_head, role, self.max_lengths[role])
-        own = np.array(ids[:room], dtype=np.int32)
-        pool = np.ones(len(self._prefix) + len(own) + len(self._suffix), dtype=bool)
+        whole = self._whole(np.array(ids, dtype=np.int32), role)
+        pool = np.ones(len(whole), dtype=bool)
         if head and not self._pool_head:
             pool[: len(self._prefix) + num_head] = False
-        return {"input_ids": np.concatenate([self._prefix, own, self._suffix]), "pool_mask": pool}
+        return {"input_ids": whole, "pool_mask": pool}
+
+    def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
+        """Special tokens around as many of the own ones of head and text as there is room for."""
+        return np.concatenate([self._prefix, own[: self.room(role)], self._suffix])
 
     def room(self, role: Role) -> int:
         """Tokens that head and text of this role may have together, special ones not counted."""
@@ -128,9 +131,8 @@ class NVEmbedTokenizer(TextTokenizer):
     """`BOS + instruction template + text + EOS`; the instruction is kept out of the pool.
 
     A token is out when it ends inside the instruction: the token that joins the template's
-    trailing space with the text's first word is in. Counting the tokens of the instruction alone,
-    as the released code does, errs by one where the template ends without a space. With an
-    instruction BOS is out too (as released); EOS always is in. Without a BOS token there is none.
+    trailing space with the text's first word is in. With an instruction BOS is out too (as
+    released); EOS always is in. Without a BOS token there is none.
     """
 
     def __init__(self, pretrained: Any, config: NVEmbedConfig, special: "SpecialIds") -> None:
@@ -150,6 +152,42 @@ class NVEmbedTokenizer(TextTokenizer):
     def head(self, instruction: str, role: Role = "query") -> str:
         """The literal text before a text with this instruction, in either role; empty for none."""
         return self._template.replace("{instruction}", instruction) if instruction else ""
+
+
+class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
+    """The same as the code of nvidia/NV-Embed-v1 and v2 lays it out, to the token.
+
+    `input_ids` (T,) are the first `max_length` of `BOS + tokens of (instruction + text) + EOS`: a
+    text that is too long has one token more of its own and no EOS. `pool_mask` (T,) leaves out the
+    first n positions, BOS among them, n being the tokens of the instruction without BOS and
+    without the text; all are in where there is none. By itself the instruction ends in a lone `▁`,
+    its template's trailing space. Where the text's first word takes that space into its token, n
+    positions are BOS and the instruction. Where it does not (digits, ñ, CJK, Hangul, Arabic, emoji,
+    white space, an empty text), the `▁` is a token of its own, the first in the pool. A template
+    without a trailing space has its last token there.
+    """
+
+    def with_heads(
+        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    ) -> list[Tokens]:
+        """Tokens of each text with its literal head before it; see `TextTokenizer`."""
+        made = super().with_heads(texts, heads, role, allow_empty=allow_empty)
+        backend = self.pretrained.backend_tokenizer
+        alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*heads}}
+        counted: list[Tokens] = []
+        for tokens, text, head in zip(made, texts, heads, strict=True):
+            pool = np.arange(len(tokens["input_ids"])) >= alone[head]
+            if not pool.any():  # the released code divides by zero
+                raise without_room(text, head, alone[head], role, self.max_lengths[role])
+            counted.append({**tokens, "pool_mask": pool})
+        return counted
+
+    def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
+        return np.concatenate([self._prefix, own, self._suffix])[: self.max_lengths[role]]
+
+    def room(self, role: Role) -> int:
+        """Tokens that head and text of this role may have together; EOS yields to them."""
+        return self.max_lengths[role] - len(self._prefix)
 
 
 class PrefixTokenizer(TextTokenizer):
