@@ -51,7 +51,7 @@ def make_run(kind="nvembed", backbone="hf://org/base@abc", instruction="Find it"
         "optimizer": {"learning_rate": 1e-4},
         "steps": 70,
     }
-    source = {"kind": "pairs", "path": "p.jsonl"}
+    source = {"kind": "pairs", "path": "p.jsonl", "negatives": "negatives"}
     return parse(
         Run,
         {

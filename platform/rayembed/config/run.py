@@ -262,6 +262,23 @@ class Run(Document):
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    def default_instructions(self) -> dict[Literal["query", "document"], str]:
+        """Role → the instruction that the last stage put before every text of the role, where it
+        was the same for all; the trained model puts it before texts for which nobody names one.
+        """
+        last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
+        # Rows with instructions of their own have many.
+        if any(isinstance(d.source, PairsSource) and d.source.instruction for d in last):
+            return {}
+        queries = {dataset.query_instruction for dataset in last}
+        documents = {dataset.document_instruction for dataset in last}
+        found: dict[Literal["query", "document"], str] = {}
+        if len(queries) == 1:
+            found["query"] = queries.pop()
+        if len(documents) == 1:
+            found["document"] = documents.pop()
+        return {role: text for role, text in found.items() if text}
+
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""
         assert self.evaluation.validation is not None
