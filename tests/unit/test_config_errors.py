@@ -180,7 +180,9 @@ def test_negatives_that_no_data_set_has_are_refused():
 
 def test_nobody_is_asked_for_more_negatives_than_there_can_be():
     run = get_recipe("nvembed-quickstart")
-    with pytest.raises(ConfigError, match=r"'wiki-topic\S*' draws 7; raise data.datasets.wiki-topic"):
+    with pytest.raises(
+        ConfigError, match=r"'wiki-topic\S*' draws 7; raise data.datasets.wiki-topic"
+    ):
         override(
             run,
             [

@@ -1,7 +1,9 @@
 """Columns that nobody reads are named; negatives that a stage asks for and nobody reads refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,9 @@ from rayembed.data.prepare import check_files_at_hand, prepare
 from rayembed.data.prepared import Workshop
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.unread import unread_columns, unread_warning
-from rayembed.errors import ConfigError
+from rayembed.errors import ConfigError, DataError
+from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.pipeline.train import train
 
 ROWS = [
     {
@@ -161,6 +165,33 @@ def test_rows_short_of_negatives_are_told_when_the_data_is_prepared(
     assert negatives_warning(BatchPlan.open(folder)) is None
 
 
+def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
+    def connect() -> None:
+        raise InterruptedError("Ray would start")
+
+    monkeypatch.setattr("rayembed.pipeline.train.connect", connect)
+    written(tmp_path / "rows.jsonl", ROWS)
+    to_storage = f"placement.storage_path={tmp_path / 'out'}"
+    run = override(make_run(tmp_path, path="rows.jsonl"), [to_storage])
+    with pytest.raises(ConfigError, match="column 'negatives'"):
+        train(run)
+    with pytest.raises(DataError, match="there are no rows at"):
+        train(override(run, ["data.datasets.brings.source.path=lost.jsonl"]))
+    with pytest.raises(InterruptedError, match="Ray would start"):
+        train(override(run, ["data.datasets.brings.source.negatives=negatives"]))
+
+
+def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> None:
+    version: Any = SimpleNamespace(name="m", version=1, alias_uri="models:/m@candidate")
+    run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
+    done = Outcome(run, None, "models/one", "runs/test", version, "http://mlflow")
+    print_outcome(done, mlflow_complete=True)
+    assert "Data" not in capsys.readouterr().out
+    line = "stage one asks for 2 hard negatives of each query [and more]"
+    print_outcome(replace(done, data_warnings=(line,)), mlflow_complete=True)
+    assert f"Data       {line}" in capsys.readouterr().out
+
+
 def test_a_warning_without_a_setting_for_it_names_none() -> None:
     manifest = {
         "dataset": "d",
@@ -172,5 +203,6 @@ def test_a_warning_without_a_setting_for_it_names_none() -> None:
     )
     manifest["inputs"] = {"settings": {"source": {"kind": "pairs"}}}
     told = unread_warning(manifest)
-    assert told is not None and "source.negatives reads one column, which may hold lists" in told
+    assert told is not None
+    assert "source.negatives reads one column, which may hold lists" in told
     assert unread_warning({"dataset": "d"}) is None

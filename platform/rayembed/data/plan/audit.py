@@ -41,8 +41,7 @@ def write_audit(
 
 
 def negatives_warning(plan: BatchPlan) -> str | None:
-    """One line about rows with fewer hard negatives than the stage asks for; None: there are none.
-    """
+    """One line about rows with fewer hard negatives than are asked for; None: all have them."""
     told = []
     for name, drawn in plan.manifest["datasets"].items():
         counts = drawn.get("negatives", {"none": 0, "fewer": 0})

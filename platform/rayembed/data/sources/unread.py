@@ -17,9 +17,9 @@ NEGATIVES, IDS, SCORES = "negatives", "ids of negatives", "scores"
 LABELS, INSTRUCTIONS = "labels", "instructions"
 
 _LOOKS = {
-    NEGATIVES: r"(hard_)?neg(ative)?s?(_(texts?|passages?|documents?|docs?|ctxs))?(_?\d+)?",
+    NEGATIVES: r"(hard_)?(neg|negative)s?(_(texts?|passages?|documents?|docs?|ctxs))?(_?\d+)?",
     SCORES: r"(\w+_)?(scores?|similarit(y|ies)|relevance)(_?\d+)?",
-    LABELS: r"labels?|class(es)?|categor(y|ies)|topics?|cluster(_id)?",
+    LABELS: r"labels?|class(es)?|category|categories|topics?|cluster(_id)?",
     INSTRUCTIONS: r"(query_)?(instructions?|prompts?|tasks?|task_(description|definition))",
 }
 """What a column looks like by its name, in small letters."""
