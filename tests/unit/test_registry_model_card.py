@@ -120,6 +120,15 @@ def test_code_in_the_card_is_python(kind):
     assert ("as_sentence_transformer" in blocks[1]) == (kind == "nvembed")
 
 
+def test_one_instruction_of_the_last_stage_needs_no_prompt():
+    values = make_run("biencoder").model_dump(mode="json")
+    values["stages"][1]["datasets"] = {"pairs": 1.0}
+    text = card(parse(Run, values))
+    assert "one instruction before its queries, `Find it`, which stands before" in text
+    assert "prompt=" not in text
+    assert "instruction=" not in text
+
+
 def test_what_is_not_known_is_not_said():
     run = make_run(backbone="/home/someone/models/base", instruction="")
     text = card(run, scores="", provenance={}, registered_model=None)
