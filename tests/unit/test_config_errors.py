@@ -159,6 +159,43 @@ def test_all_wrong_settings_are_told_at_once():
     assert isinstance(pickle.loads(pickle.dumps(error.value)), ConfigError)
 
 
+def test_negatives_that_no_data_set_has_are_refused():
+    """Else they would be asked for, and training would go on without them."""
+    run = get_recipe("biencoder")
+    asked = "stages.finetune.batch.num_negatives=4"
+    with pytest.raises(ConfigError, match="asks for 4 hard negatives of each query") as error:
+        override(run, [asked])
+    for fix in (
+        "data.datasets.pairs.source.negatives=negatives",
+        "data.datasets.pairs.mining.teacher=",
+        "stages.finetune.batch.num_negatives=0",
+    ):
+        assert fix in str(error.value)
+    for way in ("source.negatives=negatives", "mining.teacher=teacher"):
+        assert override(run, [asked, f"data.datasets.pairs.{way}"]).stages[0].batch.num_negatives
+    # One data set with negatives is enough: the others' rows are counted when they are read.
+    blend = override(get_recipe("nvembed-quickstart"), ["stages.blend.batch.in_batch_negatives=1"])
+    override(blend, ["data.datasets.wiki-sentence.mining=null"])
+
+
+def test_nobody_is_asked_for_more_negatives_than_there_can_be():
+    run = get_recipe("nvembed-quickstart")
+    with pytest.raises(
+        ConfigError, match=r"'wiki-topic\S*' draws 7; raise data.datasets.wiki-topic"
+    ):
+        override(
+            run,
+            [
+                "stages.blend.batch.num_negatives=8",
+                "data.datasets.wiki-sentence.mining.num_negatives=8",
+                "data.datasets.wiki-description.mining.num_negatives=8",
+            ],
+        )
+    with pytest.raises(ConfigError, match=r"'wiki-\w+' mines 7; raise .*mining\.num_negatives or"):
+        override(run, ["stages.blend.batch.num_negatives=8"])
+    override(run, ["stages.blend.batch.num_negatives=7"])
+
+
 def test_negatives_that_no_stage_takes_are_refused():
     """They would be mined, or read, for nothing."""
     run = get_recipe("biencoder")

@@ -73,7 +73,7 @@ def test_elements_go_by_name_or_place(run):
     assert by_name.stages[1].steps == 11
     assert by_name.stages[0].steps == run.stages[0].steps
     path = "data.datasets.wiki-sentence.mining.num_negatives"
-    assert override(run, [f"{path}=3"]).data.datasets[1].mining.num_negatives == 3
+    assert override(run, [f"{path}=5"]).data.datasets[1].mining.num_negatives == 5
 
 
 def test_lists_and_groups_are_yaml(run):

@@ -40,7 +40,7 @@ def changeable(run: Run) -> Run:
     """The run with negatives and texts everywhere, so that any one setting can be changed."""
     values = run.model_dump(mode="json")
     for dataset in values["data"]["datasets"]:
-        dataset["mining"] = dataset["mining"] or {"teacher": "teacher"}
+        dataset["mining"] = (dataset["mining"] or {"teacher": "teacher"}) | {"num_negatives": 20}
     for stage in values["stages"]:
         stage["batch"]["num_negatives"] += 1
     values["evaluation"]["source"] = "summaries.json"

@@ -19,6 +19,7 @@ from made_up_records import made_up_records
 from toy_model import ToyTokenizer
 
 from rayembed.data.parts import Part, write_part
+from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.clustered import clustered
@@ -357,8 +358,36 @@ def test_errors_before_anything_is_written(tmp_path: Path, parts) -> None:
         write_plan(str(target), parts, settings, batch_pairs={"b": 12})
     with pytest.raises(DataError, match=r"'b' has batches of 6 pairs; set clusters.batch_pairs=12"):
         write_plan(str(target), parts, settings, batch_pairs={"a": 12, "b": 6})
+    with pytest.raises(
+        DataError,
+        match=r"asks for 2 hard negatives .* none of its rows has one \(0 of 48 rows of a\).*"
+        r"stages\.stage\.batch\.num_negatives=0",
+    ):
+        write(target, bare, config(weights={"a": 1}))
     assert not [p for p in tmp_path.glob("plan*") if p.name != "plan.lock"]
-    assert write(target, bare, config(weights={"a": 1})).num_steps == 12
+    assert write(target, bare, config(weights={"a": 1}, num_negatives=0)).num_steps == 12
+
+
+def test_rows_with_fewer_negatives_than_asked_for_are_counted_and_told(tmp_path: Path) -> None:
+    rows = records("a", 6, negatives=0) + [
+        dataclasses.replace(r, id=f"{r.id}/{n}") for n in (1, 2, 3) for r in records("a", 10, n)
+    ]
+    parts = {"a": parts_of(tmp_path / "a", rows), "b": parts_of(tmp_path / "b", records("b", 24))}
+    made = write(tmp_path / "plan", parts, config())
+    of_a = made.manifest["datasets"]["a"]["negatives"]
+    assert of_a == {"none": 6, "fewer": 10, "enough": 20}
+    assert negatives_warning(made) == (
+        "stage stage asks for 2 hard negatives of each query and not all rows have them: "
+        "a 6 without any and 10 with fewer of 36 rows"
+    )
+    manifest = {"rows_in": 36, "rejected": {}, "dropped": {}}
+    page = audit_dataset("a", made.manifest, manifest, rows)
+    assert "2 of each query are asked for; 20 rows have them, 10 fewer, 6 none" in page
+    # Controls: all rows have them, or none is asked for.
+    one = write(tmp_path / "one", {"b": parts["b"]}, config(weights={"b": 1}))
+    assert one.manifest["datasets"]["b"]["negatives"] == {"none": 0, "fewer": 0, "enough": 24}
+    assert negatives_warning(one) is None
+    assert negatives_warning(write(tmp_path / "0", parts, config(num_negatives=0))) is None
 
 
 def test_small_languages_are_rejected_and_counted(tmp_path: Path, caplog) -> None:
@@ -403,7 +432,8 @@ def test_clustered_batches_keep_rows_that_learn_from_nothing(tmp_path: Path, cap
     rows = records("a", 24, negatives=0)
     rows[5] = dataclasses.replace(rows[5], in_batch=False)
     parts = {"a": parts_of(tmp_path / "p", rows, 12)}
-    made = write(tmp_path / "plan", parts, config(weights={"a": 1}, policy="clustered"))
+    settings = config(weights={"a": 1}, policy="clustered", num_negatives=0)
+    made = write(tmp_path / "plan", parts, settings)
     assert {r.id for rows in rows_of(made) for r in rows} == {r.id for r in rows}
     assert "1 of 24 rows of a have no hard negatives and learn from nothing" in caplog.text
 

@@ -14,6 +14,7 @@ from rayembed.models.build import check_buildable
 from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
 
+TAKEN = "stages.one.batch.num_negatives=7"
 LONG = "retrieve the rest of the text " * 20
 
 
@@ -80,12 +81,12 @@ def test_a_run_that_holds_passes(run, folder):
         (["model.lora={target_modules: [quer]}"], ConfigError, "'quer'.*did you mean 'query'"),
         (["data.datasets.wiki.source.path=/nowhere"], AssetError, "/nowhere"),
         (
-            ["data.datasets.wiki.mining={teacher: /nowhere}"],
+            [TAKEN, "data.datasets.wiki.mining={teacher: /nowhere}"],
             AssetError,
             r"^data\.datasets\.wiki\.mining\.teacher cannot be used: .*/nowhere",
         ),
         (
-            ["data.datasets.wiki.mining={teacher: ENCODER, rescoring: {model: ENCODER}}"],
+            [TAKEN, "data.datasets.wiki.mining={teacher: ENCODER, rescoring: {model: ENCODER}}"],
             AssetError,
             r"^data\.datasets\.wiki\.mining\.rescoring\.model cannot be used: .*BertModel",
         ),

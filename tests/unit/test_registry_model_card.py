@@ -51,7 +51,7 @@ def make_run(kind="nvembed", backbone="hf://org/base@abc", instruction="Find it"
         "optimizer": {"learning_rate": 1e-4},
         "steps": 70,
     }
-    source = {"kind": "pairs", "path": "p.jsonl"}
+    source = {"kind": "pairs", "path": "p.jsonl", "negatives": "negatives"}
     return parse(
         Run,
         {
@@ -118,6 +118,15 @@ def test_code_in_the_card_is_python(kind):
     assert "Find it" in blocks[0]
     assert "Find it" in blocks[2]
     assert ("as_sentence_transformer" in blocks[1]) == (kind == "nvembed")
+
+
+def test_one_instruction_of_the_last_stage_needs_no_prompt():
+    values = make_run("biencoder").model_dump(mode="json")
+    values["stages"][1]["datasets"] = {"pairs": 1.0}
+    text = card(parse(Run, values))
+    assert "one instruction before its queries, `Find it`, which stands before" in text
+    assert "prompt=" not in text
+    assert "instruction=" not in text
 
 
 def test_what_is_not_known_is_not_said():

@@ -70,6 +70,20 @@ class DatasetConfig(Settings):
             case STSSource() | BeirSource():
                 return False
 
+    @property
+    def most_negatives(self) -> tuple[str, int] | None:
+        """The setting that says how many hard negatives a record has at most, and how many these
+        are; None: rows bring them, or there are none.
+        """
+        if self.mining is not None:
+            return "mining.num_negatives", self.mining.num_negatives
+        match self.source:
+            case ClassesSource(num_negatives=number):
+                return "source.num_negatives", number
+            case WikipediaSource(pairs="topic", num_negatives=number):
+                return "source.num_negatives", number
+        return None
+
     @model_validator(mode="after")
     def _one_size(self) -> "DatasetConfig":
         if self.num_samples is not None and self.sample_share is not None:

@@ -1,5 +1,6 @@
 """A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import (
@@ -191,6 +192,25 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
+    def _negatives_can_be_had(self) -> "Run":
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+        for stage in self.stages:
+            wanted = stage.batch.num_negatives
+            used = [datasets[name] for name in stage.datasets]
+            if wanted and not any(dataset.has_negatives for dataset in used):
+                raise ValueError(_no_negatives(stage, used))
+            for dataset in used:
+                setting, most = dataset.most_negatives or ("", wanted)
+                if most < wanted:
+                    verb = "mines" if dataset.mining is not None else "draws"
+                    raise ValueError(
+                        f"stage {stage.name!r} takes batch.num_negatives {wanted} of each query, "
+                        f"but data set {dataset.name!r} {verb} {most}; raise data.datasets."
+                        f"{dataset.name}.{setting} or lower stages.{stage.name}.batch.num_negatives"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _evaluation_fits(self) -> "Run":
         evaluation = self.evaluation
         if not evaluation.uses_wikipedia:
@@ -241,6 +261,23 @@ class Run(Document):
     def total_steps(self) -> int:
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
+
+    def default_instructions(self) -> dict[Literal["query", "document"], str]:
+        """Role → the instruction that the last stage put before every text of the role, where it
+        was the same for all; the trained model puts it before texts for which nobody names one.
+        """
+        last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
+        # Rows with instructions of their own have many.
+        if any(isinstance(d.source, PairsSource) and d.source.instruction for d in last):
+            return {}
+        queries = {dataset.query_instruction for dataset in last}
+        documents = {dataset.document_instruction for dataset in last}
+        found: dict[Literal["query", "document"], str] = {}
+        if len(queries) == 1:
+            found["query"] = queries.pop()
+        if len(documents) == 1:
+            found["document"] = documents.pop()
+        return {role: text for role, text in found.items() if text}
 
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""
@@ -310,3 +347,18 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
         return "mining"
     given = isinstance(dataset.source, PairsSource) and dataset.source.negatives is not None
     return "source.negatives" if given else None
+
+
+def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
+    """What is wrong with a stage that asks for hard negatives of data sets without any."""
+    first = used[0].name
+    wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
+    pairs = [dataset.name for dataset in used if isinstance(dataset.source, PairsSource)]
+    of_rows = f"data.datasets.{pairs[0]}.source.negatives=negatives" if pairs else ""
+    told = f"name the column in which rows bring them ({of_rows}), " if pairs else ""
+    return (
+        f"stages.{stage.name}.batch.num_negatives asks for {wanted} hard negatives of each query, "
+        f"and none of the stage's data sets ({names}) has any: {told}have them mined "
+        f"(data.datasets.{first}.mining.teacher=…), or set "
+        f"stages.{stage.name}.batch.num_negatives=0"
+    )

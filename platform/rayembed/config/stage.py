@@ -23,8 +23,9 @@ class BatchConfig(Settings):
     the power 1/T; None: by their rows."""
     global_pairs: PositiveInt
     """Queries in one step, over all workers."""
-    num_negatives: int = Field(default=7, ge=0)
-    """Hard negatives of each query; shorter lists are padded and masked."""
+    num_negatives: int = Field(default=0, ge=0)
+    """Hard negatives of each query, mined or brought by rows; shorter lists are padded and masked,
+    and counted when the data is prepared. 0: none."""
     in_batch_negatives: bool
     """Whether documents of other queries count as negatives (stage 1 of NV-Embed: yes)."""
 

@@ -29,6 +29,7 @@ _TITLES = {
     "candidates": "candidates looked at",
     "refused": "Candidates refused (share of those looked at)",
     "examples": "Rejected and dropped rows",
+    "unread_columns": "Columns that no setting reads, and what they look like",
     "masked_share": "share of in-batch negatives that are masked",
     "example_batches": "Batches to read",
 }

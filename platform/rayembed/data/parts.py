@@ -64,7 +64,10 @@ def write_table(folder: str, table: pa.Table) -> Part:
 
 @dataclass(frozen=True)
 class PartIndex:
-    """What must be known of every row to draw batches; some 29 bytes a row."""
+    """What must be known of every row to draw batches: 29 bytes a row, twice that while it is read.
+
+    What is made of it to draw them comes on top: see `benchmarks/index_memory.py`.
+    """
 
     id_hash: np.ndarray
     """(rows,) int64 of the record's id, by which rows are put in order and told apart."""

@@ -26,7 +26,8 @@ from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.mining.mine import make_mined
-from rayembed.data.plan.audit import write_audit
+from rayembed.data.plan.audit import negatives_warning, write_audit
+from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
 from rayembed.data.prepared import Prepared, Workshop
@@ -38,14 +39,14 @@ from rayembed.data.sources.convert import (
 )
 from rayembed.data.sources.kinds import paths_of
 from rayembed.data.sources.tasks import HeldOut, hold_out
+from rayembed.data.sources.unread import unread_negatives, unread_warning
 from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.steps import Step
-from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-PLAN_VERSION = 4
-"""Raised whenever plans come out otherwise of the same records."""
+PLAN_VERSION = 5
+"""Raised whenever plans come out otherwise of the same records, or tell more of them."""
 
 
 def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
@@ -55,11 +56,12 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         ConfigError: settings that contradict each other or the columns of a file.
         DataError: a source is missing, empty or has too many bad rows; a stage cannot be planned.
     """
-    check_negatives(run)
     used = {name for stage in run.stages for name in stage.datasets}
-    steps = prepare_datasets(data_of(run), workshop, used)
+    sources = check_sources(data_of(run), used)
+    _check_unread(run, sources)
+    steps = prepare_datasets(data_of(run), workshop, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
-    plans = {}
+    plans: dict[str, BatchPlan] = {}
     for stage in run.stages:
         config = PlanConfig(
             weights=stage.datasets,
@@ -90,8 +92,13 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
             execute=workshop.execute,
         )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
-        plans[stage.name] = folder
-    return plans
+        plans[stage.name] = plan
+    for plan in plans.values():
+        if (short := negatives_warning(plan)) is not None:
+            log.warning("%s", short)
+    if unused := [d.name for d in run.data.datasets if d.name not in used]:
+        log.warning("no stage uses the data sets %s; they are not prepared", ", ".join(unused))
+    return {name: plan.folder for name, plan in plans.items()}
 
 
 def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Checked]:
@@ -110,13 +117,17 @@ def check_files_at_hand(run: Run) -> None:
     What takes no download, for those who are about to begin one.
 
     Raises:
-        ConfigError, DataError: as `check_source`.
+        ConfigError: as `check_source`; or rows have negatives that a stage asks for and nobody
+            reads.
+        DataError: as `check_source`.
     """
     used = {name for stage in run.stages for name in stage.datasets}
+    found = []
     for dataset in run.data.datasets:
         places = paths_of(dataset.source).values() if dataset.name in used else ()
         if places and not any(place.startswith(("hf://", "pypi://")) for place in places):
-            check_source(dataset, run.data.root)
+            found.append(check_source(dataset, run.data.root))
+    _check_unread(run, found)
 
 
 def prepare_datasets(
@@ -158,25 +169,24 @@ def prepare_datasets(
             folders.append(make_clustered(workshop, dataset, folders[-1]))
         for prepared in folders[1:]:
             write_folder_audit(prepared)
+    for folders in done.values():
+        if (unread := unread_warning(folders[0].manifest)) is not None:
+            log.warning("%s", unread)
     return done
 
 
-def check_negatives(run: Run) -> None:
-    """Return when no stage asks for more negatives than its data sets mine.
+def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
+    """Return when no rows bring negatives that a stage asks for and that nobody reads.
 
     Raises:
-        ConfigError: one does.
+        ConfigError: some do.
     """
-    by_name = {dataset.name: dataset for dataset in run.data.datasets}
-    for stage in run.stages:
-        for name in stage.datasets:
-            mining = by_name[name].mining
-            if mining is not None and stage.batch.num_negatives > mining.num_negatives:
-                raise ConfigError(
-                    f"stage {stage.name!r} takes batch.num_negatives {stage.batch.num_negatives} "
-                    f"of each query, but data set {name!r} mines {mining.num_negatives}; raise its "
-                    "mining.num_negatives or lower the stage's"
-                )
+    asking = {n for stage in run.stages if stage.batch.num_negatives for n in stage.datasets}
+    for checked in sources:
+        if checked.dataset.name in asking:
+            problem = unread_negatives(checked.dataset, checked.unread)
+            if problem is not None:
+                raise problem
 
 
 def _held_out(run: DataRun) -> HeldOut:

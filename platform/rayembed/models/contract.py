@@ -5,6 +5,7 @@ Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C co
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -159,6 +160,16 @@ class EmbeddingModel(TrainableModel):
     """Context documents that `forward` takes at most, so many a trainer draws; None: any number."""
     added_tokens: int = 0
     """Positions that `forward` adds to each text, which cost what tokens cost."""
+    default_instructions: Mapping[Role, str] = MappingProxyType({})
+    """Of texts of a role for which nobody names an instruction: what a run told of all its data."""
+
+    def instruction_of(self, role: Role, given: str | None) -> str:
+        """The instruction of texts of this role; the model's own where none is given.
+
+        Args:
+            given: "": none at all.
+        """
+        return self.default_instructions.get(role, "") if given is None else given
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
         """(B, C) context vectors of one collated micro-batch of documents."""

@@ -21,7 +21,7 @@ def encode(
     texts: Sequence[str],
     *,
     role: Role,
-    instruction: str = "",
+    instruction: str | None = None,
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     allow_empty: bool = False,
@@ -32,6 +32,8 @@ def encode(
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
     Args:
+        instruction: task definition before each text; None: that of the model for the role, if it
+            learnt a single one; "": none.
         tokens_per_batch: padded tokens of a micro-batch; one longer text makes its own. None:
             16384 on a GPU, 2048 on a CPU, where 16384 outgrow the caches (in bfloat16 on two
             cores: all-MiniLM-L6-v2 147 against 128 texts a second, SmolLM2-135M 20 against 13).
@@ -47,7 +49,9 @@ def encode(
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
     vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
-    tokens: Sequence[Tokens] = _tokenize(model, distinct, role, instruction, allow_empty)
+    tokens: Sequence[Tokens] = _tokenize(
+        model, distinct, role, model.instruction_of(role, instruction), allow_empty
+    )
     device = next(model.parameters()).device
     budget = tokens_per_batch or _budget(device)
     was_training = model.training

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -110,12 +110,14 @@ def write_files(
         else:
             (folder / CORPUS_FILE).unlink(missing_ok=True)
     settings = settings_of(_without_adapters(model.config))
+    told = dict(model.default_instructions)
     write_json(
         folder / SETTINGS_FILE,
         {
             "format_version": FORMAT_VERSION,
             "model": settings,
             "dimensions": list(model.dimensions),
+            **({"default_instructions": told} if told else {}),
         },
     )
     _write_sentence_files(model, folder, instructions or {})
@@ -216,7 +218,9 @@ def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[s
     """What sentence-transformers puts before texts: of each role and each named instruction."""
     tokenizer = model.tokenizer
     roles: tuple[Role, ...] = ("query", "document")
-    prompts: dict[str, str] = {role: tokenizer.head("", role) for role in roles}
+    prompts: dict[str, str] = {
+        role: tokenizer.head(model.instruction_of(role, None), role) for role in roles
+    }
     return prompts | {name: tokenizer.head(text, "query") for name, text in instructions.items()}
 
 
@@ -301,6 +305,8 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
     model = assemble(config, backbone, encoder, head, tokenizer).eval()
     if isinstance(model, CDE):
         model.set_corpus(load_corpus(folder))
+    told = _read_settings_file(folder / SETTINGS_FILE).get("default_instructions") or {}
+    model.default_instructions = {role: str(told[role]) for role in get_args(Role) if role in told}
     return model
 
 

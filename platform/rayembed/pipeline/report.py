@@ -29,6 +29,8 @@ class Outcome:
     tracking_uri: str
     dropped_steps: int
     """That changed no weights, of all stages."""
+    data_warnings: tuple[str, ...] = ()
+    """What the settings ask of the data and these do not give."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -43,6 +45,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     console.print(f"           {_how_to_load(outcome)}")
     console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     console.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
+    for warning in outcome.data_warnings:
+        console.print(f"Data       {warning}", markup=False)
     if not mlflow_complete:
         console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {outcome.run_folder}")
     if outcome.tracking_uri.startswith("http"):

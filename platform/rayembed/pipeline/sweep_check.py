@@ -1,7 +1,6 @@
 """All that can be told of a sweep from its settings alone; needs no Ray."""
 
 from rayembed.config.sweep import Sweep
-from rayembed.data.prepare import check_negatives
 from rayembed.tuning.trials import check_sweep, data_runs, known_trials
 
 
@@ -12,6 +11,5 @@ def check_all(sweep: Sweep) -> None:
         ConfigError: which setting or which trial does not, and what to do.
     """
     check_sweep(sweep)
-    runs = [trial.run for trial in known_trials(sweep)]
-    for run in runs or data_runs(sweep, runs):
-        check_negatives(run)
+    if not known_trials(sweep):
+        data_runs(sweep, [])

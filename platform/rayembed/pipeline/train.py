@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join
 from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
-from rayembed.data.plan.lineage import data_provenance
+from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
@@ -132,7 +132,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
         folders: RunFolders,
         tracker: Tracker,
         scores: dict[str, dict[str, float]],
-        found: Mapping[str, object],
+        found: Mapping[str, Any],
     ) -> Trained:
         label = f"stage {len(run.stages)}: {last}"
         return Trained(
@@ -156,7 +156,7 @@ def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
 def _train(
     run: Run,
     folders: RunFolders,
-    end: Callable[[Run, RunFolders, Tracker, dict[str, dict[str, float]], Mapping[str, object]], T],
+    end: Callable[[Run, RunFolders, Tracker, dict[str, dict[str, float]], Mapping[str, Any]], T],
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
     """What `end` makes of the run's scores, and whether MLflow has everything."""
@@ -165,11 +165,11 @@ def _train(
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_reachable(tracking_uri)
+    check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
     check_placement_now(run.placement, validates=validates)
     run = settled_on_ray(run)
-    check_files_at_hand(run)
     tokenizer = check_inputs(run)
     plans = prepare_data(run)
     check_row_instructions(run, plans, tokenizer)
@@ -184,6 +184,7 @@ def _train(
     try:
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
+        found["data_warnings"] = _data_warnings(plans)
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
@@ -307,7 +308,7 @@ def _register(
     folders: RunFolders,
     tracker: Tracker,
     scores: dict[str, dict[str, float]],
-    found: Mapping[str, object],
+    found: Mapping[str, Any],
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
     last = run.stages[-1].name
@@ -354,7 +355,13 @@ def _register(
         version=version,
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
+        data_warnings=tuple(found["data_warnings"]),
     )
+
+
+def _data_warnings(plans: Mapping[str, str]) -> list[str]:
+    """What the stages ask of the data and these do not give; what stages share is told once."""
+    return list(dict.fromkeys(line for plan in plans.values() for line in data_warnings(plan)))
 
 
 def _baseline_name(reference: str) -> str:

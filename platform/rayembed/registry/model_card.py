@@ -182,7 +182,8 @@ def _use(run: Run, registered_model: str | None, alias: str) -> str:
     """How to load it in three ways, with the run's own instruction where it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
-    if instruction:
+    default = run.default_instructions().get("query")
+    if instruction and not default:
         told = f", instruction={instruction!r}"
         if isinstance(run.model, BiEncoderConfig):
             head = plain_head(run.model.query_prefix, instruction)
@@ -214,6 +215,11 @@ def _use(run: Run, registered_model: str | None, alias: str) -> str:
         f"```{behind}",
         _with_sentence_transformers(run, prompt),
     ]
+    if default:
+        parts.append(
+            f"It was trained with one instruction before its queries, `{default}`, which stands "
+            "before them by itself wherever no other is named."
+        )
     if registered_model is not None:
         parts.append(serving_section(registered_model, field, alias))
     return "\n\n".join(parts)

@@ -33,7 +33,8 @@ class Way(NamedTuple):
     """How texts are embedded and sent; texts of one way go through the model together."""
 
     role: Role
-    instruction: str
+    instruction: str | None
+    """None: not named, so that the model's own counts, if it has one."""
     dimensions: int | None
     """Width of the vectors; None: the full one."""
     encoding_format: str
@@ -63,7 +64,8 @@ def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
                 f"dimensions = {dimensions}; this model has {list(widths)}", "dimensions"
             )
         dimensions = int(dimensions)
-    instruction = str(request.get("instruction", ""))
+    given = request.get("instruction")
+    instruction = None if given is None else str(given)
     return Way("query" if role == "query" else "document", instruction, dimensions, encoding_format)
 
 

@@ -6,9 +6,11 @@ sentence-transformers, so that its vectors are those of `SentenceTransformer(fol
 Request: `input` (a text or a list of texts), and optionally `model`, `dimensions`,
 `encoding_format` (`float` or `base64`), `user` as OpenAI has them, `role` (`query` or `document`,
 the default) and `instruction` (the task definition put before the texts, in the model's template;
-without a template as plain text behind the role's prompt, with a space after it).
+without a template as plain text behind the role's prefix, with a space after it; where it is not
+there, the one instruction that the model learnt, if it learnt a single one; "": none).
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -46,6 +48,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         self.template: str | None = settings.get("instruction_template")
         self.dimensions = [int(width) for width in settings.get("dimensions", [])]
         folder = Path(context.artifacts["model"])
+        self.prefixes = _own_prefixes(folder)
         if is_own_format(folder):
             # By name, since it stands in a layer above this one. It travels with the MLflow model
             # as code, and runs nothing that the folder holds.
@@ -106,10 +109,23 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         """The literal text before each text of this way."""
         if way.instruction and self.template:
             return self.template.replace("{instruction}", way.instruction)
+        if way.instruction is not None and self.prefixes is not None:
+            return plain_head(self.prefixes[way.role], way.instruction)
         names = ("query",) if way.role == "query" else ("document", "passage", "corpus")
         prompts = self.model.prompts
         own: str = next((prompts[name] for name in names if name in prompts), None) or ""
-        return plain_head(own, way.instruction)
+        return plain_head(own, way.instruction or "")
+
+
+def _own_prefixes(folder: Path) -> dict[str, str] | None:
+    """Role → what a model of ours puts before every text of it, without an instruction; None: a
+    model of others, of which its prompts alone tell.
+    """
+    path = folder / "rayembed.json"
+    if not path.is_file():
+        return None
+    model = json.loads(path.read_text(encoding="utf-8"))["model"]
+    return {role: model.get(f"{role}_prefix") or "" for role in ("query", "document")}
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:

@@ -136,7 +136,8 @@ class EmbeddingService:
             self._waiting_texts -= len(texts)
 
     async def _embed(self, model: EmbeddingModel, texts: list[str], way: Way) -> dict[str, Any]:
-        asked = _Asked(tuple(texts), way.role, way.instruction)
+        instruction = model.instruction_of(way.role, way.instruction)
+        asked = _Asked(tuple(texts), way.role, instruction)
         num_tokens = await asyncio.to_thread(_num_tokens, model, asked)
         self.counts.requests += 1
         vectors = cut(await self._batcher(asked, num_tokens), way.dimensions)

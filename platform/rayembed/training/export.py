@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_args
 
 from rayembed.assets.storage import (
     exists,
@@ -16,6 +17,7 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.config.run import Run
+from rayembed.models.contract import Role
 from rayembed.training.weights import load_weights, weights_content
 
 MADE_OF_FILE = "made-of.json"
@@ -31,14 +33,24 @@ def export(run: Run, weights: str | None, folder: str) -> None:
         RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
     """
     prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
-    instructions = {**prompts, **run.evaluation.instructions}
-    values = {"run": run.fingerprint, "weights": "untrained", "instructions": instructions}
+    instructions = {
+        name: text
+        for name, text in {**prompts, **run.evaluation.instructions}.items()
+        if name not in get_args(Role)  # prompts of these names are what every text gets
+    }
+    defaults = run.default_instructions()
+    values: dict[str, Any] = {"run": run.fingerprint, "weights": "untrained"}
+    values["instructions"] = instructions
+    if defaults:
+        values["default_instructions"] = defaults
     if weights is not None:
         values["weights"] = weights_content(weights)
     made_of = json.dumps(values, indent=1, sort_keys=True).encode()
 
     def save(place: Path) -> None:
-        load_weights(run, weights).save(place, instructions=instructions)
+        model = load_weights(run, weights)
+        model.default_instructions = defaults
+        model.save(place, instructions=instructions)
 
     leave_model(folder, made_of, save)
 

@@ -1,8 +1,9 @@
 """The documents to mine from: what is known of all of them, vectors and texts on disk.
 
 Documents are the positives of all rows and those of a corpus of their own. A text counts once,
-where it comes first; its id is its place among those. A process holds some 17 bytes of each
-document and reads vectors and texts part by part.
+where it comes first; its id is its place among those. A process holds some 60 bytes of each
+document, 110 while it begins (`benchmarks/index_memory.py`), and reads vectors and texts part by
+part.
 
 N documents, M distinct texts of a part, D embedding width.
 """

@@ -40,6 +40,24 @@ def write_audit(
     return path
 
 
+def negatives_warning(plan: BatchPlan) -> str | None:
+    """One line about rows with fewer hard negatives than are asked for; None: all have them."""
+    told = []
+    for name, drawn in plan.manifest["datasets"].items():
+        counts = drawn.get("negatives", {"none": 0, "fewer": 0})
+        if counts["none"] or counts["fewer"]:
+            told.append(
+                f"{name} {counts['none']:,} without any and {counts['fewer']:,} with fewer of "
+                f"{drawn['rows']:,} rows"
+            )
+    if not told:
+        return None
+    return (
+        f"stage {plan.manifest['key']} asks for {plan.num_negatives} hard negatives of each query "
+        f"and not all rows have them: {'; '.join(told)}"
+    )
+
+
 def audit_dataset(
     name: str,
     plan: Mapping[str, Any],
@@ -63,6 +81,7 @@ def audit_dataset(
         *_steps(plan, drawn),
         f"- rejected: {', '.join(f'{c:,} × {r}' for r, c in rejected.items()) or 'none'}",
         f"- with negatives: {(negatives > 0).mean():.1%} of rows, {negatives.mean():.2f} a row",
+        *_negatives(plan, drawn),
         *_false_negatives(manifest),
         f"- in-batch negatives: {np.mean([r.in_batch for r in records]):.0%} of rows",
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
@@ -79,6 +98,17 @@ def audit_dataset(
     for number, place in enumerate(places, 1):
         lines += ["", *_example(number, records[place])]
     return "\n".join([*lines, ""])
+
+
+def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
+    """What the stage asks of all rows, against what they have."""
+    if "negatives" not in drawn:
+        return []
+    counts = drawn["negatives"]
+    return [
+        f"- hard negatives: {plan['num_negatives']} of each query are asked for; "
+        f"{counts['enough']:,} rows have them, {counts['fewer']:,} fewer, {counts['none']:,} none"
+    ]
 
 
 def _false_negatives(manifest: Mapping[str, Any]) -> list[str]:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.assets.storage import exists, join
+from rayembed.data.plan.audit import negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Negative
+from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import ArtifactError
 
 _TOLD = (
@@ -87,6 +89,18 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]
         found.append(open_prepared(folder))
         wanted = found[-1].manifest["inputs"].get("records")
     return tuple(found)
+
+
+def data_warnings(plan_folder: str) -> list[str]:
+    """What the stage's settings ask of its data and these do not give, and columns of theirs that
+    nobody reads: the lines that preparation ended with.
+
+    Raises:
+        ArtifactError: as `lineage`.
+    """
+    plan = BatchPlan.open(plan_folder)
+    lines = [unread_warning(chain[-1].manifest) for chain in folders_of(plan).values()]
+    return [line for line in [*lines, negatives_warning(plan)] if line is not None]
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:

@@ -55,6 +55,11 @@ class UsableRows:
     """Reason → rows that are not among them."""
 
     @property
+    def num_negatives(self) -> np.ndarray:
+        """(n,) int32."""
+        return np.asarray(self.index.num_negatives[self.place])
+
+    @property
     def language_hash(self) -> np.ndarray:
         """(n,) int64."""
         return np.asarray(self.index.language_hash[self.place])
@@ -104,6 +109,7 @@ def usable_rows(
             f"stage {config.key!r}: its data sets have {total} rows in all, fewer than one global "
             f"batch of {config.global_pairs} pairs; lower batch.global_pairs or add rows"
         )
+    _check_negatives(found, config)
     return found
 
 
@@ -147,6 +153,8 @@ def describe(
             "drawn": drawn,
             "epochs": round(drawn / max(len(rows.place), 1), 3),
         }
+        if config.num_negatives:
+            told[name]["negatives"] = _negatives(rows, config.num_negatives)
         if drawn == 0 and len(rows.place):
             log.warning(
                 "stage %s: its %d steps draw nothing of %s, whose share is too small",
@@ -170,6 +178,30 @@ def describe(
                 )
             ]
     return told
+
+
+def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> None:
+    """Return when the stage asks for no hard negatives, or a row of it has one.
+
+    Raises:
+        DataError: it asks for some, and there is none.
+    """
+    if not config.num_negatives or any((of.num_negatives > 0).any() for of in usable.values()):
+        return
+    counts = ", ".join(f"0 of {len(of.place):,} rows of {name}" for name, of in usable.items())
+    raise DataError(
+        f"stage {config.key!r} asks for {config.num_negatives} hard negatives of each query "
+        f"(batch.num_negatives), and none of its rows has one ({counts}): name the column that "
+        "holds them (source.negatives), have them mined (mining.teacher; where the rule left none, "
+        f"loosen mining.rule), or set stages.{config.key}.batch.num_negatives=0"
+    )
+
+
+def _negatives(rows: UsableRows, asked: int) -> dict[str, int]:
+    """Rows by how many of the hard negatives they have that the stage asks for."""
+    none = int((rows.num_negatives == 0).sum())
+    enough = int((rows.num_negatives >= asked).sum())
+    return {"none": none, "fewer": len(rows.place) - none - enough, "enough": enough}
 
 
 def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:

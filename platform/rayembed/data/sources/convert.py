@@ -43,6 +43,7 @@ from rayembed.data.sources.tasks import (
     ConvertArticles,
     HeldOut,
 )
+from rayembed.data.sources.unread import unread_columns
 from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.units import Result, add_up, in_process, run_units
 from rayembed.errors import DataError
@@ -65,6 +66,8 @@ class Checked:
     """Fingerprint of what the source holds."""
     files: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
     """Setting → pieces of what lies there, for sources of files."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Column of the files at `path` that no setting reads → what it looks like."""
 
 
 def check_source(dataset: DatasetConfig, root: str) -> Checked:
@@ -95,7 +98,8 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
             if isinstance(source, BeirSource):
                 joins.check_texts(source, files["corpus"][0], files["queries"][0])
             told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
-            return Checked(dataset, fingerprint(told), files)
+            unread = unread_columns(files["path"][0], columns.values())
+            return Checked(dataset, fingerprint(told), files, unread)
 
 
 def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Prepared:
@@ -144,7 +148,8 @@ def _converted_and_cleaned(
     parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(workshop, dataset, making, parts)
     log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
-    return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed)
+    unread = {"unread_columns": dict(checked.unread)} if checked.unread else {}
+    return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:

@@ -121,7 +121,7 @@ def _read_parquet(
     chosen = None
     if columns is not None:
         names = reader.schema_arrow.names
-        wanted = {name for column in columns for name in _names_at_the_top(column)}
+        wanted = {name for column in columns for name in names_at_the_top(column)}
         wanted.update([piece.origins] if piece.origins else [])
         # Without any column Arrow would not tell how many rows there are.
         chosen = [name for name in names if name in wanted] or names[:1]
@@ -154,7 +154,8 @@ def _value_of(row: pa.RecordBatch) -> dict[str, Any] | UnicodeDecodeError:
         return error
 
 
-def _names_at_the_top(column: str) -> set[str]:
+def names_at_the_top(column: str) -> set[str]:
+    """Names of whole columns that may be needed to read one that settings name."""
     head = column.partition(".")[0]
     return {column, head, *head.split("+")}
 

@@ -1,0 +1,120 @@
+"""Columns of files that look like part of a record and that no setting reads."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from rayembed.assets.arrow_files import open_parquet
+from rayembed.assets.reading import open_source, reading_errors
+from rayembed.config.data import DatasetConfig
+from rayembed.config.sources import PairsSource
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.rows import Row, names_at_the_top, read_rows
+from rayembed.errors import ArtifactError, ConfigError
+
+NEGATIVES, IDS, SCORES = "negatives", "ids of negatives", "scores"
+LABELS, INSTRUCTIONS = "labels", "instructions"
+
+_LOOKS = {
+    NEGATIVES: r"(hard_)?(neg|negative)s?(_(texts?|passages?|documents?|docs?|ctxs))?(_?\d+)?",
+    SCORES: r"(\w+_)?(scores?|similarit(y|ies)|relevance)(_?\d+)?",
+    LABELS: r"labels?|class(es)?|category|categories|topics?|cluster(_id)?",
+    INSTRUCTIONS: r"(query_)?(instructions?|prompts?|tasks?|task_(description|definition))",
+}
+"""What a column looks like by its name, in small letters."""
+
+_SETTINGS = {NEGATIVES: "negatives", LABELS: "label", INSTRUCTIONS: "instruction"}
+"""Settings of a source of pairs that read such columns."""
+
+_ROWS_LOOKED_AT = 1000
+
+
+def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
+    """Column → what it looks like, of those in the first rows that are not read.
+
+    Args:
+        piece: of the files that the columns are of.
+        read: columns, or paths into them, that settings name.
+    """
+    known = {name for column in read for name in names_at_the_top(column)}
+    found = {}
+    for name in _names(piece):
+        look = _look(name)
+        if name not in known and look is not None:
+            found[name] = look
+    negatives = [name for name, look in found.items() if look == NEGATIVES]
+    if negatives:
+        rows = islice(read_rows(piece, negatives), _ROWS_LOOKED_AT)
+        seen = [row.values for row in rows if isinstance(row, Row)]
+        for name in negatives:
+            if not all(_is_text(row.get(name)) for row in seen):
+                found[name] = IDS
+    return found
+
+
+def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> ConfigError | None:
+    """What is wrong with a data set of which a stage asks for hard negatives, when its rows bring
+    them in the column `negatives`, which nobody reads; None: nothing is.
+    """
+    source = dataset.source
+    if not isinstance(source, PairsSource) or dataset.has_negatives:
+        return None
+    if unread.get("negatives") != NEGATIVES:
+        return None
+    setting = f"data.datasets.{dataset.name}.source.negatives"
+    return ConfigError(
+        f"{source.path!r} has a column 'negatives', a stage asks for hard negatives of its rows, "
+        f"and {setting} is null, so that nobody would read them: set {setting}=negatives, or give "
+        "the column another name where it holds something else"
+    )
+
+
+def unread_warning(manifest: Mapping[str, Any]) -> str | None:
+    """One line about the columns of a data set that nobody reads; None: there are none.
+
+    Args:
+        manifest: of its converted records, with what `unread_columns` found.
+    """
+    columns: Mapping[str, str] = manifest.get("unread_columns", {})
+    if not columns:
+        return None
+    name, kind = manifest["dataset"], manifest["inputs"]["settings"]["source"]["kind"]
+    looks = dict.fromkeys(columns.values())
+    told = [_told(name, kind, look, [c for c in columns if columns[c] == look]) for look in looks]
+    return f"data set {name}: no setting reads {'; '.join(told)}"
+
+
+def _told(dataset: str, kind: str, look: str, columns: Sequence[str]) -> str:
+    named = ", ".join(map(repr, columns))
+    setting = _SETTINGS.get(look) if kind == "pairs" else None
+    fix = ""
+    if setting and len(columns) == 1:
+        fix = f": set data.datasets.{dataset}.source.{setting}={columns[0]} to use it"
+    elif setting:
+        fix = f": source.{setting} reads one column, which may hold lists"
+    return f"{named} (looks like {look}{fix})"
+
+
+def _look(name: str) -> str | None:
+    plain = re.sub(r"[\s-]+", "_", name.strip().lower())
+    return next((look for look, form in _LOOKS.items() if re.fullmatch(form, plain)), None)
+
+
+def _names(piece: Piece) -> list[str]:
+    """The columns of the piece; those of its first rows where no schema tells them."""
+    if piece.kind != "parquet":
+        rows = islice(read_rows(piece), _ROWS_LOOKED_AT)
+        return list({name: None for row in rows if isinstance(row, Row) for name in row.values})
+    filesystem, inside = open_source(piece.path)
+    try:
+        with filesystem.open_input_file(inside) as file:
+            return list(open_parquet(file).schema_arrow.names)
+    except reading_errors(piece.path) as error:
+        raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
+
+
+def _is_text(value: Any) -> bool:
+    """Whether a cell holds texts, as far as it holds anything."""
+    values = value if isinstance(value, list) else [value]
+    return all(one is None or isinstance(one, str) for one in values)

@@ -1,0 +1,208 @@
+"""Columns that nobody reads are named; negatives that a stage asks for and nobody reads refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.config.settings import parse
+from rayembed.data.audit import AUDIT
+from rayembed.data.plan.audit import negatives_warning
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.lineage import data_warnings, folders_of
+from rayembed.data.prepare import check_files_at_hand, prepare
+from rayembed.data.prepared import Workshop
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.unread import unread_columns, unread_warning
+from rayembed.errors import ConfigError, DataError
+from rayembed.pipeline.report import Outcome, print_outcome
+from rayembed.pipeline.train import train
+
+ROWS = [
+    {
+        "query": f"query {i}",
+        "positive": f"positive {i}",
+        "negatives": [f"negative {i} {j}" for j in range(3)],
+        "score": i / 16,
+    }
+    for i in range(16)
+]
+BARE = [{name: row[name] for name in ("query", "positive")} for row in ROWS]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def make_run(folder: Path, num_negatives: int = 2, **source: Any) -> Run:
+    """One stage over the data sets `brings`, whose rows bring negatives, and `mine`."""
+    written(folder / "mine.jsonl", ROWS)
+    given = {"kind": "pairs", "path": "mine.jsonl", "negatives": "negatives"}
+    if not num_negatives:
+        del given["negatives"]
+    return parse(
+        Run,
+        {
+            "name": "test",
+            "model": {"kind": "biencoder", "backbone": {"path": "none"}},
+            "data": {
+                "root": str(folder),
+                "datasets": [
+                    {"name": "mine", "source": given},
+                    {"name": "brings", "source": {"kind": "pairs", **source}},
+                ],
+            },
+            "stages": [
+                {
+                    "name": "one",
+                    "datasets": {"mine": 1, "brings": 1},
+                    "batch": {
+                        "global_pairs": 4,
+                        "num_negatives": num_negatives,
+                        "in_batch_negatives": True,
+                    },
+                    "optimizer": {"learning_rate": 1e-4},
+                    "steps": 2,
+                }
+            ],
+        },
+    )
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, ending: str) -> None:
+    file = written(tmp_path / f"rows.{ending}", ROWS)
+    run = make_run(tmp_path, path=file.name)
+    setting = r"data\.datasets\.brings\.source\.negatives"
+    with pytest.raises(ConfigError, match=rf"column 'negatives'.*set {setting}=negatives"):
+        check_files_at_hand(run)
+    with pytest.raises(ConfigError, match="column 'negatives'"):
+        prepare(run, Workshop(str(tmp_path / "out"), 0))
+    assert not (tmp_path / "out").exists()
+    check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=negatives"]))
+    check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
+    ids = [row | {"negatives": [1, 2]} for row in ROWS]
+    check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"i.{ending}", ids).name))
+    check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"b.{ending}", BARE).name))
+
+
+def test_what_columns_look_like(tmp_path: Path) -> None:
+    names = {
+        "Hard Negatives": "negatives",
+        "neg": "negatives",
+        "negative_1": "negatives",
+        "label_score": "scores",
+        "similarity": "scores",
+        "topic": "labels",
+        "label": "labels",
+        "prompt": "instructions",
+        "task": "instructions",
+        "neg_ids": None,
+        "negated": None,
+        "title": None,
+        "lang": None,
+    }
+    file = written(tmp_path / "a.jsonl", [BARE[0] | dict.fromkeys(names, "text")])
+    (piece,) = list_pieces(str(file))
+    found = unread_columns(piece, ["query", "positive"])
+    assert found == {name: look for name, look in names.items() if look is not None}
+    read = ["query", "positive", "neg", "topic.first_line", "label_score+similarity"]
+    assert unread_columns(piece, read).keys() == found.keys() - {
+        *("neg", "topic", "label_score", "similarity")
+    }
+
+
+def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, caplog: Any) -> None:
+    written(tmp_path / "rows.jsonl", ROWS)
+    run = make_run(tmp_path, 0, path="rows.jsonl")
+    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    line = (
+        "data set brings: no setting reads 'negatives' (looks like negatives: set "
+        "data.datasets.brings.source.negatives=negatives to use it); 'score' (looks like scores)"
+    )
+    assert caplog.text.count(line) == 1
+    # Again where everything is there already, and for the run's summary.
+    caplog.clear()
+    prepare(run, Workshop(str(tmp_path / "out"), 0))
+    assert caplog.text.count(line) == 1
+    assert line in data_warnings(folder)
+    (records,) = folders_of(BatchPlan.open(folder))["brings"]
+    page = (Path(records.folder) / AUDIT).read_text()
+    assert "Columns that no setting reads" in page
+    # The control: a file without such columns.
+    written(tmp_path / "mine.jsonl", BARE)
+    written(tmp_path / "rows.jsonl", BARE)
+    caplog.clear()
+    (folder,) = prepare(run, Workshop(str(tmp_path / "bare"), 0)).values()
+    assert "no setting reads" not in caplog.text
+    assert data_warnings(folder) == []
+
+
+def test_rows_short_of_negatives_are_told_when_the_data_is_prepared(
+    tmp_path: Path, caplog: Any
+) -> None:
+    some = [row | {"negatives": row["negatives"] if i < 12 else []} for i, row in enumerate(ROWS)]
+    written(tmp_path / "rows.jsonl", some)
+    run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
+    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    line = "brings 4 without any and 0 with fewer of 16 rows"
+    assert line in caplog.text
+    assert any(line in warning for warning in data_warnings(folder))
+    assert "4 none" in (Path(folder) / "audit.md").read_text()
+    written(tmp_path / "rows.jsonl", ROWS)
+    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    assert negatives_warning(BatchPlan.open(folder)) is None
+
+
+def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
+    def connect() -> None:
+        raise InterruptedError("Ray would start")
+
+    monkeypatch.setattr("rayembed.pipeline.train.connect", connect)
+    written(tmp_path / "rows.jsonl", ROWS)
+    to_storage = f"placement.storage_path={tmp_path / 'out'}"
+    run = override(make_run(tmp_path, path="rows.jsonl"), [to_storage])
+    with pytest.raises(ConfigError, match="column 'negatives'"):
+        train(run)
+    with pytest.raises(DataError, match="there are no rows at"):
+        train(override(run, ["data.datasets.brings.source.path=lost.jsonl"]))
+    with pytest.raises(InterruptedError, match="Ray would start"):
+        train(override(run, ["data.datasets.brings.source.negatives=negatives"]))
+
+
+def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> None:
+    version: Any = SimpleNamespace(name="m", version=1, alias_uri="models:/m@candidate")
+    run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
+    done = Outcome(run, None, "models/one", "runs/test", version, "http://mlflow")
+    print_outcome(done, mlflow_complete=True)
+    assert "Data" not in capsys.readouterr().out
+    line = "stage one asks for 2 hard negatives of each query [and more]"
+    print_outcome(replace(done, data_warnings=(line,)), mlflow_complete=True)
+    assert f"Data       {line}" in capsys.readouterr().out
+
+
+def test_a_warning_without_a_setting_for_it_names_none() -> None:
+    manifest = {
+        "dataset": "d",
+        "inputs": {"settings": {"source": {"kind": "nli"}}},
+        "unread_columns": {"neg_1": "negatives", "neg_2": "negatives"},
+    }
+    assert unread_warning(manifest) == (
+        "data set d: no setting reads 'neg_1', 'neg_2' (looks like negatives)"
+    )
+    manifest["inputs"] = {"settings": {"source": {"kind": "pairs"}}}
+    told = unread_warning(manifest)
+    assert told is not None
+    assert "source.negatives reads one column, which may hold lists" in told
+    assert unread_warning({"dataset": "d"}) is None
