@@ -15,12 +15,13 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
+from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import (
-    _instructions,
     check_validation,
     data_revision,
     deciding_score,
     validate,
+    validation_prompts,
     validation_tasks,
 )
 from rayembed.models.build import build_model
@@ -180,22 +181,30 @@ def test_a_nano_task_is_scored_with_its_instruction(tmp_path, monkeypatch):
     run = nano_run(tmp_path, instructions={"NanoNQRetrieval": "find"})
     check_validation(run)
     assert validate(model, run) == {"NanoNQRetrieval": pytest.approx(1.0)}
-    assert sorted(asked) == [("document", "", 30), ("query", "find", 1)]
+    assert sorted(asked) == [("document", "", 30), ("query", "find ", 1)]
 
 
 @pytest.mark.parametrize("name", ["nvembed-table2", "causal2vec-table5", "nomic-table8"])
 def test_a_nano_task_has_the_instruction_of_its_models_paper(name):
     run = next(iter(get_table(name).sweep.runs.values()))
-    found = _instructions(run)
+    found = nano_prompts(run)
     assert set(found) == set(run.evaluation.validation.data.tasks)
     if run.model.kind == "biencoder":
         assert set(found.values()) == {""}
         return
     assert all(found.values())
-    assert found["NanoClimateFeverRetrieval"].startswith("Given a claim about climate change")
+    assert "Given a claim about climate change" in found["NanoClimateFeverRetrieval"]
     assert "semantically equivalent" in found["NanoQuoraRetrieval"]
     own = override(run, ["evaluation.validation.data.instructions={NanoNQRetrieval: ''}"])
-    assert _instructions(own) == {**found, "NanoNQRetrieval": ""}
+    assert nano_prompts(own) == {**found, "NanoNQRetrieval": ""}
+
+
+def nano_prompts(run):
+    """Literal text before the queries of each task; documents have none."""
+    prompts = validation_prompts(run)
+    told = literal_prompts(prompts, validation_tasks(run))
+    assert {document for _, document in told.values()} == {""}
+    return {name: query for name, (query, _) in told.items()}
 
 
 def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypatch):

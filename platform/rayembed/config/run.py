@@ -242,6 +242,15 @@ class Run(Document):
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    @property
+    def instructions(self) -> dict[str, str]:
+        """Task definitions that the run's model is saved with, by data set and by task.
+
+        Whoever scores it finds them in its folder. A task's goes before a data set's of that name.
+        """
+        trained = {d.name: d.query_instruction for d in self.data.datasets if d.query_instruction}
+        return {**trained, **self.evaluation.instructions}
+
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""
         assert self.evaluation.validation is not None

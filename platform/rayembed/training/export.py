@@ -30,15 +30,13 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     Raises:
         RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
     """
-    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
-    instructions = {**prompts, **run.evaluation.instructions}
-    values = {"run": run.fingerprint, "weights": "untrained", "instructions": instructions}
+    values = {"run": run.fingerprint, "weights": "untrained", "instructions": run.instructions}
     if weights is not None:
         values["weights"] = weights_content(weights)
     made_of = json.dumps(values, indent=1, sort_keys=True).encode()
 
     def save(place: Path) -> None:
-        load_weights(run, weights).save(place, instructions=instructions)
+        load_weights(run, weights).save(place, instructions=run.instructions)
 
     leave_model(folder, made_of, save)
 
