@@ -39,7 +39,9 @@ class EvaluationConfig(Settings):
     baselines: tuple[str, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name; as in training."""
+    """Task definition put before the queries of a task, by the task's name; as in training. The
+    model is saved with them. Tasks left out have what `evaluate_model` puts there: models with an
+    instruction template always have one; an empty text: none."""
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
     translations: dict[str, str] = Field(default_factory=dict)
