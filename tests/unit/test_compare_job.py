@@ -8,7 +8,7 @@ from made_results import DATE, write_benchmark, write_result
 
 from rayembed.evaluation.benchmark_lines import benchmark_lines
 from rayembed.evaluation.result_files import StoredModel
-from rayembed.pipeline.compare_job import choose, run_compare_job
+from rayembed.pipeline.compare_job import _labels, choose, run_compare_job
 
 BEIR = "BEIR"
 
@@ -110,6 +110,16 @@ def test_models_are_chosen_by_names_globs_and_revisions(wanted, chosen):
     stored = [StoredModel(name, revision, ()) for name, revision in known]
     found = choose(stored, wanted.split(",") if wanted else ())
     assert [f"{model.name}@{model.revision}" for model in found] == chosen
+
+
+def test_revisions_of_the_same_weights_have_labels_of_their_own():
+    """Other software, other prompts: what stands behind the dash."""
+    weights = "0123456789ab"
+    stored = [StoredModel("org/one", f"{weights}-{end}", ()) for end in ("aa11bb22", "ab11bb22")]
+    labels = _labels([*stored, StoredModel("org/two", "r1", ())], ())
+    assert labels == [f"one@{weights}-aa", f"one@{weights}-ab", "two"]
+    apart = [StoredModel("org/one", revision, ()) for revision in ("abc123-1", "fff999-1")]
+    assert _labels(apart, ()) == ["one@abc123-1", "one@fff999-1"]
 
 
 def test_of_two_revisions_it_asks_for_one(results, tmp_path, capsys):

@@ -9,11 +9,12 @@ from mteb.types import PromptType
 from plain_spec_model import check_with_mock_tasks
 from tiny_models import save_cde_stages
 
-from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.evaluation import rayembed_spec
+from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.loaded_spec import contextual_model
 from rayembed.evaluation.model_spec import make_spec
 from rayembed.evaluation.mteb_model import model_meta
@@ -21,6 +22,7 @@ from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode, encode_context
 from rayembed.models.load import load_model
@@ -137,7 +139,7 @@ def test_the_context_is_drawn_from_the_corpus_that_is_searched(folders, tmp_path
 
 def test_texts_of_tasks_without_a_corpus_have_the_context_of_the_first_ones(folders):
     model = load_model(folders / "plain")
-    one = pooled(spec_of(folders / "plain"))
+    one = pooled(spec_of(folders / "plain", prompts={"table": "cde"}))
     metadata = Metadata("Topics", "Clustering")
     context = corpus_context(model, DOCUMENTS)
     for texts in (DOCUMENTS, QUERIES):
@@ -188,7 +190,9 @@ def test_what_decides_vectors_is_in_names_and_ways(folders):
 def test_a_loaded_model_is_scored_in_the_context_of_the_corpus(folders):
     model = load_model(folders / "plain")
     meta = model_meta("tiny", "r1")
-    found = search(contextual_model(model, meta, {"MadeUp": "classification: "}, seed=3))
+    told = Prompts(instructions={"MadeUp": "classification: "})
+    prompts = ModelPrompts(told, unsaved_prompts(model.config, {}))
+    found = search(contextual_model(model, meta, prompts, seed=3))
     context = corpus_context(model, DOCUMENTS, seed=3)
     queries = encode(model, QUERIES, role="query", instruction="classification: ", context=context)
     documents = encode(model, DOCUMENTS, role="document", context=context)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from mteb.mocks import ALL_MOCK_TASK_TEST_GRID
 from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
+from mteb.models.abs_encoder import get_prompt
 from mteb.models.model_implementations import MODEL_REGISTRY
 from mteb.types import PromptType
 from one_thread import one_thread
@@ -29,6 +30,7 @@ from rayembed.evaluation.task_text import task_metadata, task_text
 from rayembed.evaluation.way import Way
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.export import SYMMETRIC_TYPES
 from rayembed.models.load import load_model
 from rayembed.models.weight_files import check_weight_files
 
@@ -208,6 +210,61 @@ def test_a_folder_of_sentence_transformers_scores_as_with_mteb(sentence_folder):
         for name in ran:
             assert isinstance(ours[name], mteb.TaskResult), (name, ours[name])
             assert _scores(ours[name]) == pytest.approx(_scores(theirs[name]), abs=1e-6), name
+
+
+def save_plain(folder, **prefixes):
+    """A bi-encoder that rayembed saves in the plain format of sentence-transformers."""
+    save_encoder(folder / "backbone")
+    config = BiEncoderConfig(
+        backbone=BackboneConfig(path="none", dtype="float32"),
+        query_max_length=60,
+        document_max_length=60,
+        **prefixes,
+    )
+    told = {"SciFact": "check it:", "STS12": "alike?", "pairs": "find it:", "TERRa": "follows?"}
+    build_model(config, folder / "backbone", seed=0).save(folder / "model", instructions=told)
+    return folder / "model"
+
+
+PREFIXES = {"query_prefix": "query: ", "document_prefix": "passage: "}
+
+
+@pytest.mark.parametrize("prefixes", [PREFIXES, {"query_prefix": "query: "}, {}])
+@pytest.mark.filterwarnings("ignore:Task name pairs")
+@pytest.mark.filterwarnings("ignore:Some prompts are not")
+def test_plain_mteb_puts_the_same_before_the_texts_of_our_folders(tmp_path, prefixes):
+    """All text tasks of mteb that have anything of their own, by type, side and name."""
+    folder = save_plain(tmp_path, **prefixes)
+    spec = spec_of(folder)
+    plain = SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder), device="cpu"))
+    types = {metadata.type: metadata for metadata in _text_tasks()}
+    assert set(SYMMETRIC_TYPES) <= set(types)
+    named = [mteb.get_task(name).metadata for name in ("SciFact", "STS12", "TERRa", "STS13")]
+    asked = [(metadata, side) for metadata in named for side in (QUERY, DOCUMENT, None)]
+    asked += [(metadata, None) for kind, metadata in types.items() if kind in SYMMETRIC_TYPES]
+    asked += [(metadata, side) for metadata in types.values() for side in (QUERY, DOCUMENT)]
+    for metadata, side in asked:
+        told = get_prompt(plain.model_prompts, metadata, side) or ""
+        assert spec.shown(spec.way(metadata, side)) == told, (metadata.name, side)
+    # Control: with the roles' prompts alone, texts of symmetric tasks have none.
+    by_role = {role: plain.model_prompts[role] for role in ("query", "document")}
+    bare = get_prompt(by_role, types["STS"], None) or ""
+    assert (bare == spec.shown(spec.way(types["STS"], None))) == (not prefixes)
+
+
+def _text_tasks():
+    return [t.metadata for t in ALL_MOCK_TASK_TEST_GRID if t.metadata.modalities == ["text"]]
+
+
+def test_plain_mteb_gives_the_scores_of_our_folders(tmp_path):
+    """As whoever publishes a model finds them; the mock tasks of all kinds."""
+    folder = save_plain(tmp_path, **PREFIXES)
+    theirs = seeded_mock_run(SentenceTransformerEncoderWrapper(SentenceTransformer(str(folder))))
+    ours = seeded_mock_run(PlainSpecModel(spec_of(folder)))
+    ran = {name for name, result in theirs.items() if isinstance(result, mteb.TaskResult)}
+    assert len(ran) >= 15
+    for name in ran:
+        assert _scores(ours[name]) == pytest.approx(_scores(theirs[name]), abs=1e-6), name
 
 
 def seeded_mock_run(model):

@@ -6,11 +6,13 @@ import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
 from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
 
+from rayembed.config.evaluation import Prompts
 from rayembed.config.model import Causal2VecConfig, CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import evaluate as measured
 from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
+from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.noise import (
     Noise,
     NoiseScores,
@@ -19,6 +21,7 @@ from rayembed.evaluation.noise import (
     _warn_of_cut_noise,
     noise_scores,
 )
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model
@@ -130,8 +133,9 @@ def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
     model = load_model(saved)
     noise = Noise.of(run, 8)
     tasks = [noise.added_to(task) for task in suite_tasks(run)]
+    bare = ModelPrompts(Prompts(table="none"), unsaved_prompts(model.config, {}))
     model.tokenizer.max_lengths = {"query": 1000, "document": 1000}
-    _warn_of_cut_noise(model, "long", tasks, {})
+    _warn_of_cut_noise(model, "long", tasks, bare)
     assert not caplog.records
     lengths = [
         len(one["input_ids"])
@@ -141,7 +145,7 @@ def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
     ]
     median = sorted(lengths)[len(lengths) // 2]
     model.tokenizer.max_lengths = {"query": median, "document": median}
-    _warn_of_cut_noise(model, "short", tasks, {})
+    _warn_of_cut_noise(model, "short", tasks, bare)
     (told,) = [r.getMessage() for r in caplog.records if "not seen" in r.message]
     cut, number = map(int, re.findall(r"short: (\d+) of (\d+) texts", told)[0])
     assert number == len(lengths)

@@ -237,7 +237,16 @@ def test_auto_keeps_the_prefixes_of_a_model_that_learnt_others_than_the_table(ki
     assert ModelPrompts(Prompts(), plain).table == "folder"
     assert head(ModelPrompts(Prompts(), plain), "SciFact", PromptType.query) == "query: "
     usual = FolderPrompts(kind, prefixes=SEARCH, own=own)
-    assert ModelPrompts(Prompts(), usual).table in ("cde", "nomic")
+    if not own:
+        assert ModelPrompts(Prompts(), usual).table in ("cde", "nomic")
+        return
+    # Our folders name the prefixes of all data: what is not there was never seen.
+    assert ModelPrompts(Prompts(), usual).table == "folder"
+    assert head(ModelPrompts(Prompts(), usual), "STS12", None) == "search_query: "
+    trained = {"xsum": "classification: ", "titles": "clustering: "}
+    learnt = FolderPrompts(kind, prefixes=SEARCH, named=trained, own=own)
+    assert ModelPrompts(Prompts(), learnt).table == "cde"
+    assert head(ModelPrompts(Prompts(), learnt), "STS12", None) == "classification: "
 
 
 def test_own_instructions_go_before_every_table():

@@ -79,10 +79,11 @@ def test_roles_and_instructions_are_those_of_training(run, tmp_path):
     assert {i for _, role, i in seen if role == "document"} == {""}
     tasks = {task.metadata.name: task for task in suite_tasks(told)}
     sample = tasks["WikiSentenceRetrieval"]._sample
-    assert {t for t, r, i in seen if (r, i) == ("query", "find it")} == set(sample.queries.values())
+    asked = {t for t, r, i in seen if (r, i) == ("query", "find it ")}
+    assert asked == set(sample.queries.values())
     assert set(sample.documents.values()) <= {t for t, r, _ in seen if r == "document"}
     clusters = set(tasks["WikiTopicClustering"]._sample.splits["test"]["sentences"])
-    assert {t for t, r, i in seen if (r, i) == ("query", "group it")} == clusters
+    assert {t for t, r, i in seen if (r, i) == ("query", "group it ")} == clusters
 
 
 def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_path):

@@ -15,12 +15,13 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
+from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import (
-    _instructions,
     check_validation,
     data_revision,
     deciding_score,
     validate,
+    validation_prompts,
     validation_tasks,
 )
 from rayembed.models.build import build_model
@@ -180,22 +181,25 @@ def test_a_nano_task_is_scored_with_its_instruction(tmp_path, monkeypatch):
     run = nano_run(tmp_path, instructions={"NanoNQRetrieval": "find"})
     check_validation(run)
     assert validate(model, run) == {"NanoNQRetrieval": pytest.approx(1.0)}
-    assert sorted(asked) == [("document", "", 30), ("query", "find", 1)]
+    assert sorted(asked) == [("document", "", 30), ("query", "find ", 1)]
 
 
 @pytest.mark.parametrize("name", ["nvembed-table2", "causal2vec-table5", "nomic-table8"])
 def test_a_nano_task_has_the_instruction_of_its_models_paper(name):
     run = next(iter(get_table(name).sweep.runs.values()))
-    found = _instructions(run)
-    assert set(found) == set(run.evaluation.validation.data.tasks)
+    told = literal_prompts(validation_prompts(run), validation_tasks(run))
+    assert set(told) == set(run.evaluation.validation.data.tasks)
+    found = {name: query for name, (query, _) in told.items()}
     if run.model.kind == "biencoder":
-        assert set(found.values()) == {""}
+        assert set(found.values()) == {run.model.query_prefix}
         return
+    assert {document for _, document in told.values()} == {""}
     assert all(found.values())
-    assert found["NanoClimateFeverRetrieval"].startswith("Given a claim about climate change")
+    assert "Given a claim about climate change" in found["NanoClimateFeverRetrieval"]
     assert "semantically equivalent" in found["NanoQuoraRetrieval"]
     own = override(run, ["evaluation.validation.data.instructions={NanoNQRetrieval: ''}"])
-    assert _instructions(own) == {**found, "NanoNQRetrieval": ""}
+    other = literal_prompts(validation_prompts(own), validation_tasks(own))
+    assert other == {**told, "NanoNQRetrieval": ["", ""]}
 
 
 def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypatch):
@@ -259,7 +263,8 @@ def test_a_contextual_model_is_validated_in_the_context_of_the_corpus(tmp_path, 
         "query_max_length": 62,
         "document_max_length": 62,
     }
-    model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=5).eval()
+    run = run.model_copy(update={"model": parse(CDEConfig, config)})
+    model = build_model(run.model, save_cde_stages(tmp_path), seed=5).eval()
     seen = []
     embed = model.embed_context
     monkeypatch.setattr(model, "embed_context", lambda batch: seen.append(1) or embed(batch))

@@ -10,6 +10,7 @@ from rayembed.config.override import override
 from rayembed.data.prepare import prepare
 from rayembed.data.prepared import Workshop
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
+from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.build import check_buildable
 from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
@@ -179,6 +180,18 @@ def test_an_instruction_without_room_names_itself_and_what_to_set(run, setting, 
         check_inputs(override(run, [assignment]))
     assert str(error.value).startswith(f"{setting}: ")
     assert len(str(error.value)) < 500
+
+
+def test_the_instruction_of_a_task_that_is_not_trained_needs_room_too(run, folder):
+    short = nvembed(run, folder, "model.query_max_length=30")
+    with pytest.raises(ConfigError, match=r"task Wiki\w+ \(evaluation\.instructions\.Wiki\w+\): "):
+        check_inputs(short)
+    none = json.dumps(dict.fromkeys(TASK_NAMES, ""))
+    check_inputs(override(short, [f"evaluation.instructions={none}"]))
+    validated = json.dumps({"data": {"kind": "wikipedia", "num_titles": 20}, "every_steps": 1})
+    told = ["stages.one.steps=2", "evaluation.suite=none", f"evaluation.validation={validated}"]
+    with pytest.raises(ConfigError, match="the instruction of the task WikiSentenceRetrieval"):
+        check_inputs(override(short, told))
 
 
 def test_a_stage_that_reads_less_names_itself(run):

@@ -25,8 +25,9 @@ class Prompts(Settings):
     Causal2Vec's Table 16) before queries and before texts of symmetric tasks, none before
     documents. `nomic`, `cde`: prefixes by kind of task (`search_query: `). `folder`: the prompts
     that the model's folder names. `none`: nothing. `auto`: for NV-Embed and Causal2Vec the table of
-    that name; `cde` for CDE and `nomic` for a published NomicBert where the model's own prefixes
-    of queries and documents are the table's; else `folder`."""
+    that name; `cde` for CDE and `nomic` for NomicBert where the model has learnt the table's
+    prefixes; else `folder`. What the folder was saved with under a task's name goes before every
+    table but `none`."""
     wording: Literal["mteb", "paper"] = "mteb"
     """Whose words an instruction table takes first. `mteb`: those of mteb's task, and the paper's
     where it has none. `paper`: the paper's table, and mteb's where that has none. They differ in

@@ -40,7 +40,9 @@ class EvaluationConfig(Settings):
     baselines: tuple[str, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name; as in training."""
+    """Task definition put before the queries of a task, by the task's name; as in training. The
+    model is saved with them. Tasks left out have what `evaluate_model` puts there: models with an
+    instruction template always have one; an empty text: none."""
     source: str | None = None
     """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
     translations: dict[str, str] = Field(default_factory=dict)
@@ -278,6 +280,15 @@ class Run(Document):
         if len(documents) == 1:
             found["document"] = documents.pop()
         return {role: text for role, text in found.items() if text}
+
+    @property
+    def instructions(self) -> dict[str, str]:
+        """Task definitions that the run's model is saved with, by data set and by task.
+
+        Whoever scores it finds them in its folder. A task's goes before a data set's of that name.
+        """
+        trained = {d.name: d.query_instruction for d in self.data.datasets if d.query_instruction}
+        return {**trained, **self.evaluation.instructions}
 
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""

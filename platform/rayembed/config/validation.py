@@ -22,8 +22,8 @@ class MtebValidation(Settings):
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of tasks of mteb's benchmark NanoBEIR; tasks of other benchmarks are refused."""
     instructions: dict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name. Tasks left out
-    have that of the paper where the model is an NV-Embed or Causal2Vec; an empty text: none."""
+    """Task definition put before the queries of a task, by the task's name; an empty text: none.
+    Tasks left out have what an evaluation of the model by `evaluate_model` puts there."""
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -48,7 +48,8 @@ class BeirValidation(Settings):
     name: str = Field(default="validation", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
     """Name that its score goes by."""
     instruction: str = ""
-    """Task definition put before queries; empty: none."""
+    """Task definition put before queries; empty: what an evaluation of the model puts there, for
+    models with an instruction template general words."""
 
     _no_credentials = field_validator("path")(refuse_credentials)
 
@@ -69,7 +70,7 @@ class WikipediaValidation(Settings):
     num_queries: PositiveInt = 300
     """Queries of a retrieval task, at most."""
     tasks: tuple[str, ...] = Field(default=WIKIPEDIA_VALIDATION_TASKS, min_length=1)
-    """Names among the held-out tasks. Their instructions are those of `evaluation.instructions`."""
+    """Names among the held-out tasks. Their instructions are those of the scores after training."""
 
     @property
     def task_names(self) -> tuple[str, ...]:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.evaluate import instructions_for, run_tasks, suite_tasks
+from rayembed.evaluation.evaluate import decided, prompts_for, run_tasks, suite_tasks
 from rayembed.evaluation.loaded_spec import contextual_model
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
@@ -57,7 +56,7 @@ def scores_by_size(
     folder, places = contextual_folder(str(reference))
     made = tasks_of(run, tasks)
     check_sizes(sizes, places, made)
-    instructions = instructions_for(folder, run)
+    prompts = prompts_for(folder, run)
     data = {task.metadata.name: task.metadata.dataset["revision"] for task in made}
     weights = weights_fingerprint(folder)
     model = load_contextual(folder, device)
@@ -68,14 +67,13 @@ def scores_by_size(
     for number, (draw, size) in enumerate(wanted, start=1):
         seed = run.seed + draw
         logger.info("%d context documents, draw %d (%d of %d)", size, draw + 1, number, len(wanted))
-        values = {"data": data, "instructions": instructions, "context": [size, seed]}
         meta = model_meta(
             name,
-            f"{weights}-{fingerprint(values)[:8]}",
+            f"{weights}-{decided(made, prompts, {'context': [size, seed]})[:8]}",
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        scored = contextual_model(model, meta, instructions, seed=seed, num_context=size)
+        scored = contextual_model(model, meta, prompts, seed=seed, num_context=size)
         for task, score in run_tasks(scored, meta, made, results_folder).items():
             found[size][task].append(score)
     return found

@@ -7,12 +7,12 @@ topics of the Wikipedia sample, each with a retrieval task over its own held-out
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rayembed.config.document import fingerprint
+from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.data.sources.wikipedia import NO_TOPIC
@@ -20,9 +20,10 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.context import DrawnContext, draw_context
 from rayembed.evaluation.context_sizes import contextual_folder, load_contextual
 from rayembed.evaluation.evaluate import (
+    decided,
     encoder_of,
     held_out_articles,
-    instructions_for,
+    prompts_for,
     run_tasks,
 )
 from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
@@ -115,10 +116,10 @@ def topic_scores(
     folder, places = contextual_folder(str(reference))
     tasks = topic_tasks(run, task)
     weights = weights_fingerprint(folder)
-    told = instructions_for(folder, run).get(task, "")
     names = {topic: made.metadata.name for topic, made in tasks.items()}
-    instructions = {name: told for name in names.values() if told}
-    data = {made.metadata.name: made.metadata.dataset["revision"] for made in tasks.values()}
+    told = run.evaluation.instructions.get(task)
+    given = {} if told is None else dict.fromkeys(names.values(), told)
+    prompts = replace(prompts_for(folder, run), settings=Prompts(instructions=given))
     model = load_contextual(folder, device)
     found: dict[str, dict[str, list[float]]] = {topic: {} for topic in tasks}
     wanted = list(_contexts(tasks, places, run.seed, draws))
@@ -128,14 +129,13 @@ def topic_scores(
         if drawn.documents:
             context = encode_context(model, drawn.documents)
         model.set_corpus(context)
-        values = {"data": data, "instructions": instructions, "context": drawn.name}
         meta = model_meta(
             name,
-            f"{weights}-{fingerprint(values)[:8]}",
+            f"{weights}-{decided(list(tasks.values()), prompts, {'context': drawn.name})[:8]}",
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        encoder = MtebEncoder(encoder_of(model), meta, instructions=instructions)
+        encoder = MtebEncoder(encoder_of(model), meta, prompts=prompts)
         scores = run_tasks(encoder, meta, list(tasks.values()), results_folder)
         for topic in tasks:
             found[topic].setdefault(label, []).append(scores[names[topic]])

@@ -2,15 +2,15 @@
 
 Results lie in `<results folder>/results/<model>/<revision>/<task>.json`. mteb takes a complete
 result from there whatever data it was made of, so the revision names three things: the weights,
-and after a dash the data of the tasks with the instructions. Same revision, same numbers: a second
-call reads them back and embeds nothing. Revisions of cut vectors begin with `first256-`, those of
-another context than the model's own with `context0-`: scores of a model as it is are found by how
-they begin, with the weights.
+and after a dash the data of the tasks, what stands before their texts and the software. Same
+revision, same numbers: a second call reads them back and embeds nothing. Revisions of cut vectors
+begin with `first256-`, those of another context than the model's own with `context0-`: scores of a
+model as it is are found by how they begin, with the weights.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mteb.models import ModelMeta
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
+from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.config.sources import WikipediaSource
@@ -36,9 +37,13 @@ from rayembed.data.sources.wikipedia import (
 )
 from rayembed.errors import ConfigError
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.code_version import code_version
+from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
 from rayembed.evaluation.loaded_spec import contextual_model
 from rayembed.evaluation.mteb_model import Embed, MtebEncoder, model_meta
-from rayembed.evaluation.rayembed_spec import cut
+from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.rayembed_spec import cut, with_literal_prompts
 from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES, wikipedia_tasks
 from rayembed.hardware import settled, wide_enough
 from rayembed.models.cde import CDE
@@ -47,7 +52,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.export import SETTINGS_FILE
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.json_file import read_json
-from rayembed.models.load import load_model
+from rayembed.models.load import check_loadable, load_model
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +67,7 @@ def evaluate(
     name: str,
     revision: str,
     results_folder: str | Path,
-    instructions: Mapping[str, str] | None = None,
+    prompts: ModelPrompts | None = None,
     dimension: int | None = None,
     num_context: int | None = None,
 ) -> dict[str, float]:
@@ -72,7 +77,7 @@ def evaluate(
         name: names the model in results, with or without an organisation before a slash.
         revision: tells the weights from other weights of that name, as a fingerprint does.
         results_folder: local folder; what is already scored there is read and not run again.
-        instructions: by task name; None: those of the run.
+        prompts: of the model; None: as a model of the run has them.
         dimension: so many first values of each vector are kept (Matryoshka); None: all.
         num_context: documents of a contextual model's context; None: as many as it takes.
 
@@ -85,23 +90,23 @@ def evaluate(
         return {}
     if isinstance(model, Bm25):
         tasks = _retrieval_only(tasks)
-        meta = bm25_meta(name, _full_revision(revision, tasks, {}))
+        meta = bm25_meta(name, _full_revision(revision, tasks))
         scored: Any = Bm25(meta)
     else:
-        if instructions is None:
-            instructions = run.evaluation.instructions
+        if prompts is None:
+            prompts = run_prompts(run)
         meta = model_meta(
             name,
-            _full_revision(revision, tasks, instructions, dimension, num_context),
+            _full_revision(revision, tasks, prompts, dimension, num_context),
             n_parameters=sum(parameter.numel() for parameter in model.parameters()),
             embed_dim=dimension or model.dimensions[0],
             similarity_fn_name="cosine",
-            use_instructions=bool(instructions),
+            use_instructions=prompts.folder.template is not None,
         )
         scored = as_mteb_model(
             model,
             meta,
-            instructions,
+            prompts,
             seed=run.seed,
             dimension=dimension,
             num_context=num_context,
@@ -123,8 +128,8 @@ def evaluate_reference(
 
     Without context documents a contextual model embeds behind the null token.
 
-    The model is loaded only if a score is missing. Encoders that others trained get none of the
-    run's instructions, only the prefixes that their own folder names.
+    The model is loaded only if a score is missing. What stands before texts is what `prompts_for`
+    gives.
 
     Raises:
         AssetError: the reference leads to no model.
@@ -136,8 +141,8 @@ def evaluate_reference(
     folder = resolve_model(str(reference))
     revision = weights_fingerprint(folder)
     tasks = suite_tasks(run)
-    instructions = instructions_for(folder, run)
-    full = _full_revision(revision, tasks, instructions, dimension, num_context)
+    prompts = prompts_for(folder, run)
+    full = _full_revision(revision, tasks, prompts, dimension, num_context)
     known = stored_scores(results_folder, model_meta(name, full), tasks)
     if len(known) == len(tasks):
         logger.info("%s: all %d scores are in %s", name, len(tasks), results_folder)
@@ -151,7 +156,7 @@ def evaluate_reference(
         name=name,
         revision=revision,
         results_folder=results_folder,
-        instructions=instructions,
+        prompts=prompts,
         dimension=dimension,
         num_context=num_context,
     )
@@ -162,6 +167,11 @@ def run_dtype(run: Run, device: str) -> Dtype:
     where the device emulates it.
     """
     return wide_enough(settled(run.model.backbone.dtype, device), device)
+
+
+def scored_revision(folder: Path, run: Run) -> str:
+    """The revision under which `evaluate_reference` keeps the scores of a model's folder."""
+    return _full_revision(weights_fingerprint(folder), suite_tasks(run), prompts_for(folder, run))
 
 
 def suite_tasks(run: Run) -> list[Any]:
@@ -233,9 +243,20 @@ def all_articles(run: Run) -> list[Article]:
     return read_articles(resolve(wikipedia_source(run)))
 
 
-def instructions_for(folder: Path, run: Run) -> dict[str, str]:
-    """The run's instructions by task, for a model that knows such; of others' encoders none."""
-    return dict(run.evaluation.instructions) if _knows_instructions(folder) else {}
+def prompts_for(folder: Path, run: Run) -> ModelPrompts:
+    """What stands before texts for the model of a folder, as `jobs/evaluate_model.py` has it.
+
+    The run's instructions go before all else for a model that knows such; of others' encoders the
+    folder alone counts.
+    """
+    given = run.evaluation.instructions if _knows_instructions(folder) else {}
+    found = folder_prompts(folder, check_loadable(folder))
+    return ModelPrompts(Prompts(instructions=given), found)
+
+
+def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
+    """What stands before texts for a model of the run that lies in no folder yet."""
+    return ModelPrompts(settings or Prompts(), unsaved_prompts(run.model, run.instructions))
 
 
 def run_tasks(
@@ -341,16 +362,25 @@ def _under_root(run: Run, reference: str) -> str:
 def _full_revision(
     revision: str,
     tasks: Sequence[Any],
-    instructions: Mapping[str, str],
+    prompts: ModelPrompts | None = None,
     dimension: int | None = None,
     num_context: int | None = None,
 ) -> str:
-    data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
-    used = {task: text for task, text in instructions.items() if task in data and text}
-    whole = f"{revision}-{fingerprint({'data': data, 'instructions': used})[:8]}"
+    whole = f"{revision}-{decided(tasks, prompts)[:8]}"
     if num_context is not None:
         whole = f"context{num_context}-{whole}"
     return whole if dimension is None else f"first{dimension}-{whole}"
+
+
+def decided(tasks: Sequence[Any], prompts: ModelPrompts | None, *others: object) -> str:
+    """Names what a score comes from besides weights: data, prompts, software.
+
+    Args:
+        others: plain values that decide it, too.
+    """
+    data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
+    before = {} if prompts is None else literal_prompts(prompts, tasks)
+    return fingerprint([data, before, code_version().scores, *others])
 
 
 def _retrieval_only(tasks: Sequence[Any]) -> list[Any]:
@@ -360,7 +390,7 @@ def _retrieval_only(tasks: Sequence[Any]) -> list[Any]:
 def as_mteb_model(
     model: EmbeddingModel,
     meta: ModelMeta,
-    instructions: Mapping[str, str],
+    prompts: ModelPrompts,
     *,
     seed: int,
     dimension: int | None = None,
@@ -369,7 +399,6 @@ def as_mteb_model(
     """The model as mteb scores it; a contextual one in the context of each task's corpus.
 
     Args:
-        instructions: by task name.
         seed: of the draw of context documents.
         dimension: so many first values of each vector are kept; None: all.
         num_context: documents of a contextual model's context; None: as many as it takes.
@@ -378,23 +407,26 @@ def as_mteb_model(
         return contextual_model(
             model,
             meta,
-            instructions,
+            prompts,
             seed=seed,
             num_context=num_context,
             dimension=dimension,
         )
-    return MtebEncoder(encoder_of(model, dimension), meta, instructions=instructions)
+    return MtebEncoder(encoder_of(model, dimension), meta, prompts=prompts)
 
 
 def encoder_of(model: EmbeddingModel, dimension: int | None = None) -> Embed:
     """What embeds texts with the model as the tasks ask; empty texts by their special tokens.
 
+    An instruction is what `ModelPrompts.instruction` gives.
+
     Args:
         dimension: so many first values of each vector are kept, at unit length; None: all.
     """
+    literal = with_literal_prompts(model)
 
     def embed(texts: Sequence[str], role: Role, instruction: str) -> Any:
-        vectors = encode(model, texts, role=role, instruction=instruction, allow_empty=True)
+        vectors = encode(literal, texts, role=role, instruction=instruction, allow_empty=True)
         return cut(vectors, dimension or model.dimensions[0])
 
     return embed

@@ -1,12 +1,14 @@
-"""What a model's folder says of prompts, read without its weights."""
+"""What a model says of prompts: its folder, read without its weights, or its settings."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rayembed.config.model import ModelConfig
+from rayembed.config.model import CDEConfig, ModelConfig, NomicMoeConfig
 from rayembed.evaluation.prompts import FolderPrompts
 from rayembed.models.contract import Role
-from rayembed.models.export import SETTINGS_FILE
+from rayembed.models.export import SETTINGS_FILE, saved_prompts
 from rayembed.models.json_file import read_json
 
 
@@ -16,22 +18,41 @@ def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
     Args:
         config: what `check_loadable` gives for the folder.
     """
+    if (folder / SETTINGS_FILE).is_file():
+        return replace(_of_config(config), named=saved_prompts(folder))
     path = folder / "config_sentence_transformers.json"
     stated: dict[str, Any] = read_json(path) if path.is_file() else {}
-    named = {name: text for name, text in (stated.get("prompts") or {}).items() if text}
-    default = stated.get("default_prompt_name")
-    # An instruction of CDE is a prefix itself, in place of the role's.
-    template = None if config.kind == "cde" else getattr(config, "instruction_template", None)
-    own = (folder / SETTINGS_FILE).is_file()
+    return replace(
+        _of_config(config),
+        named={name: text for name, text in (stated.get("prompts") or {}).items() if text},
+        default_name=stated.get("default_prompt_name"),
+        own=False,
+    )
+
+
+def unsaved_prompts(config: ModelConfig, instructions: Mapping[str, str]) -> FolderPrompts:
+    """The prompts of a model of ours that lies in no folder, as its folder would have them.
+
+    Args:
+        instructions: those that it would be saved with.
+    """
+    found = _of_config(config)
+    named = {name: found.head(text, "query") for name, text in instructions.items()}
+    return replace(found, named=named)
+
+
+def _of_config(config: ModelConfig) -> FolderPrompts:
+    roles: tuple[Role, ...] = ("query", "document")
+    in_place: str | None = None
+    template: str | None = None
+    match config:
+        case CDEConfig():
+            in_place = config.instruction_template
+        case NomicMoeConfig():
+            in_place = "{instruction}"
+        case _:
+            template = getattr(config, "instruction_template", None)
     prefixes: dict[Role, str] = {}
     if template is None:
-        for role in ("query", "document"):
-            prefixes[role] = getattr(config, f"{role}_prefix", "")
-    return FolderPrompts(
-        kind=config.kind,
-        template=template,
-        prefixes=prefixes,
-        named=named,
-        default_name=default,
-        own=own,
-    )
+        prefixes = {role: getattr(config, f"{role}_prefix", "") for role in roles}
+    return FolderPrompts(config.kind, template, prefixes, in_place)

@@ -1,6 +1,5 @@
 """A contextual model that is loaded already as a model under evaluation."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mteb.abstasks.task_metadata import TaskMetadata
@@ -11,8 +10,8 @@ from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.evaluation.prompts import role_of
-from rayembed.evaluation.rayembed_spec import Embedder
+from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
 from rayembed.evaluation.way import Way
 from rayembed.models.contract import EmbeddingModel
 
@@ -23,8 +22,7 @@ class LoadedSpec:
 
     model: EmbeddingModel
     meta: ModelMeta
-    instructions: Mapping[str, str]
-    """By task name, before queries and texts of symmetric tasks."""
+    prompts: ModelPrompts
     context_seed: int = 0
     num_context: int = 0
     """Documents that a context holds, at most; 0: texts are embedded without a task's corpus."""
@@ -38,26 +36,24 @@ class LoadedSpec:
         return str(self.meta.revision)
 
     def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
-        """Role and instruction; texts of symmetric tasks are queries."""
-        role = role_of(prompt_type)
-        return Way(role, self.instructions.get(task_metadata.name, "") if role == "query" else "")
+        """Role and prompt; texts of symmetric tasks are queries."""
+        return Way(role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type))
 
     def shown(self, way: Way) -> str:
-        """The instruction."""
-        return way.instruction
+        """The literal prompt, the instruction template filled."""
+        return self.prompts.shown(way.instruction)
 
     def load(self, device: str) -> EmbedTexts:
         """The model as it is."""
         del device
-        return Embedder(
-            self.model, self.model.tokenizer, self.dimension or self.model.dimensions[0]
-        )
+        literal, plain = with_literal_prompts(self.model), self.model.tokenizer
+        return Embedder(literal, plain, self.dimension or self.model.dimensions[0])
 
 
 def contextual_model(
     model: EmbeddingModel,
     meta: ModelMeta,
-    instructions: Mapping[str, str],
+    prompts: ModelPrompts,
     *,
     seed: int,
     num_context: int | None = None,
@@ -72,6 +68,6 @@ def contextual_model(
         dimension: so many first values of each vector are kept; None: all.
     """
     number = model.max_context if num_context is None else num_context
-    spec = LoadedSpec(model, meta, instructions, seed, number or 0, dimension=dimension)
+    spec = LoadedSpec(model, meta, prompts, seed, number or 0, dimension=dimension)
     device = str(next(model.parameters()).device)
     return PooledModel(spec, OneWorker(EncodingWorker(spec, None, device)))

@@ -10,13 +10,13 @@ from mteb.models import ModelMeta
 from mteb.types import PromptType
 from torch import Tensor
 
-from rayembed.evaluation.prompts import role_of
+from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.models.contract import Role
 
 logger = logging.getLogger(__name__)
 
 Embed = Callable[[Sequence[str], Role, str], np.ndarray]
-"""Texts, their role and their instruction to vectors (N, D) float32."""
+"""Texts, their role and their `Way.instruction` to vectors (N, D) float32."""
 
 
 def model_meta(name: str, revision: str, **known: Any) -> ModelMeta:
@@ -53,9 +53,8 @@ def model_meta(name: str, revision: str, **known: Any) -> ModelMeta:
 class MtebEncoder:
     """Implements mteb's `EncoderProtocol` over a function that embeds texts.
 
-    Queries of retrieval tasks have the role of a query and the task's instruction; documents have
-    the role of a document and none. Texts of symmetric tasks (classification, clustering, pair
-    classification, STS) are queries with the instruction on both sides, as in training.
+    Texts of symmetric tasks (classification, clustering, pair classification, STS) are queries on
+    both sides, as in training.
 
     A text is embedded once for each role and instruction: vectors are kept for as long as this
     object lives, up to `cache_bytes`.
@@ -66,12 +65,17 @@ class MtebEncoder:
         embed: Embed,
         meta: ModelMeta,
         *,
-        instructions: Mapping[str, str] | None = None,
+        prompts: ModelPrompts | None = None,
         cache_bytes: int = 2**30,
     ) -> None:
+        """The model.
+
+        Args:
+            prompts: what stands before texts; None: nothing.
+        """
         self.mteb_model_meta = meta
         self._embed = embed
-        self._instructions = dict(instructions or {})
+        self._prompts = prompts
         self._cache: dict[tuple[Role, str, str], np.ndarray] = {}
         self._bytes_left = cache_bytes
 
@@ -89,7 +93,9 @@ class MtebEncoder:
         del hf_split, hf_subset
         texts = [text for batch in inputs for text in batch["text"]]
         role = role_of(prompt_type)
-        instruction = self._instructions.get(task_metadata.name, "") if role == "query" else ""
+        instruction = (
+            "" if self._prompts is None else self._prompts.instruction(task_metadata, prompt_type)
+        )
         keys = [(role, instruction, text) for text in texts]
         new = list(
             dict.fromkeys(

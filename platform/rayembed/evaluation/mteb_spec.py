@@ -4,8 +4,8 @@ import inspect
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mteb
@@ -20,6 +20,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
+from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
@@ -55,6 +56,10 @@ class MtebSpec:
     settings: ModelUnderTest
     model: str
     """mteb's name, which is the hub's."""
+    code: CodeVersion = field(
+        default_factory=partial(code_version, "mteb", "sentence-transformers")
+    )
+    """Of the process that made the spec."""
 
     @property
     def stated(self) -> ModelMeta:
@@ -64,21 +69,19 @@ class MtebSpec:
 
     @property
     def meta(self) -> ModelMeta:
-        """As mteb has it; settings that change vectors are hung on the revision."""
-        changes = self._changes()
+        """As mteb has it; settings that change vectors, and the software, hang on the revision."""
+        decided = fingerprint([self._changes(), self.code.scores])
         name = self.settings.name
-        update: dict[str, Any] = {}
-        if changes:
-            update["revision"] = f"{self.stated.revision}-{fingerprint(changes)[:8]}"
+        update = {"revision": f"{self.stated.revision}-{decided[:8]}"}
         if name:
             update["name"] = name if "/" in name else f"rayembed/{name}"
         return self.stated.model_copy(update=update)
 
     @property
     def fingerprint(self) -> str:
-        """Of name, revision, settings and the versions of mteb and sentence-transformers."""
-        versions = [version(package) for package in ("mteb", "sentence-transformers")]
-        return fingerprint([self.model, self.stated.revision, self._changes(), versions])
+        """Of name, revision, settings and software."""
+        decided = [self.model, self.stated.revision, self._changes(), self.code.vectors]
+        return fingerprint(decided)
 
     @property
     def similarity(self) -> Similarity:

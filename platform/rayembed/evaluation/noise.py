@@ -13,21 +13,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mteb.types import PromptType
+
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.evaluate import (
     all_articles,
     as_mteb_model,
+    decided,
     held_out_articles,
-    instructions_for,
+    prompts_for,
     run_dtype,
     run_tasks,
     suite_tasks,
 )
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.wikipedia_samples import (
     CrossLingualSample,
     RetrievalSample,
@@ -92,23 +95,21 @@ def noise_scores(
         )
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
-    instructions = instructions_for(folder, run)
+    prompts = prompts_for(folder, run)
     model = load_model(folder, dtype=run_dtype(run, device)).to(device)
     _make_room(model, num_words * TOKENS_PER_WORD)
     noise = Noise.of(run, num_words)
     scores = []
     noisy = [noise.added_to(task) for task in tasks]
-    _warn_of_cut_noise(model, name, noisy, instructions)
+    _warn_of_cut_noise(model, name, noisy, prompts)
     for made in (tasks, noisy):
-        data = {task.metadata.name: task.metadata.dataset["revision"] for task in made}
-        values = {"data": data, "instructions": instructions, "words": num_words}
         meta = model_meta(
             name,
-            f"{weights}-{fingerprint(values)[:8]}",
+            f"{weights}-{decided(made, prompts, {'words': num_words})[:8]}",
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        scored = as_mteb_model(model, meta, instructions, seed=run.seed)
+        scored = as_mteb_model(model, meta, prompts, seed=run.seed)
         scores.append(run_tasks(scored, meta, made, results_folder))
     return NoiseScores(*scores)
 
@@ -202,19 +203,18 @@ def _make_room(model: Any, num_tokens: int) -> None:
         model.tokenizer.encoder.max_lengths = wanted["encoder"]
 
 
-def _warn_of_cut_noise(
-    model: Any, name: str, tasks: Sequence[Any], instructions: Mapping[str, str]
-) -> None:
+def _warn_of_cut_noise(model: Any, name: str, tasks: Sequence[Any], prompts: ModelPrompts) -> None:
     """Tell how many noisy texts the model does not read to their end."""
     whole = copy.copy(model.tokenizer)
     whole.max_lengths = dict.fromkeys(whole.max_lengths, 1_000_000)
     number, cut = 0, 0
     for task in tasks:
-        instruction = instructions.get(task.metadata.name, "")
         for role, texts in _texts(task.sample):
-            told = [instruction if role == "query" else ""] * len(texts)
+            side = PromptType.document if role == "document" else PromptType.query
+            head = prompts.shown(prompts.instruction(task.metadata, side))
             read, all_of_it = (
-                t(texts, role, told, allow_empty=True) for t in (model.tokenizer, whole)
+                t.with_heads(texts, [head] * len(texts), role, allow_empty=True)
+                for t in (model.tokenizer, whole)
             )
             number += len(texts)
             cut += sum(

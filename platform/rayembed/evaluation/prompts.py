@@ -1,8 +1,13 @@
-"""Which role, instruction or prefix a text gets in a task.
+"""Which role, instruction or prefix a text gets in a task: one rule for whoever takes scores.
 
 mteb tells a text's side by its prompt type: query or document in retrieval and reranking, none in
 symmetric tasks (classification, clustering, pair classification, STS, summarisation, bitext
 mining). Here a text of a symmetric task is a query, as in training.
+
+A model that takes task definitions gets one in every task, trained or not, as mteb's own wrapper of
+such models has it: the user's; else the one that its folder was saved with under the task's name,
+which is that of its training; else the published one of the task; else the general words of the
+task's type. Documents get none. Other models get the prefix of the role.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,6 +36,8 @@ from rayembed.models.contract import Role
 
 PREFIX_TABLES = ("nomic", "cde")
 
+_TABLE_OF_KIND = {"nomic-moe": "nomic", "cde": "cde"}
+
 
 def role_of(prompt_type: PromptType | None) -> Role:
     """Document or query; texts of symmetric tasks are queries."""
@@ -47,13 +54,29 @@ class FolderPrompts:
     """With `{instruction}`, of models that take task definitions; None: they take literal text."""
     prefixes: Mapping[Role, str] = field(default_factory=dict)
     """Before texts of each role, of models without a template."""
+    in_place: str | None = None
+    """With `{instruction}`, of models of which an instruction stands in place of the role's prefix;
+    None: it stands behind the prefix."""
     named: Mapping[str, str] = field(default_factory=dict)
-    """Literal prompts by their names in `config_sentence_transformers.json`."""
+    """Literal prompts by their names in `config_sentence_transformers.json`; of our own folders
+    those of data sets and tasks."""
     default_name: str | None = None
     """Name of the prompt that sentence-transformers takes where nothing is asked for."""
     own: bool = True
     """Whether rayembed wrote the folder. Then a prompt of a task's name stands before queries and
     texts of symmetric tasks. Prompts of others' folders are chosen as mteb does."""
+
+    def head(self, instruction: str, role: Role) -> str:
+        """The literal text before a text of this role, as the model's own tokenizer has it."""
+        if self.template is not None:
+            return self.template.replace("{instruction}", instruction) if instruction else ""
+        return self.behind(self.prefixes.get(role, ""), instruction)
+
+    def behind(self, prefix: str, instruction: str) -> str:
+        """The literal text of a prefix and an instruction, of models without a template."""
+        if self.in_place is None:
+            return plain_head(prefix, instruction)
+        return self.in_place.replace("{instruction}", instruction) if instruction else prefix
 
 
 @dataclass(frozen=True)
@@ -92,16 +115,20 @@ class ModelPrompts:
             return self.settings.table
         if self.folder.kind in INSTRUCTION_TABLES:
             return self.folder.kind
-        # Our own NomicBert has learnt the prefixes of its folder, and none of the table's others.
-        if self.folder.kind == "nomic-moe" and not self.folder.own:
-            return self._table_or_folder("nomic")
-        return self._table_or_folder("cde") if self.folder.kind == "cde" else "folder"
+        table = _TABLE_OF_KIND.get(self.folder.kind)
+        return table if table is not None and self._has_learnt(table) else "folder"
 
-    def _table_or_folder(self, table: str) -> str:
-        """The table where the model's own prefixes of queries and documents are the table's."""
-        published = prefix_table(table).prefixes
-        fits = all(published[role] == text for role, text in self.folder.prefixes.items())
-        return table if fits else "folder"
+    def _has_learnt(self, table: str) -> bool:
+        """Whether the model knows the prefixes of the table.
+
+        Those of queries and documents must be its own. A folder of ours also names the prefixes of
+        all data sets that it was trained with, and one that is not among them it has never seen.
+        """
+        published, own = prefix_table(table).prefixes, self.folder.prefixes
+        if any(published[role] != text for role, text in own.items()):
+            return False
+        seen = {*own.values(), *self.folder.named.values()}
+        return not self.folder.own or set(published.values()) <= seen
 
     @property
     def fingerprint(self) -> str:
@@ -120,14 +147,16 @@ class ModelPrompts:
         given = self._given(metadata, role)
         if self.folder.template is not None:
             return self._definition(metadata, role) if given is None else given
-        replaced = getattr(self.settings, f"{role}_prefix")
-        if replaced is not None:
-            return plain_head(replaced, given or self._of_table(metadata, role))
-        if given is not None:
-            return plain_head(self._role_prefix(metadata, prompt_type), given)
-        own_words = self._of_table(metadata, role)
-        if own_words:
-            return plain_head(self._role_prefix(metadata, prompt_type), own_words)
+        prefix = getattr(self.settings, f"{role}_prefix")
+        if given is None and prefix is None:
+            saved = self._saved(metadata, role)
+            if saved is not None:
+                return saved
+        words = self._of_table(metadata, role) if given is None else given
+        if prefix is not None:
+            return self.folder.behind(prefix, words)
+        if given is not None or words:
+            return self.folder.behind(self._role_prefix(metadata, prompt_type), words)
         return self._prefix(metadata, prompt_type)
 
     def shown(self, instruction: str) -> str:
@@ -149,11 +178,24 @@ class ModelPrompts:
         """The task definition of a model with a template; none for documents."""
         if role == "document" or self.table == "none":
             return ""
-        found = self._of_table(metadata, role) or self._named_definition(metadata.name)
+        saved = self._saved(metadata, role)
+        if saved is not None:
+            return saved
+        found = self._of_table(metadata, role)
         if found or self.table not in INSTRUCTION_TABLES:
             return found
         default: str = get_abstask_prompt(metadata.name)
         return default
+
+    def _saved(self, metadata: TaskMetadata, role: Role) -> str | None:
+        """What the folder was saved with under the task's name; None: nothing that fits."""
+        if role == "document" or self.table == "none":
+            return None
+        head = self.folder.named.get(metadata.name)
+        if self.folder.template is None:
+            return head if self.folder.own else None
+        # Empty where the run that saved it took the instruction away.
+        return instruction_in(head, self.folder.template) or None if head else head
 
     def _of_table(self, metadata: TaskMetadata, role: Role) -> str:
         """The words of an instruction table or of mteb's task; empty where neither has any."""
@@ -164,10 +206,6 @@ class ModelPrompts:
         if self.settings.wording == "mteb":
             return of_task or paper
         return paper or of_task
-
-    def _named_definition(self, name: str) -> str:
-        """The task definition of a saved prompt, which is the template filled with it."""
-        return instruction_in(self.folder.named.get(name, ""), self.folder.template or "")
 
     def _prefix(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
         """Literal text from a table of prefixes or from the folder."""
@@ -181,8 +219,6 @@ class ModelPrompts:
             name = get_prompt_name(dict(self.folder.named), metadata, prompt_type)
             if name and name not in get_args(Role):
                 return self.folder.named[name] or ""
-        elif prompt_type != PromptType.document and metadata.name in self.folder.named:
-            return self.folder.named[metadata.name]
         return self._role_prefix(metadata, prompt_type)
 
     def _role_prefix(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:

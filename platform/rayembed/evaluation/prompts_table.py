@@ -12,6 +12,7 @@ from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
 from rayembed.evaluation.model_spec import ModelSpec
+from rayembed.evaluation.prompts import ModelPrompts
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,16 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
         "model": spec.meta.name,
         "revision": spec.meta.revision,
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
+    }
+
+
+def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:
+    """What stands before the texts of each side of each task, by the tasks' names."""
+    return {
+        task.metadata.name: [
+            prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)
+        ]
+        for task in tasks
     }
 
 

@@ -1,10 +1,11 @@
 """A model under evaluation that rayembed loads: its own, published NV-Embed, encoder folders."""
 
+import copy
 import logging
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.mteb_model import model_meta
@@ -28,7 +30,7 @@ from rayembed.evaluation.registered_folder import pinned_reference, registered_f
 from rayembed.evaluation.way import Way
 from rayembed.hardware import settled
 from rayembed.models.cde_checkpoint import published_cde_width
-from rayembed.models.contract import Role, Tokenizer, Tokens
+from rayembed.models.contract import EmbeddingModel, Role, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.models.fingerprints import weights_fingerprint
@@ -65,6 +67,8 @@ class RayembedSpec:
     num_parameters: int | None
     places: int = 0
     """Documents that the model's context holds; 0: it takes none."""
+    code: CodeVersion = field(default_factory=code_version)
+    """Of the process that made the spec."""
 
     @property
     def num_context(self) -> int:
@@ -79,7 +83,7 @@ class RayembedSpec:
     @property
     def meta(self) -> ModelMeta:
         """Name and a revision `<weights>-<all else that could change a score>`."""
-        decided = fingerprint([self.fingerprint, self.prompts.fingerprint])
+        decided = fingerprint([self.fingerprint, self.prompts.fingerprint, self.code.scores])
         return model_meta(
             self.name,
             f"{self.weights}-{decided[:8]}",
@@ -92,11 +96,12 @@ class RayembedSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, number type, lengths and width, and of what context a contextual model has.
+        """Of weights, number type, lengths, width, software and a contextual model's context.
 
         Prompts and the documents of a context stand in the way.
         """
         decides = [self.weights, self.settings.dtype, dict(self.max_lengths), self.dimensions]
+        decides.append(self.code.vectors)
         if self.places:
             decides += [self.settings.context, self.settings.context_seed]
         return fingerprint(decides)
@@ -139,10 +144,8 @@ class RayembedSpec:
                 f"model.context is 'random', but the model {self.reference!r} has no corpus saved "
                 "with it; give it documents of its training data (jobs/set_corpus.py)"
             )
-        plain = model.tokenizer
-        if isinstance(plain, PrefixTokenizer):
-            model.tokenizer = LiteralPrompts(plain)
-        return Embedder(model, plain, self.dimensions, self.settings.tokens_per_batch)
+        literal, plain = with_literal_prompts(model), model.tokenizer
+        return Embedder(literal, plain, self.dimensions, self.settings.tokens_per_batch)
 
 
 class Embedder:
@@ -218,6 +221,15 @@ class LiteralPrompts:
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """One padded micro-batch; see `Tokenizer`."""
         return self._tokenizer.collate(tokens)
+
+
+def with_literal_prompts(model: EmbeddingModel) -> Any:
+    """The model, of the same weights, which takes a `Way.instruction` for its instruction."""
+    if not isinstance(model.tokenizer, PrefixTokenizer):
+        return model
+    literal: Any = copy.copy(model)
+    literal.tokenizer = LiteralPrompts(model.tokenizer)
+    return literal
 
 
 def rayembed_spec(

@@ -65,6 +65,11 @@ class ResultWriter:
         write_atomic(str(path), content.encode())
         return path
 
+    def keep_first(self, name: str, content: str) -> None:
+        """As `keep`, but a file that is there stays as it is."""
+        if not (self.place / name).exists():
+            self.keep(name, content)
+
     def _there(self, task: str) -> Any | None:
         """What the file of the task says; None: there is none, or it cannot be read."""
         path = self._path(task)

@@ -1,8 +1,8 @@
 """A folder that sentence-transformers loads and encodes with, as its users have it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ from rayembed.assets.sentence_modules import foreign_modules, is_own_format
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
@@ -53,13 +54,15 @@ class SentenceSpec:
     default_prompt: str
     similarity: Similarity
     num_parameters: int | None
+    code: CodeVersion = field(default_factory=partial(code_version, "sentence-transformers"))
+    """Of the process that made the spec."""
 
     @property
     def meta(self) -> ModelMeta:
         """Name and a revision `<weights>-<all else that decides a vector>`."""
         return model_meta(
             self.name,
-            f"{self.weights}-{self.fingerprint[:8]}",
+            f"{self.weights}-{fingerprint([self.fingerprint, self.code.scores])[:8]}",
             n_parameters=self.num_parameters,
             framework=["Sentence Transformers", "PyTorch"],
             similarity_fn_name=self.similarity,
@@ -68,11 +71,9 @@ class SentenceSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, settings and the version of sentence-transformers."""
+        """Of weights, settings and software."""
         decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
-        return fingerprint(
-            [self.weights, "sentence-transformers", version("sentence-transformers"), *decided]
-        )
+        return fingerprint([self.weights, "sentence-transformers", self.code.vectors, *decided])
 
     def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
         """The prompt that mteb's wrapper picks, and the method of the model that it calls."""

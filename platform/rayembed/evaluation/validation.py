@@ -11,6 +11,7 @@ import mteb
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
+from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.config.validation import (
@@ -21,10 +22,10 @@ from rayembed.config.validation import (
 )
 from rayembed.data.sources.wikipedia import read_articles, validation_titles
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.evaluate import as_mteb_model, wikipedia_source
+from rayembed.evaluation.evaluate import as_mteb_model, run_prompts, wikipedia_source
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnSet
-from rayembed.evaluation.prompt_tables import INSTRUCTION_TABLES, instruction_table
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
 from rayembed.models.contract import EmbeddingModel
 
@@ -96,7 +97,7 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
         similarity_fn_name="cosine",
     )
 
-    scored = as_mteb_model(model, meta, _instructions(run), seed=run.seed)
+    scored = as_mteb_model(model, meta, validation_prompts(run), seed=run.seed)
     scores: dict[str, float] = {}
     for task in validation_tasks(run):
         result = mteb.evaluate(
@@ -112,6 +113,17 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
     return scores
 
 
+def validation_prompts(run: Run) -> ModelPrompts:
+    """What stands before the texts of the run's validation: as in the scores after training."""
+    given: dict[str, str] = {}
+    match _settings(run).data:
+        case MtebValidation(instructions=instructions):
+            given = instructions
+        case BeirValidation(name=name, instruction=instruction) if instruction:
+            given = {name: instruction}
+    return run_prompts(run, Prompts(instructions=given))
+
+
 def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """Mean of the tasks' scores; tasks without a weight weigh 1.
 
@@ -125,23 +137,6 @@ def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) ->
 def _settings(run: Run) -> ValidationConfig:
     assert run.evaluation.validation is not None, "the run has no validation"
     return run.evaluation.validation
-
-
-def _instructions(run: Run) -> Mapping[str, str]:
-    match _settings(run).data:
-        case MtebValidation(tasks=names, instructions=instructions):
-            return {name: _published_instruction(run, name) for name in names} | instructions
-        case BeirValidation(name=name, instruction=instruction):
-            return {name: instruction}
-        case WikipediaValidation():
-            return run.evaluation.instructions
-
-
-def _published_instruction(run: Run, task: str) -> str:
-    """That of the paper of the run's model, as in the scores after training."""
-    if run.model.kind not in INSTRUCTION_TABLES:
-        return ""
-    return instruction_table(run.model.kind).find(task, "Retrieval")
 
 
 def _wikipedia(run: Run, data: WikipediaValidation) -> list[Any]:

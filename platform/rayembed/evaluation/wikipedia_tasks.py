@@ -112,7 +112,7 @@ def _metadata(
         dialect=[],
         sample_creation="found",
         bibtex_citation="",
-        # For models that take instructions; what no data set trains has none.
+        # For models that take instructions; what no data set trains has the words of its type.
         prompt={"query": prompt} if prompt and kind == "Retrieval" else prompt,
     )
 

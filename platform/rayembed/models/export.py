@@ -45,6 +45,18 @@ POOLING_FILE = "pooling.safetensors"
 ENCODER_FOLDER = "encoder"
 FORMAT_VERSION = 1
 
+SYMMETRIC_TYPES = (
+    "BitextMining",
+    "Classification",
+    "Clustering",
+    "MultilabelClassification",
+    "PairClassification",
+    "Regression",
+    "STS",
+    "Summarization",
+)
+"""mteb's types of tasks whose texts are neither queries nor documents."""
+
 
 def save_model(
     model: TransformerModel, folder: Path, *, instructions: Mapping[str, str] | None = None
@@ -215,13 +227,40 @@ def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: P
 
 
 def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[str, str]:
-    """What sentence-transformers puts before texts: of each role and each named instruction."""
+    """What sentence-transformers and mteb put before texts: by role, task and type of task.
+
+    mteb asks for a task, then for its type, then for the role; what a task has no sides for has no
+    role. With a prefix of queries the types of such tasks name it, so that mteb gives their texts
+    the prefix that they have here. A bare name would hit documents too, which have their own.
+    """
     tokenizer = model.tokenizer
     roles: tuple[Role, ...] = ("query", "document")
-    prompts: dict[str, str] = {
+    by_role: dict[str, str] = {
         role: tokenizer.head(model.instruction_of(role, None), role) for role in roles
     }
-    return prompts | {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    prefix = tokenizer.head("", "query")
+    named = {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    types = dict.fromkeys(SYMMETRIC_TYPES, prefix) if prefix else {}
+    documents = {
+        _of_documents(name): by_role["document"]
+        for name, prompt in {**types, **named}.items()
+        if prompt != by_role["document"]
+    }
+    return {**by_role, **types, **documents, **named}
+
+
+def _of_documents(name: str) -> str:
+    """What mteb calls the prompt of a task's, or of a type's, documents."""
+    return f"{name}-document"
+
+
+def saved_prompts(folder: Path) -> dict[str, str]:
+    """Literal prompts of a saved model, by the names of data sets and tasks alone."""
+    path = folder / "config_sentence_transformers.json"
+    stated = read_json(path) if path.is_file() else {}
+    prompts: dict[str, str | None] = stated.get("prompts") or {}
+    others = {"query", "document", *SYMMETRIC_TYPES, *map(_of_documents, prompts)}
+    return {name: text or "" for name, text in prompts.items() if name not in others}
 
 
 def saved_instructions(folder: Path, template: str) -> dict[str, str]:
@@ -230,13 +269,11 @@ def saved_instructions(folder: Path, template: str) -> dict[str, str]:
     Args:
         template: the model's `instruction_template`, which made the prompts of them.
     """
-    path = folder / "config_sentence_transformers.json"
-    stated = read_json(path) if path.is_file() else {}
     before, _, behind = template.partition("{instruction}")
     return {
         name: prompt.removeprefix(before).removesuffix(behind)
-        for name, prompt in (stated.get("prompts") or {}).items()
-        if name not in ("query", "document") and prompt
+        for name, prompt in saved_prompts(folder).items()
+        if prompt
     }
 
 

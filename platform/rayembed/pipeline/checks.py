@@ -4,8 +4,8 @@ A mistake that only a worker could find would be told after hours of preparation
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from typing import cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import DatasetConfig
@@ -26,8 +26,10 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.sources.convert import with_source_path
 from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
-from rayembed.evaluation.evaluate import BM25, suite_tasks
-from rayembed.evaluation.validation import check_validation
+from rayembed.evaluation.evaluate import BM25, run_prompts, suite_tasks
+from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.load import check_loadable
@@ -73,10 +75,22 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
-        suite_tasks(run)
+        check_prompts(tokenizer, suite_tasks(run), run_prompts(run))
     if run.evaluation.validation is not None:
         check_validation(run)
+        check_prompts(tokenizer, validation_tasks(run), validation_prompts(run))
     return tokenizer
+
+
+def check_prompts(tokenizer: PromptTokenizer, tasks: Sequence[Any], prompts: ModelPrompts) -> None:
+    """Return when what stands before the queries of every task leaves room for a text.
+
+    Raises:
+        ConfigError: it does not, for a task of which the settings name no instruction.
+    """
+    for name, (head, *_) in literal_prompts(prompts, tasks).items():
+        setting = f"the instruction of the task {name} (evaluation.instructions.{name})"
+        _check_head("model", tokenizer, setting, head, "query")
 
 
 def check_widths(run: Run, width: int) -> None:
@@ -216,7 +230,12 @@ def _instructions_of(dataset: DatasetConfig) -> Iterator[tuple[str, str, Role]]:
 def _check_room(
     owner: str, tokenizer: PromptTokenizer, setting: str, instruction: str, role: Role
 ) -> None:
-    head = tokenizer.head(instruction, role)
+    _check_head(owner, tokenizer, setting, tokenizer.head(instruction, role), role)
+
+
+def _check_head(
+    owner: str, tokenizer: PromptTokenizer, setting: str, head: str, role: Role
+) -> None:
     tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
     if tokens < room:
         return

@@ -277,8 +277,16 @@ def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
         ambiguous = name in taken or len({other.name for other in alike}) > 1
         label = model.name if ambiguous else name
         revisions = [other.revision for other in alike if other.name == model.name]
-        labels.append(f"{label}@{model.revision[:10]}" if len(revisions) > 1 else label)
+        shown = f"@{model.revision[: _telling(revisions)]}" if len(revisions) > 1 else ""
+        labels.append(f"{label}{shown}")
     return labels
+
+
+def _telling(revisions: Sequence[str]) -> int:
+    """How many characters tell the revisions apart, at least ten: the weights may be the same."""
+    longest = max(map(len, revisions))
+    lengths = range(10, longest)
+    return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)
 
 
 def _print(comparison: Comparison, asked: Asked, written: Sequence[str], out: TextIO) -> None:

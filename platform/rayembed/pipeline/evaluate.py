@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rayembed.evaluation.air_bench.job import AIR_BENCH_RESULT, AirBenchJob, air
 from rayembed.evaluation.air_bench.scores import write_dev_scores
 from rayembed.evaluation.benchmarks import MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.code_version import VECTORS, code_version, versions
 from rayembed.evaluation.jobs import (
     TASK_RESULT,
     Done,
@@ -46,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 RESULTS = "evaluation"
 """Folder of all results in the storage."""
+
+_TOLD = ("mteb", "sentence-transformers", *VECTORS)
+"""Packages whose versions stand beside the results."""
 
 AIR_BENCH = "air-bench"
 """Folder of AIR-Bench's files in the storage."""
@@ -108,7 +111,7 @@ def evaluate(run: EvaluationRun) -> Evaluated:
     spec = None if loader_of(run.model.reference) == BM25 else _spec(run, factories)
     if spec is None:
         factories = _of_bm25(factories)
-    meta = spec.meta if spec is not None else bm25_meta("bm25", Bm25.revision)
+    meta = bm25_meta("bm25", _bm25_revision()) if spec is None else spec.meta
     air = [AirBench(job) for job in air_bench_of(run)]
     results = _results_folder(storage)
     with open_results(results.local, meta) as writer:
@@ -119,6 +122,8 @@ def evaluate(run: EvaluationRun) -> Evaluated:
         evaluated.air_bench = air
         for name, text in _about(run, spec, factories).items():
             writer.keep(name, text)
+        # Of the first run: whoever comes later with other software has another revision.
+        writer.keep_first("versions.yaml", write_yaml(versions(_TOLD)))
         try:
             _score(evaluated, spec, writer, results)
         finally:
@@ -141,6 +146,10 @@ def dev_places(entries: Sequence[AirBench]) -> list[tuple[str, str, str]]:
         if entry.outcome is not None and "dev" in entry.job.dataset.splits
     )
     return list(dict.fromkeys(places))
+
+
+def _bm25_revision() -> str:
+    return f"{Bm25.revision}-{code_version().scores[:8]}"
 
 
 def _of_bm25(factories: Sequence[TaskFactory]) -> list[TaskFactory]:
@@ -283,9 +292,8 @@ def _about(
     run: EvaluationRun, spec: ModelSpec | None, factories: Sequence[TaskFactory]
 ) -> dict[str, str]:
     """Files that say how the results were made: name → content."""
-    versions = {name: version(name) for name in ("mteb", "rayembed", "torch", "transformers")}
     # No JSON: mteb takes every JSON file there for the result of a task.
-    about = {"evaluation.yaml": run.to_yaml(), "versions.yaml": write_yaml(versions)}
+    about = {"evaluation.yaml": run.to_yaml()}
     if spec is not None:
         tasks = [factory.load() for factory in factories]
         about["prompts.yaml"] = write_yaml(prompts_record(spec, tasks))

@@ -15,11 +15,11 @@ from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
+from rayembed.evaluation.evaluate import scored_revision
 from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
-from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.licences import base_licence, data_licences
@@ -329,9 +329,11 @@ def _register(
     if (folders.local / VALIDATION_FILE).exists():
         tracker.log_artifact(folders.local / VALIDATION_FILE)
     dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
-    weights = weights_fingerprint(resolve_model(model))
     with tempfile.TemporaryDirectory(prefix="results-") as scratch:
-        results = results_of(folders.results, weights, Path(scratch)) if scores else None
+        results = None
+        if scores:
+            revision = scored_revision(resolve_model(model), run)
+            results = results_of(folders.results, revision, Path(scratch))
         measured = read_results(results, task_facts) if results is not None else ()
         card = model_card(
             run,

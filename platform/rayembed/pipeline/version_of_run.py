@@ -14,22 +14,28 @@ from rayembed.registry.model_card import instruction_template
 from rayembed.registry.register import RegisteredVersion, register
 from rayembed.registry.registered_model import ModelReference, get_version, keep_scores
 from rayembed.registry.registered_model import connect as connect_to_mlflow
-from rayembed.registry.scores import TaskScore, find_results
+from rayembed.registry.scores import TaskScore
 from rayembed.registry.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 
 
-def results_of(results: str, weights: str, scratch: Path) -> Path | None:
-    """The folder of mteb's result files of these weights; None: they are not to be told apart."""
+def results_of(results: str, revision: str, scratch: Path) -> Path | None:
+    """The folder of mteb's result files of a model's revision; None: there is none.
+
+    Scores that the run took before with other software lie beside it under another revision.
+    """
     local = scratch if is_remote(results) else Path(results)
     stored = StoredFolder(results, local, recursive=True)
     stored.fetch()
-    try:
-        return find_results(stored.local, weights)
-    except ArtifactError as error:
-        logger.warning("%s\nThe version in the registry has no result files.", error)
-        return None
+    found = sorted(stored.local.glob(f"results/*/{revision}"))
+    if not found:
+        logger.warning(
+            "%s has no scores of the revision %s.\n"
+            "The version in the registry has no result files.",
+            *(results, revision),
+        )
+    return found[0] if found else None
 
 
 def keep_version_scores(

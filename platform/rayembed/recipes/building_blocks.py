@@ -18,7 +18,8 @@ EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
     "WikiTopicClassification": CLASSIFICATION_TASK,
     "WikiTopicClustering": CLUSTERING_TASK,
 }
-"""The tasks that are trained are evaluated with the instruction of their training."""
+"""The tasks that are trained are evaluated with the instruction of their training, the others with
+the general ones of their types, as everywhere (`evaluation/prompts.py`)."""
 
 
 def sample_scores(

@@ -32,12 +32,8 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     Raises:
         RayembedError: the backbone or the weights cannot be had, or the storage refuses the model.
     """
-    prompts = {d.name: d.query_instruction for d in run.data.datasets if d.query_instruction}
-    instructions = {
-        name: text
-        for name, text in {**prompts, **run.evaluation.instructions}.items()
-        if name not in get_args(Role)  # prompts of these names are what every text gets
-    }
+    # Prompts of the roles' names are what every text gets.
+    instructions = {n: text for n, text in run.instructions.items() if n not in get_args(Role)}
     defaults = run.default_instructions()
     values: dict[str, Any] = {"run": run.fingerprint, "weights": "untrained"}
     values["instructions"] = instructions

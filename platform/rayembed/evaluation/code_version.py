@@ -1,0 +1,91 @@
+"""The software that makes vectors and scores, in a few characters: it decides them as weights do.
+
+Kept embeddings and result files carry it in what they are found by, so that nothing made by other
+code or other libraries is taken for what would be made now. Of rayembed's own source comments,
+docstrings and layout do not count.
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import rayembed
+from rayembed.config.document import fingerprint
+
+VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
+"""Packages by whose version a text's vector could be another."""
+
+_VECTORS = ("models", "evaluation/rayembed_spec.py")
+_SCORES = (
+    "evaluation/bm25.py",
+    "evaluation/context.py",
+    "evaluation/mteb_model.py",
+    "evaluation/pieces.py",
+    "evaluation/pooled",
+    "evaluation/prompts.py",
+    "search",
+)
+"""What beside vectors could change a score; tasks and their data are compared by themselves."""
+
+
+class CodeVersion(NamedTuple):
+    """Two short names of the software of now."""
+
+    vectors: str
+    """Of all by which a text's vector could be another."""
+    scores: str
+    """Of all by which a score could be another, vectors included."""
+
+
+def code_version(*packages: str) -> CodeVersion:
+    """What embeds with rayembed's own models, and scores.
+
+    Args:
+        packages: further ones that embed.
+    """
+    vectors = fingerprint([versions((*VECTORS, *packages)), _source(_VECTORS)])
+    return CodeVersion(vectors, fingerprint([vectors, versions(("mteb",)), _source(_SCORES)]))
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Package → its version, without what a build for other hardware adds (`2.13.0+cpu`)."""
+    return {name: version(name).partition("+")[0] for name in sorted(packages)}
+
+
+@cache
+def _source(parts: tuple[str, ...]) -> str:
+    """Of the modules at these places of the package, what they do."""
+    root = Path(rayembed.__file__).parent
+    return fingerprint(
+        {
+            path.relative_to(root).as_posix(): meaning(path.read_text(encoding="utf-8"))
+            for part in parts
+            for path in _modules(root / part)
+        }
+    )
+
+
+def meaning(source: str) -> str:
+    """The syntax tree of a module as text, without its docstrings and other bare strings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [line for line in block if not _is_text(line)])
+    return ast.dump(tree)
+
+
+def _is_text(line: ast.AST) -> bool:
+    value = line.value if isinstance(line, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _modules(place: Path) -> Iterator[Path]:
+    if place.suffix == ".py":
+        yield place
+    else:
+        yield from sorted(place.rglob("*.py"))

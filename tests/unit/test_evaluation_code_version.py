@@ -1,0 +1,203 @@
+"""Other software, other results: nothing old is taken for new, and nothing old is touched."""
+
+import json
+
+import numpy as np
+import pytest
+from made_up_articles import COUNT, run_over, write_articles
+from one_thread import one_thread
+from table_model import TableModel, oracle
+from tiny_folders import save_biencoder
+
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.settings import parse
+from rayembed.evaluation import code_version as software
+from rayembed.evaluation import rayembed_spec
+from rayembed.evaluation.code_version import code_version, meaning
+from rayembed.evaluation.evaluate import evaluate
+from rayembed.evaluation.jobs import Done
+from rayembed.evaluation.model_spec import make_spec
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.model import PooledModel
+from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.pipeline import evaluate as pipeline
+
+REAL = software.version
+
+SOURCE = '''
+"""What it is."""
+import torch
+
+
+def pool(states, mask):
+    """The mean."""
+    return (states * mask).sum(1) / mask.sum(1)  # over the length
+'''
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Sets the version of a package."""
+    changed = {}
+    monkeypatch.setattr(software, "version", lambda name: changed.get(name) or REAL(name))
+    return changed
+
+
+def test_what_is_said_of_code_does_not_count_and_what_it_does_counts():
+    told = SOURCE.replace("The mean", "A mean of states").replace("over the", "of the true")
+    told = told.replace("(states * mask)", "(\n        states * mask\n    )")
+    assert told != SOURCE
+    assert meaning(told) == meaning(SOURCE)
+    for old, new in ((".sum(1) /", ".sum(0) /"), ("import torch", "import numpy"), ("mask)", "m)")):
+        assert meaning(SOURCE.replace(old, new)) != meaning(SOURCE), new
+
+
+@pytest.mark.parametrize(
+    ("module", "vectors"),
+    [("models/pooling.py", True), ("search/exact.py", False), ("evaluation/prompts.py", False)],
+)
+def test_a_fix_in_a_checkout_is_another_version(module, vectors, monkeypatch):
+    before = code_version()
+    read = software.Path.read_text
+
+    def fixed(path, encoding):
+        text = read(path, encoding)
+        return f"{text}\nFIXED = True\n" if path.as_posix().endswith(f"rayembed/{module}") else text
+
+    software._source.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(software.Path, "read_text", fixed)
+        after = code_version()
+    software._source.cache_clear()
+    assert after.scores != before.scores
+    assert (after.vectors != before.vectors) == vectors
+    assert code_version() == before
+
+
+def test_libraries_count_and_the_hardware_that_they_are_built_for_does_not(installed):
+    found = {code_version()}
+    for name in ("rayembed", "tokenizers", "torch", "transformers"):
+        installed[name] = "99.0"
+        found.add(code_version())
+    assert len({version.vectors for version in found}) == len(found) == 5
+    installed["torch"] = "99.0+cu130"
+    assert code_version() in found
+    before = code_version()
+    installed["mteb"] = "99.0"
+    assert code_version().vectors == before.vectors
+    assert code_version().scores != before.scores
+    assert code_version("sentence-transformers").vectors != before.vectors
+
+
+class Silent(TableModel):
+    """A model that must not be asked."""
+
+    def forward(self, batch, context=None):
+        raise AssertionError("embedded although the scores were there")
+
+
+def test_a_training_run_takes_its_scores_again_with_other_software(tmp_path, installed):
+    run = run_over(write_articles(tmp_path / "articles.json"))
+    options = {"name": "m", "revision": "abc", "results_folder": tmp_path}
+    first = evaluate(oracle(), run, **options)
+    silent = Silent(np.ones((COUNT, 4)))
+    assert evaluate(silent, run, **options) == first, "the same software"
+    before = contents(tmp_path / "results")
+    installed["transformers"] = "99.0"
+    with pytest.raises(AssertionError, match="embedded although"):
+        evaluate(silent, run, **options)
+    evaluate(oracle(), run, **options)
+    after = contents(tmp_path / "results")
+    assert {path: after[path] for path in before} == before
+    revisions = {path.split("/")[1] for path in after}
+    assert len(revisions) == 2
+    assert all(revision.startswith("abc-") for revision in revisions)
+
+
+def contents(folder):
+    """Of all visible files, by their paths."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name[0] != "."]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """An evaluation of a tiny model on an own set without Ray, and the texts that it embeds."""
+    folder = save_biencoder(tmp_path / "model")
+    documents = [{"_id": f"d{i}", "text": text} for i, text in enumerate(["foxes", "dogs", "7"])]
+    own = tmp_path / "own"
+    (own / "qrels").mkdir(parents=True)
+    (own / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)))
+    (own / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "cats or dogs"}))
+    (own / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\td1\t1")
+    texts = []
+    encode = rayembed_spec.encode
+    monkeypatch.setattr(
+        rayembed_spec, "encode", lambda m, t, **options: texts.extend(t) or encode(m, t, **options)
+    )
+
+    def run_jobs(jobs, spec, store, workers):
+        model = PooledModel(spec, OneWorker(EncodingWorker(spec, store, "cpu")))
+        yield from (Done(job, job.run(model)) for job in jobs)
+
+    monkeypatch.setattr(pipeline, "run_jobs", run_jobs)
+    monkeypatch.setattr(pipeline, "connect", lambda: None)
+    values = {
+        "model": {"reference": str(folder)},
+        "own_sets": [{"name": "own", "path": str(own)}],
+        "placement": {"storage_path": str(tmp_path / "storage")},
+    }
+    return parse(EvaluationRun, values), texts
+
+
+def test_an_evaluation_keeps_old_results_with_the_software_that_made_them(
+    asked, installed, tmp_path
+):
+    run, texts = asked
+    results = tmp_path / "storage" / "evaluation" / "results"
+    first = pipeline.evaluate(run)
+    assert len(texts) == 4
+    texts.clear()
+    pipeline.evaluate(run)
+    assert not texts, "the same software"
+    before = contents(results)
+    (told,) = [path for path in before if path.endswith("versions.yaml")]
+    assert f"transformers: {REAL('transformers')}" in before[told].decode()
+
+    installed["transformers"] = "99.0"
+    second = pipeline.evaluate(run)
+    assert len(texts) == 4, "neither scores nor embeddings of other software are taken"
+    assert second.meta.revision != first.meta.revision
+    assert second.meta.revision.partition("-")[0] == first.meta.revision.partition("-")[0]
+    after = contents(results)
+    assert {path: after[path] for path in before} == before
+    (new,) = [path for path in set(after) - set(before) if path.endswith("versions.yaml")]
+    assert "transformers: '99.0'" in after[new].decode()
+
+    installed.clear()
+    texts.clear()
+    pipeline.evaluate(run)
+    installed["mteb"] = "99.0"
+    pipeline.evaluate(run)
+    assert not texts, "another mteb scores the same vectors"
+    assert contents(results)[told] == before[told]
+    assert len([path for path in contents(results) if path.endswith("versions.yaml")]) == 3
+
+
+def test_every_kind_of_spec_knows_its_software(tmp_path, installed):
+    folder = save_biencoder(tmp_path / "model")
+    references = (str(folder), f"st:{folder}", "mteb:intfloat/e5-base-v2")
+    specs = [make_spec(ModelUnderTest(reference=reference)) for reference in references]
+    installed["torch"] = "99.0"
+    for reference, before in zip(references, specs, strict=True):
+        after = make_spec(ModelUnderTest(reference=reference))
+        assert after.fingerprint != before.fingerprint
+        assert after.meta.revision != before.meta.revision
+        assert after.meta.revision.rpartition("-")[0] == before.meta.revision.rpartition("-")[0]

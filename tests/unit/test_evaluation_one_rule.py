@@ -1,0 +1,169 @@
+"""One model has the same scores on the same tasks, whoever takes them."""
+
+import json
+import random
+
+import pytest
+from one_thread import one_thread
+from tiny_folders import ARCHITECTURES
+from tiny_models import save_cde_stages, save_decoder, save_encoder
+from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
+
+from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import WikipediaTasks
+from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
+from rayembed.config.override import override
+from rayembed.config.settings import parse
+from rayembed.evaluation.evaluate import evaluate_reference, prompts_for, run_prompts, suite_tasks
+from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
+from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
+from rayembed.evaluation.model_spec import make_spec
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.model import PooledModel
+from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.prompts_table import literal_prompts, prompts_table
+from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
+from rayembed.evaluation.wikipedia_factory import wikipedia_factories
+from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
+from rayembed.models.build import build_model
+from rayembed.models.load import check_loadable, load_model
+
+INSTRUCTIONS = {
+    "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own
+    "WikiTopicClassification": "Classify the given encyclopedia article into its topic",
+    "WikiTopicClustering": "",  # taken away
+}
+"""Of a training; it has none for pairs and relatedness, nor for descriptions."""
+UNTRAINED = ("WikiTitleDescriptionPairClassification", "WikiRelatednessSTS")
+LENGTHS = {"query_max_length": 62, "document_max_length": 62}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with one_thread():
+        yield
+
+
+def titled(path):
+    """The articles with titles of known words: numbers are all one to the tiny tokenizers, and the
+    order of equal scores goes by rounding.
+    """
+    drawn = random.Random(0)
+    found = {}
+    for article in json.loads(path.read_text()).values():
+        title = " ".join(drawn.sample(WORDS, 6))
+        found[title] = {**article, "title": title}
+    path.write_text(json.dumps(found))
+    return path
+
+
+def tiny(kind, folder):
+    """Settings of a tiny model and its pretrained parts."""
+    given = {"path": "given", "dtype": "float32"}
+    if kind == "nvembed":
+        long = {"query_max_length": 250, "document_max_length": 250}
+        config = parse(
+            NVEmbedConfig,
+            {"backbone": given, "pooling": {"kind": "mean"}, "lora": None, **long},
+        )
+        return config, save_decoder(folder / "llm", "mistral", sliding_window=None)
+    if kind == "biencoder":
+        prefixes = {"query_prefix": "larger: ", "document_prefix": "the world: "}
+        config = parse(BiEncoderConfig, {"backbone": given, **prefixes, **LENGTHS})
+        return config, save_encoder(folder / "encoder")
+    cde = {"encoder": {"path": "given"}, "num_context": 4, "output": "residual"}
+    return parse(CDEConfig, {"backbone": given, **cde, **LENGTHS}), save_cde_stages(folder)
+
+
+@pytest.fixture(scope="module", params=["nvembed", "biencoder", "cde"])
+def trained(request, tmp_path_factory):
+    """A run, and the folder of its model as the run leaves it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    articles = titled(write_word_articles(folder / "articles.json"))
+    config, parts = tiny(request.param, folder)
+    run = run_over_words(
+        articles, num_documents=HELD_OUT, num_queries=40, instructions=INSTRUCTIONS
+    )
+    run = run.model_copy(update={"model": config})
+    build_model(config, parts, seed=3).eval().save(folder / "model", instructions=run.instructions)
+    return run, folder / "model", articles
+
+
+def by_validation(run, folder):
+    """Scores of the same tasks by validation, which then has all of the held-out articles."""
+    data = {"kind": "wikipedia", "num_titles": HELD_OUT, "num_queries": 40, "tasks": TASK_NAMES}
+    validation = json.dumps({"data": data, "every_steps": 5})
+    changes = ["stages.one.steps=10", "evaluation.suite=none"]
+    validated = override(run, [*changes, f"evaluation.validation={validation}"])
+    assert revisions(validation_tasks(validated)) == revisions(suite_tasks(run))
+    return validate(load_model(folder), validated), validation_prompts(validated)
+
+
+def by_evaluate_model(folder, articles, **settings):
+    """Scores as `jobs/evaluate_model.py --benchmark wikipedia` takes them, in this process."""
+    sizes = WikipediaTasks(
+        source=str(articles), num_titles=HELD_OUT, num_documents=HELD_OUT, num_queries=40,
+        max_length=60,
+    )  # fmt: skip
+    factories = wikipedia_factories(sizes)
+    spec = make_spec(
+        parse(ModelUnderTest, {"reference": str(folder), **settings}), own_tasks=TASK_NAMES
+    )
+    model = PooledModel(spec, OneWorker(EncodingWorker(spec, None, "cpu")))
+    results = {f.name: ScoreTask(f).run(model)[TASK_RESULT]["scores"] for f in factories}
+    scores = {name: found["test"][0]["main_score"] for name, found in results.items()}
+    return scores, prompts_table(spec, [f.load() for f in factories])
+
+
+def revisions(tasks):
+    return {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
+
+
+def test_all_who_take_scores_take_the_same(trained, tmp_path):
+    run, folder, articles = trained
+    after_training = evaluate_reference(folder, run, name="tiny", results_folder=tmp_path)
+    in_training, prompts = by_validation(run, folder)
+    alone, table = by_evaluate_model(folder, articles)
+    assert tuple(alone) == TASK_NAMES
+    assert after_training == pytest.approx(alone, abs=1e-6)
+    assert in_training == pytest.approx(alone, abs=1e-6)
+    # Not only the scores: the very texts before the texts.
+    tasks = suite_tasks(run)
+    told: dict[str, list[str]] = {}
+    for row in table:
+        told.setdefault(row.task, []).append(row.prompt)
+    assert literal_prompts(prompts_for(folder, run), tasks) == told
+    assert literal_prompts(prompts, tasks) == told
+    assert "find the lazy dog" in told["WikiSentenceRetrieval"][0]
+    if run.model.kind != "nvembed":
+        return
+    assert told["WikiRelatednessSTS"] == ["Instruct: Retrieve semantically similar text.\nQuery: "]
+    assert told["WikiTopicClustering"] == [""]
+    # Control: without an instruction for what was not trained, these tasks have other scores.
+    none, _ = by_evaluate_model(
+        folder, articles, prompts={"instructions": dict.fromkeys(UNTRAINED, "")}
+    )
+    differing = {name for name in TASK_NAMES if abs(none[name] - alone[name]) > 1e-3}
+    assert differing == set(UNTRAINED)
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_a_model_in_memory_has_the_prompts_of_its_folder(kind, tmp_path):
+    """The heads of the model's own tokenizer, of its folder and of its settings are the same."""
+    folder = ARCHITECTURES[kind](tmp_path / kind)
+    model = load_model(folder)
+    model.save(folder, instructions={"SciFact": "check it", "pairs": "find it: ", "NQ": ""})
+    read = folder_prompts(folder, check_loadable(folder))
+    made = unsaved_prompts(model.config, {"SciFact": "check it", "pairs": "find it: ", "NQ": ""})
+    assert made == read
+    for role in ("query", "document"):
+        for instruction in ("", "check it", "find it: "):
+            assert read.head(instruction, role) == model.tokenizer.head(instruction, role)
+    assert read.named["SciFact"] == model.tokenizer.head("check it", "query")
+
+
+def test_a_run_without_a_folder_has_the_instructions_of_its_data(tmp_path):
+    run = run_over_words(write_word_articles(tmp_path / "articles.json"), instructions=INSTRUCTIONS)
+    run = override(run, ["data.datasets.wiki.query_instruction=told"])
+    assert run.instructions == {"wiki": "told", **INSTRUCTIONS}
+    assert run_prompts(run).folder.named["wiki"] == "told "
