@@ -56,8 +56,10 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"]))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-        if item.get_closest_marker("slow") and "slow" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes many minutes; run it with -m slow"))
+        slow = item.get_closest_marker("slow")
+        if slow and "slow" not in config.option.markexpr:
+            reason = f"run it with -m slow: {' '.join(slow.args) or 'it takes many minutes'}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
