@@ -10,6 +10,11 @@ EXTRA ?= $(or $(INSTALLED),cpu)
 # Passed on: `make quickstart ARGS="--set seed=1"`, `make unit ARGS="-k assets"`.
 ARGS ?=
 
+# Tests without Ray share the cores; those with Ray start many processes each, one test at a time.
+PARALLEL := tests/unit tests/parity tests/distributed
+SERIAL := tests/jobs tests/ray tests/drill
+CORES := -n logical --maxprocesses 8 --dist loadfile
+
 SHELL := /bin/bash
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-$(EXTRA)
@@ -52,7 +57,10 @@ nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
 	$(BIN)/python jobs/run_quickstart.py nomic $(ARGS)
 
 test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	status=0; \
+	$(BIN)/python -m pytest $(PARALLEL) $(CORES) $(ARGS) || status=$$?; \
+	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
+	exit $$status
 
 slow: $(STAMP) ## the tests that take many minutes each, one after the other
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -61,7 +69,7 @@ drill: $(STAMP) ## faults thrown at a small run, one after the other; a table of
 	PYTHONPATH=tests/support $(BIN)/python tests/drill/run_drill.py $(ARGS)
 
 unit: $(STAMP) ## the tests that take seconds
-	$(BIN)/python -m pytest tests/unit -m "not assets" $(ARGS)
+	$(BIN)/python -m pytest tests/unit -m "not assets" $(CORES) $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, spelling
 	@test ! -e platform/__init__.py || { \

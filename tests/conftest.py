@@ -1,7 +1,8 @@
-"""What all tests share: no telemetry, no network in unit tests, one Ray token of their own."""
+"""What all tests share: no telemetry, no network in unit tests, one Ray with a token of its own."""
 
 import os
 import secrets
+import sys
 import tempfile
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from rayembed.pipeline.local_head import prepare_environment
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Tiny tensors: threads that wait for each other cost more than they do, and two test processes
+# share the cores. Read when torch, BLAS and FAISS are loaded; processes of tests inherit it.
+os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TESTS_SUPPORT"] = str(Path(__file__).parent / "support")
 
 # Ray reads once, when it is first imported, whether and with which token it authenticates: all
@@ -29,6 +33,15 @@ prepare_environment()
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
+
+def pytest_collection_finish(session):
+    """A session whose tests use MLflow does its migrations once."""
+    if "mlflow" in sys.modules:
+        from mlflow_template import copy_new_stores
+
+        copy_new_stores()
+
+
 HEAVY = ("distributed", "ray", "job", "assets")
 
 
@@ -43,5 +56,37 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"]))
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
-        if item.get_closest_marker("slow") and "slow" not in config.option.markexpr:
-            item.add_marker(pytest.mark.skip(reason="takes many minutes; run it with -m slow"))
+        slow = item.get_closest_marker("slow")
+        if slow and "slow" not in config.option.markexpr:
+            reason = f"run it with -m slow: {' '.join(slow.args) or 'it takes many minutes'}"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A Ray of four CPUs that all tests share which break none, and an object storage it knows.
+
+    Its idle workers have imported torch, transformers and mteb before: each process that does so
+    anew, as those of a submitted job do, costs five to ten seconds of a core.
+    """
+    os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.2"  # read by Train's controller
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as in `on_ray.connect`
+    import ray
+    from s3_server import s3_server
+
+    import rayembed
+
+    # Workers import the code under test, also where another checkout is installed.
+    path = [os.environ["TESTS_SUPPORT"], str(Path(rayembed.__file__).parents[1])]
+    with s3_server() as storage:
+        ray.init(
+            address="local",
+            num_cpus=4,
+            include_dashboard=False,
+            logging_level="ERROR",
+            object_store_memory=300_000_000,
+            _system_config={"health_check_period_ms": 1000},  # a lost node is known in 5 s, not 15
+            runtime_env={"env_vars": {**storage, "PYTHONPATH": os.pathsep.join(path)}},
+        )
+        yield storage
+        ray.shutdown()

@@ -332,7 +332,7 @@ def four_workers(rank, world, folder):
     return {zero: run(rank, world, folder, zero=zero) for zero in (0, 2)}
 
 
-@pytest.mark.slow  # four processes load their libraries for it; both sides of it stand above
+@pytest.mark.slow("four processes load their libraries for it; both sides of it stand above")
 def test_two_groups_of_two_workers_reduce_the_experts_that_they_share(folder, expected):
     weights, records = expected[2, False]
     workers = run_distributed(four_workers, 4, folder)

@@ -12,7 +12,7 @@ from storage_faults import small_disk
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("half an hour of faults, each of which has a smaller test of its own")
 @pytest.mark.timeout(3000)
 def test_no_fault_loses_rows_or_changes_weights(tmp_path):
     script = Path(__file__).with_name("run_drill.py")

@@ -1,16 +1,11 @@
 """The adaptation job on a tiny model: from texts to an encoder that nomic-moe starts from."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import mlflow
 import pytest
 import torch
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
+from tiny_job import run_here
 
-import rayembed
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
@@ -22,29 +17,14 @@ from rayembed.registry.metrics_log import MetricsLog
 
 pytestmark = pytest.mark.job
 
-ROOT = Path(rayembed.__file__).parents[2]
-
-
-def submit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    settings = {"OMP_NUM_THREADS": "1", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
-    return subprocess.run(
-        [sys.executable, "jobs/adapt_encoder.py", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
-
 
 @pytest.fixture(scope="module")
-def adapted(tmp_path_factory):
+def adapted(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_masked(folder / "bert", "xlm-roberta")
     write_corpus(folder)
     (folder / "run.yaml").write_text(tiny_adaptation(folder).to_yaml())
-    done = submit("--recipe", f"{folder}/run.yaml")
+    done = run_here("adapt_encoder", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]
     return folder, done
 

@@ -18,23 +18,6 @@ NAME = "bad"
 
 
 @pytest.fixture(scope="module")
-def ray_session():
-    """A Ray of two CPUs; what its processes write comes to this one, as in a job."""
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        logging_level="ERROR",
-        object_store_memory=200_000_000,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-    )
-    yield
-    ray.shutdown()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
     write_inputs(folder)
@@ -42,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def refused(folder, ray_session, capfd):
+def refused(folder, cluster, capfd):
     """A function that runs a job and checks all but the message, which it gives back."""
 
     def run(*assignments: str, code: int) -> str:
@@ -81,9 +64,9 @@ GOOD = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(40)]
             ["placement.workers=64", "stages.retrieval.batch.global_pairs=64",
              "stages.blend.batch.global_pairs=64"],
             1,
-            "placement.workers=64 need 1 CPU each: only 2 fit",
+            "placement.workers=64 need 1 CPU each: only 4 fit",
         ),
-        (["placement.cpus_per_worker=3"], 1, "no node is large enough for one worker"),
+        (["placement.cpus_per_worker=5"], 1, "no node is large enough for one worker"),
         (["stages.retrieval.batch.global_pairs=512"], 1, "512"),
         (["evaluation.baselines=[bm25, /nowhere]"], 1, "evaluation.baselines.1 cannot be used"),
         (

@@ -1,15 +1,12 @@
 """The data jobs from their command lines to finished folders, with a tiny teacher."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tiny_job import run_here
 from tiny_models import save_encoder
 
-import rayembed
 from rayembed.data.parts import read_records
 from rayembed.data.prepared import open_prepared
 from rayembed.pipeline.data_jobs import resolve, run_data_job
@@ -18,7 +15,6 @@ from rayembed.recipes.datasets.catalogue import data_recipe_names
 
 pytestmark = pytest.mark.job
 
-ROOT = Path(rayembed.__file__).parents[2]
 WORDS = "cats dogs live fox jumps river ancient world Paris capital France bridge"
 BATCH = 8
 
@@ -60,22 +56,9 @@ def arguments(folder: Path) -> list[str]:
     return [f"--set={assignment}" for assignment in assignments]
 
 
-def run_script(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    return subprocess.run(
-        [sys.executable, f"jobs/{name}.py", *arguments(folder)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-
 @pytest.mark.ray
-def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path) -> None:
-    done = run_script(folder, "cluster_pairs")
+def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path, cluster) -> None:
+    done = run_here("cluster_pairs", *arguments(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     folders = {p.parent.parent.name: p.parent for p in folder.glob("out/data/*/*/manifest.json")}
     assert sorted(folders) == ["clustered", "filtered", "mined", "records"]
@@ -95,7 +78,7 @@ def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path) -> Non
     assert "rows/s" in done.stderr
     assert "█" in done.stderr
     before = {path: path.stat().st_mtime_ns for path in folder.glob("out/data/**/*")}
-    again = run_script(folder, "mine_negatives")
+    again = run_here("mine_negatives", *arguments(folder))
     assert again.returncode == 0, again.stderr[-4000:]
     assert again.stdout.count("was there") == 3
     assert "nothing to do" in again.stderr

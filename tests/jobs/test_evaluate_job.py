@@ -62,6 +62,7 @@ def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
     asked = ("--model", model, "--tasks", tasks, "--own-set", f"Shop={own_set}")
     done = run(*asked, "--set=placement.workers=2", storage=tmp_path)
     assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr, "a process that ends with an error says it plainly"
     assert "Without a score" in done.stdout
     assert "BIOSSES" in done.stdout.partition("Without a score")[2]
     (place,) = (tmp_path / "evaluation" / "results").glob("*/*")

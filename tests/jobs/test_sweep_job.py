@@ -5,7 +5,7 @@ from pathlib import Path
 import mlflow
 import numpy as np
 import pytest
-from tiny_job import write_inputs
+from tiny_job import run_here, write_inputs
 from tiny_sweep import (
     RATE,
     command,
@@ -107,7 +107,7 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial(tmp_path):
     check_no_traceback(again.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a soak: the smaller sweep above is killed and goes on in the same way")
 @pytest.mark.timeout(2400)
 def test_six_trials_of_two_workers_with_two_ended_early(tmp_path):
     """Also killed in the middle, and later one trial's process alone, which is tried again."""
@@ -129,7 +129,7 @@ def test_six_trials_of_two_workers_with_two_ended_early(tmp_path):
     check_tracked(tmp_path, after)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("hundreds of steps until one member is ahead; decisions have unit tests")
 @pytest.mark.timeout(2400)
 def test_the_worst_of_a_population_goes_on_from_the_best_ones_weights(tmp_path):
     """One of the two cannot learn, so it takes over the other's weights and rate, changed."""
@@ -165,7 +165,7 @@ def test_the_worst_of_a_population_goes_on_from_the_best_ones_weights(tmp_path):
     check_no_traceback(done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the smaller sweep with other proposals; what is proposed has unit tests")
 @pytest.mark.timeout(2400)
 def test_optuna_proposes_trials_and_goes_on_knowing_what_was_scored(tmp_path):
     write_inputs(tmp_path)
@@ -184,7 +184,7 @@ def test_optuna_proposes_trials_and_goes_on_knowing_what_was_scored(tmp_path):
     check_tracked(tmp_path, after)
 
 
-def test_workers_that_the_cluster_never_has_are_refused_before_any_starts(tmp_path):
+def test_workers_that_the_cluster_never_has_are_refused_before_any_starts(tmp_path, cluster):
     write_inputs(tmp_path)
     given = command(
         tmp_path,
@@ -194,7 +194,7 @@ def test_workers_that_the_cluster_never_has_are_refused_before_any_starts(tmp_pa
         "--set",
         "placement.cpus_per_worker=64",
     )
-    done = submit(given, seconds=200)
+    done = run_here("sweep_recipe", *given[2:])
     assert done.returncode == 1
     assert "placement.workers=4" in done.stderr
     check_no_traceback(done.stderr)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from chat_server import ChatServer, Reply, chat_server
+from tiny_job import run_here
 
 import rayembed
 from rayembed.config.synthesis import SynthesisRun
@@ -30,15 +31,15 @@ SETTINGS = (
 )
 
 
-def command(*assignments: str) -> list[str]:
-    sets = [f"--set={assignment}" for assignment in (*SETTINGS, *assignments)]
-    return [sys.executable, "jobs/synthesize_pairs.py", *sets]
+def settings(server: ChatServer, storage: Path) -> list[str]:
+    places = f"synthesis.llm.url={server.url}", f"placement.storage_path={storage}"
+    return [f"--set={assignment}" for assignment in (*SETTINGS, *places)]
 
 
 def start(server: ChatServer, storage: Path) -> subprocess.Popen[str]:
     path = [str(ROOT / "platform"), str(ROOT / "tests" / "support")]
     return subprocess.Popen(
-        command(f"synthesis.llm.url={server.url}", f"placement.storage_path={storage}"),
+        [sys.executable, "jobs/synthesize_pairs.py", *settings(server, storage)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         stdout=subprocess.PIPE,
@@ -53,7 +54,7 @@ def kept_ids(storage: Path) -> set[str]:
     return {id for file in files for id in pq.read_table(file)["id"].to_pylist()}
 
 
-def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path) -> None:
+def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path, cluster) -> None:
     def faulty(body, before):
         return Reply(503, "overloaded") if body["seed"] % 9 == 0 and not before else None
 
@@ -69,8 +70,8 @@ def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path)
         assert len(kept) >= 256
         assert not list(tmp_path.rglob("manifest.json"))
         before = server.asked.copy()
-        again = start(server, tmp_path)
-        printed, logged = again.communicate(timeout=240)
+        again = run_here("synthesize_pairs", *settings(server, tmp_path))
+    printed, logged = again.stdout, again.stderr
     assert again.returncode == 0, logged
     asked_again = sum(server.asked[key] > before[key] > 0 for key in before)
     assert asked_again <= len(before) - len(kept)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from made_up_articles import write_articles
 from sentence_transformers import SentenceTransformer
-from tiny_job import TASK, sentence_run, submit
+from tiny_job import TASK, run_here, sentence_run
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -51,13 +51,13 @@ def tiny_run(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_decoder(folder / "llm", tokenizer=metaspace_tokenizer(add_bos=True))
     save_encoder(folder / "encoder")
     write_articles(folder / "articles.json")
     (folder / "run.yaml").write_text(tiny_run(folder).to_yaml())
-    done = submit(folder, job="train_causal2vec")
+    done = run_here("train_causal2vec", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]
     return folder, done.stdout
 

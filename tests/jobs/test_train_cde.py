@@ -4,7 +4,7 @@ import mlflow
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from tiny_job import sentence_run, submit
+from tiny_job import run_here, sentence_run
 from tiny_models import save_cde_stages
 from word_articles import write_word_articles
 
@@ -38,12 +38,12 @@ def tiny_run(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_cde_stages(folder)
     write_word_articles(folder / "articles.json")
     (folder / "run.yaml").write_text(tiny_run(folder).to_yaml())
-    done = submit(folder, job="train_cde")
+    done = run_here("train_cde", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
-from tiny_job import submit, write_inputs
+from tiny_job import run_here, submit, write_inputs
 
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
@@ -134,24 +134,18 @@ def test_weights_are_scored_while_training_goes_on_and_the_best_are_handed_on(tr
             assert told[line["global_step"]] == pytest.approx(expected)
 
 
-def test_submitted_again_it_trains_nothing_and_another_identity_is_refused(trained, folder):
+def test_submitted_again_it_trains_nothing_and_another_identity_is_refused(
+    trained, folder, cluster
+):
     before = (trained[0] / "metrics.jsonl").read_text()
     weights = (trained[0] / "blend" / "weights.safetensors").stat().st_mtime_ns
-    again = submit(folder)
+    job = ("train_nvembed", "--recipe", f"{folder}/run.yaml")
+    again = run_here(*job)
     assert again.returncode == 0, again.stderr[-4000:]
     assert "tiny version 1 (models:/tiny@candidate)" in again.stdout
     assert (trained[0] / "metrics.jsonl").read_text() == before
     assert (trained[0] / "blend" / "weights.safetensors").stat().st_mtime_ns == weights
-    other = submit(folder, "--set", "seed=1")
+    other = run_here(*job, "--set", "seed=1")
     assert other.returncode == 1
     assert "another run of that name with fingerprint" in other.stderr
     assert (trained[0] / "metrics.jsonl").read_text() == before
-
-
-def test_bad_input_ends_the_process_with_its_message(folder):
-    done = submit(folder, "--name", "bad", "--set", "stages.retrieval.batch.global_pairs=512")
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert done.stderr.count("error: ") == 1
-    assert "fewer than one global batch of 512" in done.stderr
-    assert "Traceback" not in done.stderr, done.stderr[-2000:]
-    assert not (folder / "outputs" / "runs" / "bad").exists()

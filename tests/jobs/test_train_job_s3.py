@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 import pytest
-from s3_server import BUCKET, s3_server
+from s3_server import BUCKET
 from tiny_job import make_run, write_inputs
 
 from rayembed.assets.resolver import resolve_model
@@ -33,24 +33,11 @@ RUN = f"{STORAGE}/runs/tiny"
 
 
 @pytest.fixture(scope="module")
-def storage():
-    """An empty bucket and a Ray that knows it; the environment is as before afterwards."""
-    import ray
-
+def storage(cluster):
+    """An empty bucket that Ray knows; the environment is as before afterwards."""
     before = dict(os.environ)
-    with s3_server() as environment:
-        os.environ.update({**environment, "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"})
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            object_store_memory=200_000_000,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
-        )
-        yield
-        ray.shutdown()
+    os.environ.update(cluster)
+    yield
     os.environ.clear()
     os.environ.update(before)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from made_up_articles import HELD_OUT, write_articles
 from sentence_transformers import SentenceTransformer
-from tiny_job import submit
+from tiny_job import run_here
 from tiny_models import save_encoder
 
 from rayembed.config.run import Run
@@ -80,7 +80,7 @@ def tiny_run(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_encoder(folder / "bert")
     write_articles(folder / "articles.json")
@@ -89,7 +89,7 @@ def trained(tmp_path_factory):
         entry["extract"] = entry["extract"].upper().replace("E", "A")
     (folder / "other.json").write_text(json.dumps(entries))
     (folder / "run.yaml").write_text(tiny_run(folder).to_yaml())
-    done = submit(folder, job="train_nomic")
+    done = run_here("train_nomic", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -58,8 +58,10 @@ def test_any_number_of_workers_gives_the_scores_of_mteb(cluster, tmp_path, numbe
 
 
 def test_workers_that_are_killed_change_nothing(cluster, tmp_path):
-    tasks = {task.metadata.name: task for task in one_of_each_type()}
-    assert len(tasks) == 13
+    # Each death costs the imports of another worker, so that not every type of task has one.
+    types = ("Retrieval", "STS", "Clustering", "Classification")
+    tasks = {task.metadata.name: task for task in one_of_each_type() if task.metadata.type in types}
+    assert len(tasks) == len(types)
     spec = WordSpec(log=str(tmp_path / "log"), deadly=True)
     store = EmbeddingStore(str(tmp_path / "kept"))
     done = evaluate(spec, store, Workers(number=2, tries=20), tasks)

@@ -42,9 +42,7 @@ SECONDS = 240
 """For what takes a few, on a machine with nothing else to do."""
 
 
-def make_run(
-    folder: Path, *, seed: int = 0, dropout: float = 0.3, dtype: str = "bfloat16", **placement
-) -> Run:
+def make_run(folder: Path, *, seed: int = 0, dropout: float = 0.3, **placement) -> Run:
     return parse(
         Run,
         {
@@ -52,7 +50,7 @@ def make_run(
             "seed": seed,
             "model": {
                 "kind": "nvembed",
-                "backbone": {"path": str(folder / "backbone"), "dtype": dtype},
+                "backbone": {"path": str(folder / "backbone"), "dtype": "float32"},
                 "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
                 "lora": {"rank": 2, "alpha": 4, "dropout": dropout},
                 "query_max_length": 32,
@@ -148,7 +146,7 @@ def whole(cluster, folder, plan):
     return train(make_run(folder), plan, "whole")[0]
 
 
-CALM = {"dropout": 0.0, "dtype": "float32"}
+CALM = {"dropout": 0.0}
 """Without dropout, whose numbers other workers draw otherwise, it is the same training."""
 
 
@@ -259,7 +257,7 @@ def free_what_the_controller_left() -> None:
             ray.util.remove_placement_group(left)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a third kill of the same run; which checkpoint is left out has unit tests")
 def test_checkpoint_that_is_damaged_while_workers_train_is_left_out(
     cluster, folder, plan, whole, caplog
 ):
@@ -409,7 +407,9 @@ def test_nodes_that_come_and_go_change_the_workers_and_not_the_training(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(
+    "waits for Ray Train to look for the notice; workers that come and go stand above"
+)
 def test_a_node_that_is_taken_away_with_notice_costs_no_step_before_the_notice(
     cluster, folder, plan, calm
 ):

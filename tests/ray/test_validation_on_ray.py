@@ -34,7 +34,7 @@ def make_run(folder: Path, *, steps: int = STEPS, validation: dict | None, **pla
             "name": "tiny",
             "model": {
                 "kind": "nvembed",
-                "backbone": {"path": str(folder / "backbone"), "dtype": "bfloat16"},
+                "backbone": {"path": str(folder / "backbone"), "dtype": "float32"},
                 "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
                 "lora": {"rank": 2, "alpha": 4, "dropout": 0.3},
                 "query_max_length": 32,

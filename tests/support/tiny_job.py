@@ -1,11 +1,16 @@
 """A whole training job on a tiny model: its run, its inputs, its submission."""
 
+import contextlib
+import io
+import logging
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from made_up_articles import HELD_OUT, write_articles
 from tiny_models import save_decoder
@@ -141,3 +146,32 @@ def submit(
         check=False,
         timeout=400,
     )
+
+
+def run_here(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the script of `jobs` would do as a process, in this one and on its Ray.
+
+    A process of its own costs half a minute of a core before the job begins: imports, a Ray, and
+    workers that import it all again.
+    """
+    printed, logged = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(logged)
+    logger = logging.getLogger("rayembed")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    script = str(ROOT / "jobs" / f"{job}.py")
+    code: Any = 0
+    try:
+        with (
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(logged),
+            patch.object(sys, "argv", [script, *arguments]),
+        ):
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        code = end.code
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+    return subprocess.CompletedProcess([], code, printed.getvalue(), logged.getvalue())

@@ -41,7 +41,7 @@ def lloyd(rows: np.ndarray, centroids: np.ndarray, iterations: int) -> float:
     return float((rows @ centroids.T).max(1).mean())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_objective_is_that_of_both_orders_and_not_worse_than_plain_lloyd(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["kind"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     labels=st.booleans(),
@@ -73,7 +73,7 @@ def test_every_setting_changes_what_the_definition_gives(changes) -> None:
     assert by_hand.mined(rows, configured(**(usual | changes))) != without
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000), rule=st.sampled_from(RULES), count=st.sampled_from([3, 20]))
 def test_teachers_take_turns(seed, rule, count, tmp_path_factory) -> None:
     rows = by_hand.made_up_rows(20, seed, labels=True)
@@ -90,7 +90,7 @@ def test_teachers_take_turns(seed, rule, count, tmp_path_factory) -> None:
         assert len(set(texts)) == len(texts)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10_000), rule=st.sampled_from(RULES), labels=st.booleans())
 def test_given_negatives_are_filtered(seed, rule, labels, tmp_path_factory) -> None:
     rows = by_hand.made_up_rows(30, seed, labels=labels, given=True)
@@ -115,7 +115,7 @@ def test_given_negatives_are_taken_from_no_one_else(tmp_path) -> None:
     assert (manifest["short"], manifest["without_negatives"]) == (2, 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     rule=st.sampled_from(

@@ -7,7 +7,6 @@ from pathlib import Path
 from rayembed.assets.storage import exists, is_remote, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
-from rayembed.errors import ArtifactError
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.model_card import instruction_template

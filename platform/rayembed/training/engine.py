@@ -1,6 +1,7 @@
 """DeepSpeed around a model: the only place that imports it."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -82,8 +83,7 @@ class DeepSpeedEngine:
         dtype: str,
         num_workers: int,
     ) -> None:
-        import deepspeed
-
+        deepspeed = _deepspeed()
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
@@ -314,7 +314,7 @@ def expert_group(size: int) -> ExpertGroup:
             f"placement.expert_parallel {size} does not divide the {world_size()} workers that are "
             "there; take a number that does, or a multiple of so many workers"
         )
-    import deepspeed
+    deepspeed = _deepspeed()
     from deepspeed.utils import groups
 
     _forgo_shared_memory()
@@ -340,6 +340,21 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
 
     sign: nn.Module = Sign()
     return sign
+
+
+def _deepspeed() -> Any:
+    """DeepSpeed without MLflow, which it imports where there is one, for an autotuner that nobody
+    calls: each worker would start 1.5 seconds of a core later, and after each fault again.
+    """
+    has_mlflow = "mlflow" in sys.modules
+    if not has_mlflow:
+        sys.modules["mlflow"] = None  # type: ignore[assignment] # as Python marks what is missing
+    try:
+        import deepspeed
+    finally:
+        if not has_mlflow:
+            del sys.modules["mlflow"]
+    return deepspeed
 
 
 def _forgo_shared_memory() -> None:

@@ -1,0 +1,41 @@
+"""What a worker imports is what each start of one costs."""
+
+import sys
+from unittest.mock import patch
+
+import pytest
+
+from rayembed.training.engine import _deepspeed
+
+LIBRARY = """
+try:
+    import mlflow
+    has_mlflow = True
+except Exception:
+    has_mlflow = False
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A DeepSpeed that takes MLflow where it finds it, as the real one does; none is imported."""
+    (tmp_path / "deepspeed.py").write_text(LIBRARY)
+    (tmp_path / "mlflow.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with patch.dict(sys.modules):
+        for name in ("deepspeed", "mlflow"):
+            sys.modules.pop(name, None)
+        yield
+
+
+def test_deepspeed_takes_no_mlflow_with_it(library):
+    assert not _deepspeed().has_mlflow
+    import mlflow  # whoever needs it imports it as ever
+
+    assert mlflow.__name__ == "mlflow"
+
+
+def test_without_that_it_would(library):
+    import deepspeed
+
+    assert deepspeed.has_mlflow
