@@ -79,8 +79,11 @@ def _encoder(folder: Path) -> Path:
 
 def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
     saved = read_settings(folder)
-    both = isinstance(saved, NVEmbedConfig) and isinstance(config, NVEmbedConfig)
-    if both and saved.token_layout != config.token_layout:
+    if (
+        isinstance(saved, NVEmbedConfig)
+        and isinstance(config, NVEmbedConfig)
+        and saved.token_layout != config.token_layout
+    ):
         logger.warning(
             "the start model %s lays its tokens out as model.token_layout=%s, this run as %s",
             *(folder, saved.token_layout, config.token_layout),
