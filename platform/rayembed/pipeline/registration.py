@@ -58,7 +58,13 @@ class Candidate:
 
 
 def find_candidate(
-    client: Any, reference: str, name: str, *, results: str | None, tracking_uri: str
+    client: Any,
+    reference: str,
+    name: str,
+    *,
+    results: str | None,
+    trusted: bool,
+    tracking_uri: str,
 ) -> Candidate:
     """The candidate, after all that it needs was found to be there; changes nothing.
 
@@ -66,6 +72,7 @@ def find_candidate(
         name: of the registered model.
         results: folder or `s3://…`, see `find_results`; None: only the scores that are kept
             with the version.
+        trusted: whether results that name no weights are taken as those of this model.
 
     Raises:
         RayembedError: no such model or version, or no scores of these weights in `results`.
@@ -87,7 +94,7 @@ def find_candidate(
     place: Path | None = None
     new: tuple[TaskScore, ...] = ()
     if results is not None:
-        place = find_results(resolve(results), weights)
+        place = find_results(resolve(results), weights, trusted=trusted)
         new = read_results(place, task_facts)
     kept: tuple[TaskScore, ...] = ()
     if number is not None:
