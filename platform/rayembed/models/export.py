@@ -27,6 +27,8 @@ from rayembed.config.model import (
     NomicMoeConfig,
     ProjectionConfig,
     has_plain_format,
+    pretrained_parts,
+    without_place,
 )
 from rayembed.errors import ArtifactError
 from rayembed.models.backbones import DTYPES
@@ -107,6 +109,8 @@ def write_files(
         else:
             (folder / CORPUS_FILE).unlink(missing_ok=True)
     settings = settings_of(_without_adapters(model.config))
+    for name, reference in pretrained_parts(model.config).items():
+        settings[name]["path"] = without_place(reference)
     write_json(
         folder / SETTINGS_FILE,
         {
