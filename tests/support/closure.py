@@ -27,7 +27,9 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
             seen.add((name, extra))
             needs = [Requirement(line) for line in there.requires or ()]
             waiting += [
-                need for need in needs if need.marker is None or need.marker.evaluate({"extra": extra})
+                need
+                for need in needs
+                if need.marker is None or need.marker.evaluate({"extra": extra})
             ]
     return found
 

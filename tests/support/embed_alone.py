@@ -17,7 +17,7 @@ def main(asked):
     told = {"error": "", "vectors": {}}
     try:
         mlflow.pyfunc.load_model(first)
-    except Exception as error:
+    except ImportError as error:
         told["error"] = repr(error)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rayembed"]:
         del sys.modules[name]
@@ -25,7 +25,10 @@ def main(asked):
     for kind, folder in asked["models"].items():
         model = mlflow.pyfunc.load_model(folder)
         told["vectors"][kind] = [
-            [item["embedding"] for item in model.predict({"input": asked["texts"], "role": role})["data"]]
+            [
+                item["embedding"]
+                for item in model.predict({"input": asked["texts"], "role": role})["data"]
+            ]
             for role in ("query", "document")
         ]
     import rayembed

@@ -108,7 +108,9 @@ def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, jo
     for trust in ((), ("--trust-results",)):
         code, _, err = job(*model, "--results", str(other), *trust)
         assert code == 1
-        assert f"are of the weights {weights[1]}, and this model has the weights {weights[0]}" in err
+        assert (
+            f"are of the weights {weights[1]}, and this model has the weights {weights[0]}" in err
+        )
     hub = write_results(tmp_path / ("5ec0de" * 6 + "aaaa"), {DESCRIPTION: 0.65})
     code, _, err = job(*model, "--results", str(hub))
     assert code == 1
@@ -128,18 +130,15 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
     gates = ("--promote", "--require", "Retrieval>=0.45", "--better-than", "champion")
 
     code, out, _ = job("--model", str(first), "--name", "tiny", *results)
-    assert code == 0
     assert "tiny version 1 (models:/tiny/1)" in out
     assert "2 tasks" in out
-    assert aliases(store) == {"candidate": 1}
+    assert (code, aliases(store)) == (0, {"candidate": 1})
 
     card = tmp_path / "card.md"
     code, out, _ = job(
         "--model", str(first), "--name", "tiny", *results, *gates, "--card", str(card)
     )
-    assert code == 0, out
-    assert "all gates hold" in out
-    assert "there is no champion yet" in out
+    assert (code, "there is no champion yet" in out) == (0, True), out
     assert aliases(store) == {"candidate": 1, "champion": 1}
     data = ModelCard.load(card).data
     assert {r.dataset_name: r.metric_value for r in data.eval_results} == {
@@ -153,7 +152,6 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
     assert code == 0, out
     assert aliases(store) == {"candidate": 1, "champion": 2, "previous": 1}
 
-    before = aliases(store)
     client = client_of(store)
     known = everything(client)
     for more, told in (
@@ -172,8 +170,8 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
 
     # Registered without gates it is the candidate, and its version keeps what refuses it.
     code, _, _ = job("--model", str(third), "--name", "tiny", *results)
-    assert (code, aliases(store)) == (0, before | {"candidate": 3})
-    before = aliases(store)
+    before = {"candidate": 3, "champion": 2, "previous": 1}
+    assert (code, aliases(store)) == (0, before)
     assert client.get_model_version("tiny", "3").tags["score.category/Retrieval"] == "0.4"
     code, out, _ = job("--model", "models:/tiny/3", *gates)
     assert (code, aliases(store)) == (1, before)
@@ -303,7 +301,11 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
         ([], 2, "--model is required"),
         (["--model", "x"], 2, "--name is required"),
         (["--model", "x", "--name", "a/b"], 2, "letters, digits, spaces and . _ + -, not '/'"),
-        (["--model", "x", "--name", "it's"], 2, """letters, digits, spaces and . _ + -, not "'":"""),
+        (
+            ["--model", "x", "--name", "it's"],
+            2,
+            """letters, digits, spaces and . _ + -, not "'":""",
+        ),
         (["--rollback", "--name", 'a"b'], 2, """letters, digits, spaces and . _ + -, not '"':"""),
         (["--model", "x", "--name", "n", "--trust-results"], 2, "add --results FOLDER"),
         (["--model", "x", "--name", "n", "--promote"], 2, "--promote needs a gate"),

@@ -24,7 +24,9 @@ def check_model_name(name: str) -> str:
     """
     others = sorted(set(re.findall(r"[^\w .+-]", name)))
     if others or not re.match(r"\w", name):
-        seen = f"not {', '.join(map(repr, others))}" if others else "and begins with a letter or digit"
+        seen = (
+            f"not {', '.join(map(repr, others))}" if others else "and begins with a letter or digit"
+        )
         raise ValueError(
             "the name of a registered model holds letters, digits, spaces and . _ + -, "
             f"{seen}: it stands in addresses (models:/name@alias) and in MLflow's searches"

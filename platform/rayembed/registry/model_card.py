@@ -169,7 +169,9 @@ def _named(kind: str) -> str:
 
 def _base(model: ModelConfig) -> str:
     """References of the pretrained parts; of a path on somebody's disk the last part only."""
-    return " and ".join(f"`{without_place(reference)}`" for reference in pretrained_parts(model).values())
+    return " and ".join(
+        f"`{without_place(reference)}`" for reference in pretrained_parts(model).values()
+    )
 
 
 def _use(run: Run, registered_model: str | None, alias: str) -> str:

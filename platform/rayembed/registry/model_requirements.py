@@ -1,4 +1,4 @@
-"""Packages that a registered model needs, read from the imports of the code that travels with it."""
+"""Packages that a registered model needs, read from the imports of the code beside it."""
 
 import ast
 import logging
@@ -73,7 +73,7 @@ def _imports(file: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.module is not None and node.level == 0, f"a relative import in {file}"
+            assert node.module is not None, f"a relative import in {file}"
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
