@@ -272,3 +272,14 @@ def test_a_loaders_own_text_and_what_it_reaches_is_searched(tmp_path, monkeypatc
     del sys.modules["mteb.models.made_up"], mteb.models.made_up
     found = foreign_code(module.Loader)
     assert found is None if seen is None else seen in found
+
+
+def test_options_that_a_loader_was_made_with_are_looked_at():
+    def made(**options):
+        def loader(**kwargs):
+            return (options, kwargs)
+
+        return loader
+
+    assert foreign_code(made(model="a", trust_remote_code=False)) is None
+    assert foreign_code(made(model_kwargs={"trust_remote_code": True})) == GIVES_LEAVE

@@ -52,6 +52,8 @@ def foreign_code(loader: Any) -> str | None:
     Args:
         loader: a class or function, without the `partial` around it.
     """
+    if gives_leave(_around(loader)):
+        return GIVES_LEAVE
     waiting = list(_roots(loader))
     seen: set[Place] = set()
     while waiting:
@@ -90,12 +92,16 @@ def gives_leave(options: Any) -> bool:
 def _roots(loader: Any) -> Iterator[Place]:
     """Where the loader is written, its base classes, and what a function has from around it."""
     parts = list(inspect.getmro(loader)) if inspect.isclass(loader) else [loader]
-    if isinstance(loader, FunctionType):
-        around = inspect.getclosurevars(loader).nonlocals.values()
-        parts += [one for one in around if inspect.isclass(one) or inspect.isfunction(one)]
+    around = _around(loader).values()
+    parts += [one for one in around if inspect.isclass(one) or inspect.isfunction(one)]
     for part in parts:
         if hasattr(part, "__qualname__"):
             yield part.__module__, part.__qualname__.partition(".")[0]
+
+
+def _around(loader: Any) -> Mapping[str, Any]:
+    """What a function that another one made has from there, by name."""
+    return inspect.getclosurevars(loader).nonlocals if isinstance(loader, FunctionType) else {}
 
 
 def _named(node: ast.AST, module: _Module) -> Iterator[Place]:
@@ -196,14 +202,14 @@ def _read(name: str) -> _Module:
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         return module
-    waiting: list[ast.stmt] = list(ast.parse(Path(found.origin).read_text(encoding="utf-8")).body)
+    waiting: list[ast.AST] = list(ast.parse(Path(found.origin).read_text(encoding="utf-8")).body)
     while waiting:
         statement = waiting.pop()
         match statement:
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 waiting += statement.orelse
-            case ast.If() | ast.Try() | ast.With():
-                waiting += [s for s in ast.iter_child_nodes(statement) if isinstance(s, ast.stmt)]
+            case ast.If() | ast.Try() | ast.ExceptHandler() | ast.With():
+                waiting += ast.iter_child_nodes(statement)
             case ast.Import() | ast.ImportFrom():
                 module.imports.update(_imported(statement, name))
             case ast.FunctionDef() | ast.ClassDef() | ast.AsyncFunctionDef():
