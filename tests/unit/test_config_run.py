@@ -299,3 +299,23 @@ def test_config_and_recipes_import_neither_torch_nor_ray():
 def test_results_need_a_place():
     with pytest.raises(ConfigError, match=r"placement\.storage_path"):
         override(get_recipe(RUNS[0]), ["placement.storage_path="])
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("it's", '"\'"'),
+        ('a"b', "'\"'"),
+        ("a/b@c", "'/', '@'"),
+        (".a", "begins with"),
+        ("", "begins"),
+    ],
+)
+def test_a_registered_models_name_is_one_that_mlflow_can_search(name, seen):
+    with pytest.raises(
+        ConfigError, match=r"^registered_model: .* letters, digits, spaces and"
+    ) as told:
+        parse(Placement, {"registered_model": name})
+    assert seen in str(told.value)
+    for fine in ("team v2.1_a+b-c", "模型", None):
+        assert parse(Placement, {"registered_model": fine}).registered_model == fine

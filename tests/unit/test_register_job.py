@@ -11,6 +11,7 @@ from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
 
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.pipeline import register_job
 from rayembed.pipeline.register_job import run_register_job
 from rayembed.registry.register import register
 from rayembed.registry.registered_model import ModelReference, download, get_version, read_scores
@@ -68,24 +69,76 @@ def aliases(store):
     return dict(client_of(store).get_registered_model("tiny").aliases)
 
 
+def everything(client):
+    """All that a registration or a promotion changes."""
+    versions = client.search_model_versions()
+    runs = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    return (
+        {(v.name, v.version, tuple(sorted(v.tags.items())), v.description) for v in versions},
+        {run.info.run_id for run in runs},
+        {m.name: dict(m.aliases) for m in client.search_registered_models()},
+    )
+
+
+def test_a_gate_that_fails_after_the_version_was_made_is_told(folders, store, job, monkeypatch):
+    """Another version becomes champion between the look at the gates and the move."""
+    home, (first, second, _) = folders
+    results = ("--results", str(home / "out"))
+    gates = ("--promote", "--better-than", "champion")
+    judged = register_job.promote
+
+    def late(client, name, number, scores, asked):
+        monkeypatch.setattr(register_job, "promote", judged)
+        code, *_ = job("--model", str(second), "--name", "tiny", *results, *gates)
+        assert code == 0
+        return judged(client, name, number, scores, asked)
+
+    monkeypatch.setattr(register_job, "promote", late)
+    code, out, _ = job("--model", str(first), "--name", "tiny", *results, *gates)
+    assert (code, aliases(store)) == (1, {"champion": 2})
+    assert "REFUSED" in out
+    assert "Version 1 is registered all the same" in out
+
+
+def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, job, tmp_path):
+    _, (first, second, _) = folders
+    weights = [weights_fingerprint(folder) for folder in (first, second)]
+    model = ("--model", str(first), "--name", "tiny", "--promote", "--require", "mean>=0.6")
+    other = write_results(tmp_path / f"{weights[1]}-aaaaaaaa", {DESCRIPTION: 0.65})
+    for trust in ((), ("--trust-results",)):
+        code, _, err = job(*model, "--results", str(other), *trust)
+        assert code == 1
+        assert (
+            f"are of the weights {weights[1]}, and this model has the weights {weights[0]}" in err
+        )
+    hub = write_results(tmp_path / ("5ec0de" * 6 + "aaaa"), {DESCRIPTION: 0.65})
+    code, _, err = job(*model, "--results", str(hub))
+    assert code == 1
+    assert f"do not say that they are of the weights {weights[0]}" in err
+    assert client_of(store).search_registered_models() == []
+    # On the user's word, and with its own.
+    code, out, _ = job(*model, "--results", str(hub), "--trust-results", "--dry-run")
+    assert (code, "all gates hold" in out) == (0, True)
+    own = write_results(tmp_path / f"{weights[0]}-aaaaaaaa", {DESCRIPTION: 0.65})
+    code, out, _ = job(*model, "--results", str(own))
+    assert (code, "all gates hold" in out) == (0, True)
+
+
 def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path):
     home, (first, second, third) = folders
     results = ("--results", str(home / "out"))
     gates = ("--promote", "--require", "Retrieval>=0.45", "--better-than", "champion")
 
     code, out, _ = job("--model", str(first), "--name", "tiny", *results)
-    assert code == 0
     assert "tiny version 1 (models:/tiny/1)" in out
     assert "2 tasks" in out
-    assert aliases(store) == {"candidate": 1}
+    assert (code, aliases(store)) == (0, {"candidate": 1})
 
     card = tmp_path / "card.md"
     code, out, _ = job(
         "--model", str(first), "--name", "tiny", *results, *gates, "--card", str(card)
     )
-    assert code == 0, out
-    assert "all gates hold" in out
-    assert "there is no champion yet" in out
+    assert (code, "there is no champion yet" in out) == (0, True), out
     assert aliases(store) == {"candidate": 1, "champion": 1}
     data = ModelCard.load(card).data
     assert {r.dataset_name: r.metric_value for r in data.eval_results} == {
@@ -99,17 +152,32 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
     assert code == 0, out
     assert aliases(store) == {"candidate": 1, "champion": 2, "previous": 1}
 
-    before = aliases(store)
-    code, out, _ = job("--model", str(third), "--name", "tiny", *results, *gates)
-    assert code == 1
-    assert "REFUSED" in out
-    rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines()]
-    assert ["Retrieval >= 0.45", "0.4000", "0.4500", "NO"] in rows
-    assert ["mean, against version 2", "0.4500", "0.6500", "NO"] in rows
-    assert aliases(store) == before
     client = client_of(store)
-    assert client.get_model_version("tiny", "3").tags["score.category/Retrieval"] == "0.4"
+    known = everything(client)
+    for more, told in (
+        (("--dry-run",), "no version would be registered"),
+        ((), "Nothing was registered: weights"),
+    ):
+        code, out, _ = job("--model", str(third), "--name", "tiny", *results, *gates, *more)
+        assert code == 1
+        assert "REFUSED" in out
+        assert told in out
+        rows = [[cell.strip() for cell in line.split("│")[1:5]] for line in out.splitlines()]
+        assert ["Retrieval >= 0.45", "0.4000", "0.4500", "NO"] in rows
+        assert ["mean, against version 2", "0.4500", "0.6500", "NO"] in rows
+        assert everything(client) == known
     assert client.get_model_version("tiny", "2").description.startswith("# tiny")
+
+    # Registered without gates it is the candidate, and its version keeps what refuses it.
+    code, _, _ = job("--model", str(third), "--name", "tiny", *results)
+    before = {"candidate": 3, "champion": 2, "previous": 1}
+    assert (code, aliases(store)) == (0, before)
+    assert client.get_model_version("tiny", "3").tags["score.category/Retrieval"] == "0.4"
+    code, out, _ = job("--model", "models:/tiny/3", *gates)
+    assert (code, aliases(store)) == (1, before)
+    assert "REFUSED" in out
+    assert "registered" not in out
+    assert '"do not hold"' in client.get_model_version("tiny", "3").tags["rayembed.promotion"]
 
     # By its version, with the scores that are kept with it.
     code, out, _ = job(
@@ -118,14 +186,14 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
     assert (code, aliases(store)) == (0, before)
     assert "Nothing is changed (--dry-run)" in out
     code, _, _ = job("--model", "models:/tiny/3", "--promote", "--require", f"{TOPICS}>=0.5")
-    assert (code, aliases(store)) == (0, {"candidate": 1, "champion": 3, "previous": 2})
+    assert (code, aliases(store)) == (0, {"candidate": 3, "champion": 3, "previous": 2})
 
     code, out, _ = job("--rollback", "--name", "tiny", "--dry-run")
     assert (code, aliases(store)["champion"]) == (0, 3)
     assert "Champion   version 2" in out
     for _ in range(2):
         code, out, _ = job("--rollback", "--name", "tiny")
-        assert (code, aliases(store)) == (0, {"candidate": 1, "champion": 2, "previous": 3})
+        assert (code, aliases(store)) == (0, {"candidate": 3, "champion": 2, "previous": 3})
     assert "version 2 (as before)" in out
     assert [m.name for m in client.search_registered_models()] == ["tiny"]
     assert len(client.search_model_versions("name='tiny'")) == 3
@@ -232,7 +300,14 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
     [
         ([], 2, "--model is required"),
         (["--model", "x"], 2, "--name is required"),
-        (["--model", "x", "--name", "a/b"], 2, "MLflow takes no '/'"),
+        (["--model", "x", "--name", "a/b"], 2, "letters, digits, spaces and . _ + -, not '/'"),
+        (
+            ["--model", "x", "--name", "it's"],
+            2,
+            """letters, digits, spaces and . _ + -, not "'":""",
+        ),
+        (["--rollback", "--name", 'a"b'], 2, """letters, digits, spaces and . _ + -, not '"':"""),
+        (["--model", "x", "--name", "n", "--trust-results"], 2, "add --results FOLDER"),
         (["--model", "x", "--name", "n", "--promote"], 2, "--promote needs a gate"),
         (["--model", "x", "--name", "n", "--require", "a>=1"], 2, "add --promote"),
         (["--model", "x", "--name", "n", "--promote", "--require", "a>1"], 2, "is no gate"),

@@ -207,7 +207,7 @@ def test_mtebs_files_are_read(tmp_path):
         read_results(tmp_path, FACTS.get)
 
 
-def test_scores_of_the_weights_are_found_and_none_of_others(tmp_path, caplog):
+def test_scores_of_the_weights_are_found_and_none_of_others(tmp_path):
     mine = tmp_path / "results" / "rayembed__m" / "abcabcabcabc-1"
     other = tmp_path / "results" / "org__other" / "5ec0de"
     write(mine, "SciFact", {"test": [entry(0.6)]})
@@ -219,9 +219,6 @@ def test_scores_of_the_weights_are_found_and_none_of_others(tmp_path, caplog):
     assert {score.task for score in read_results(mine, FACTS.get)} == {"SciFact"}
     assert find_results(tmp_path / "results", "abcabcabcabc") == mine
     assert find_results(mine, "abcabcabcabc") == mine
-    assert caplog.text == ""
-    assert find_results(other, "abcabcabcabc") == other  # named by the user
-    assert "does not name the weights abcabcabcabc" in caplog.text
     with pytest.raises(ArtifactError, match=r"no scores of the weights 000.*results/org__other"):
         find_results(tmp_path, "0" * 12)
     write(mine.with_name("abcabcabcabc-2"), "SciFact", {"test": [entry(0.6)]})
@@ -229,3 +226,54 @@ def test_scores_of_the_weights_are_found_and_none_of_others(tmp_path, caplog):
         find_results(tmp_path, "abcabcabcabc")
     with pytest.raises(ArtifactError, match="there is no results folder"):
         find_results(tmp_path / "nothing", "abcabcabcabc")
+
+
+MINE = "abcabcabcabc"
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "weights"),
+    [
+        ("b3eb7073c522-aaaaaaaa", None, "b3eb7073c522"),
+        ("first256-b3eb7073c522-aaaaaaaa", None, "b3eb7073c522"),
+        ("renamed", "b3eb7073c522-aaaaaaaa", "b3eb7073c522"),
+        (f"{MINE}-aaaaaaaa", "b3eb7073c522-aaaaaaaa", "b3eb7073c522"),
+    ],
+)
+def test_scores_of_other_weights_are_refused_even_on_the_users_word(
+    tmp_path, name, revision, weights
+):
+    folder = results_folder(tmp_path / name, revision)
+    for trusted in (False, True):
+        with pytest.raises(ArtifactError, match=f"are of the weights {weights}, .* {MINE}"):
+            find_results(folder, MINE, trusted=trusted)
+    # The control: of this model, by either place where the revision stands.
+    for own, stated in ((f"{MINE}-aaaaaaaa", None), ("moved", f"{MINE}-aaaaaaaa")):
+        found = results_folder(tmp_path / own, stated)
+        assert find_results(found, MINE) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "revision"),
+    [
+        ("5ec0de" * 6 + "aaaa", None),
+        ("5ec0de" * 6 + "aaaa-12345678", None),
+        ("1_0", "1"),
+        (f"first256-{MINE}-aaaaaaaa", None),
+    ],
+)
+def test_scores_that_do_not_name_the_weights_are_taken_on_the_users_word_alone(
+    tmp_path, caplog, name, revision
+):
+    folder = results_folder(tmp_path / name, revision)
+    with pytest.raises(ArtifactError, match=rf"of the weights {MINE} .* --trust-results") as told:
+        find_results(folder, MINE)
+    assert repr(name) in str(told.value)
+    assert find_results(folder, MINE, trusted=True) == folder
+    assert "on your word (--trust-results)" in caplog.text
+
+
+def results_folder(folder, revision):
+    write(folder, "SciFact", {"test": [entry(0.7)]})
+    (folder / "model_meta.json").write_text(json.dumps({"name": "a/b", "revision": revision}))
+    return folder

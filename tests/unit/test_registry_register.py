@@ -8,8 +8,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rayembed.errors import ArtifactError
-from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG, pip_requirements, register
+from rayembed.errors import ArtifactError, TrackingError
+from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
+from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG, register
 from rayembed.registry.tracking import Tracker
 
 TEXTS = ["red fox", "blue whale in the sea", "a fox"]
@@ -236,15 +237,25 @@ def test_same_weights_make_no_second_version(folder, tracker, registered):
     assert sorted(p.name for p in folder.parent.iterdir() if p.name.startswith(".mlflow")) == []
 
 
+@pytest.mark.parametrize("name", ["it's", 'a"b', "plain"])
+def test_names_with_a_quote_are_found_by_filters(tracker, name):
+    client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
+    client.create_registered_model(name)
+    client.create_model_version(name, "/nowhere")
+    assert [v.name for v in find_model_versions(client, name)] == [name]
+    run = client.create_run(tracker.experiment_id, run_name=name, tags={FINGERPRINT_TAG: "f"})
+    found = find_run(client, "tests", tracker.experiment_id, name, "f")
+    assert found == run.info.run_id
+
+
+def test_a_name_with_both_quotes_is_told_to_be_none():
+    with pytest.raises(TrackingError, match=r"cannot search for .* holds both ' and "):
+        quoted("""it's "so\"""")
+
+
 def test_folder_that_is_no_model_is_refused(tmp_path, tracker):
     with pytest.raises(ArtifactError, match=r"modules\.json is missing"):
         put(tmp_path, tracker)
-
-
-def test_requirements_are_exact_and_on_an_index():
-    found = pip_requirements()
-    assert any(line.startswith("sentence-transformers==") for line in found)
-    assert all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in found)
 
 
 def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, loaded):

@@ -1,11 +1,15 @@
 """Folders of models that bring code along: it is never run, whatever they say of themselves."""
 
+import importlib
+import inspect
 import json
+import re
 import shutil
 import sys
 
 import pytest
 import transformers
+from mteb.models.model_implementations import MODEL_REGISTRY
 from tiny_folders import save_biencoder, save_nvembed
 
 from rayembed.assets.sentence_modules import (
@@ -16,7 +20,9 @@ from rayembed.assets.sentence_modules import (
 )
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.mteb_spec import _runs_remote_code, mteb_spec
+from rayembed.evaluation import loader_code
+from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code
+from rayembed.evaluation.mteb_spec import _check_supported, _runs_code, mteb_spec
 from rayembed.evaluation.sentence_spec import sentence_spec
 from rayembed.models.backbones import check_backbone
 from rayembed.models.load import load_model
@@ -142,19 +148,138 @@ def _task():
 
 def test_models_that_mteb_loads_with_remote_code_are_refused():
     """Which ones need it, mteb says in the arguments of their loaders."""
-    from mteb.models.model_implementations import MODEL_REGISTRY
-
     given = {
         name: bool(meta.loader_kwargs.get("trust_remote_code"))
         for name, meta in MODEL_REGISTRY.items()
         if meta.model_type == ["dense"] and "text" in meta.modalities
     }
-    needs, plain = (
-        [n for n, flag in given.items() if flag],
-        "sentence-transformers/all-MiniLM-L6-v2",
-    )
+    needs = [name for name, flag in given.items() if flag]
     assert len(needs) > 5
-    assert not _runs_remote_code(MODEL_REGISTRY[plain])
-    assert all(_runs_remote_code(MODEL_REGISTRY[name]) for name in needs)
-    with pytest.raises(ConfigError, match=r"with trust_remote_code, .* never done here"):
+    assert _runs_code(MODEL_REGISTRY["sentence-transformers/all-MiniLM-L6-v2"]) is None
+    assert {_runs_code(MODEL_REGISTRY[name]) for name in needs} == {GIVES_LEAVE}
+    with pytest.raises(ConfigError, match=r"gives trust_remote_code, .* never used here"):
         mteb_spec(ModelUnderTest(reference=f"mteb:{needs[0]}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("llm-semantic-router/multi-modal-embed-large", "gives trust_remote_code"),
+        ("llm-semantic-router/multi-modal-embed-small", "torch.load without weights_only=True"),
+        ("QuanSun/EVA02-CLIP-B-16", "Python code that is not of an installed package"),
+    ],
+)
+def test_what_helpers_of_a_loader_do_is_seen(name, seen):
+    with pytest.raises(ConfigError, match=f"{seen}.* never used here"):
+        mteb_spec(ModelUnderTest(reference=f"mteb:{name}"))
+
+
+OTHERS_OF_THE_MODULE = {
+    "clap_models": "the options of another of its models",
+    "unite_models": "a comment",
+    "vlm2vec_models": "the loader of its other models",
+    "voyage_models": "the options of another of its models",
+}
+"""Modules that hold such words, though the accepted loader in them does not reach these."""
+
+
+def test_no_accepted_model_of_mteb_has_such_a_call_in_its_module():
+    accepted = [meta for name, meta in MODEL_REGISTRY.items() if _is_accepted(name, meta)]
+    assert len(accepted) > 500
+    modules = {getattr(meta.loader, "func", meta.loader).__module__ for meta in accepted}
+    words = re.compile(
+        r"trust_remote_code(?!\s*[:=]\s*(bool|False))|weights_only=False|allow_pickle|sys\.path"
+        r"|\b(pickle|joblib|dill|exec|__import__)\b|(?<!\.)\beval\(|torch\.hub"
+    )
+    hits = {
+        m.rpartition(".")[2] for m in modules if words.search(inspect.getsource(sys.modules[m]))
+    }
+    assert hits <= OTHERS_OF_THE_MODULE.keys()
+    # The control: the words are found where loaders are refused.
+    refused = "mteb.models.model_implementations.semantic_router_multimodal_models"
+    assert words.search(inspect.getsource(sys.modules[refused]))
+
+
+def _is_accepted(name, meta):
+    if meta.loader is None:
+        return False
+    try:
+        _check_supported(name, meta)
+    except ConfigError:
+        return False
+    return True
+
+
+HARMLESS = """
+import os
+import pickle
+import importlib
+import torch
+from typing import TYPE_CHECKING
+if TYPE_CHECKING:
+    from mteb.models.made_trusting import load as never
+
+class Base:
+    def read(self, name, trust_remote_code: bool = False, **kwargs):
+        kwargs.setdefault("trust_remote_code", False)
+        self.state = torch.load(name, weights_only=True)
+        self.model = from_pretrained(name, trust_remote_code=trust_remote_code).eval()
+        self.other = importlib.import_module("json")
+
+class Loader(Base):
+    def __init__(self, name):
+        self.read(name)
+        {more}
+
+def other():
+    return from_pretrained("x", trust_remote_code=True), pickle.load(open("x", "rb"))
+"""
+TRUSTING = "def load(name):\n    return from_pretrained(name, trust_remote_code=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "seen"),
+    [
+        ("pass", None),
+        ("self.read(name, trust_remote_code=True)", "trust_remote_code"),
+        ("self.read(name, **{'trust_remote_code': True})", "trust_remote_code"),
+        ("kwargs = {}; kwargs['trust_remote_code'] = 1", "trust_remote_code"),
+        ("self.read(name, kwargs.pop('trust_remote_code', True))", "trust_remote_code"),
+        ("from mteb.models.made_trusting import load", "trust_remote_code"),
+        ("from .made_trusting import load as renamed", "trust_remote_code"),
+        ("other()", "trust_remote_code"),
+        ("torch.load(name)", "torch.load"),
+        ("torch.load(name, weights_only=False)", "torch.load"),
+        ("pickle.loads(name)", "pickled files"),
+        ("import joblib", "pickled files"),
+        ("numpy.load(name, allow_pickle=True)", "pickled files"),
+        ("exec(name)", "Python code"),
+        ("importlib.import_module(name)", "Python code"),
+        ("torch.hub.load(name)", "Python code"),
+        ("import sys; sys.path.insert(0, name)", "Python code"),
+    ],
+)
+def test_a_loaders_own_text_and_what_it_reaches_is_searched(tmp_path, monkeypatch, more, seen):
+    import mteb.models
+
+    monkeypatch.setattr(mteb.models, "__path__", [*mteb.models.__path__, str(tmp_path)])
+    (tmp_path / "made_up.py").write_text(HARMLESS.replace("{more}", more))
+    (tmp_path / "made_trusting.py").write_text(TRUSTING)
+    importlib.invalidate_caches()
+    loader_code._read.cache_clear()
+    loader_code._looked_at.cache_clear()
+    module = importlib.import_module("mteb.models.made_up")
+    del sys.modules["mteb.models.made_up"], mteb.models.made_up
+    found = foreign_code(module.Loader)
+    assert found is None if seen is None else seen in found
+
+
+def test_options_that_a_loader_was_made_with_are_looked_at():
+    def made(**options):
+        def loader(**kwargs):
+            return (options, kwargs)
+
+        return loader
+
+    assert foreign_code(made(model="a", trust_remote_code=False)) is None
+    assert foreign_code(made(model_kwargs={"trust_remote_code": True})) == GIVES_LEAVE

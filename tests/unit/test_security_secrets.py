@@ -1,16 +1,21 @@
 """Secrets come by the environment and stay there: no record of a run has one."""
 
+import contextlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from settings_leaves import leaves
+from tiny_folders import save_nvembed
 
+import rayembed
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import run_job
 from rayembed.pipeline.dry_run import print_dry_run
+from rayembed.pipeline.register_job import run_register_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.registry.model_card import model_card
 from rayembed.registry.provenance import collect_provenance, node_hardware
@@ -79,6 +84,43 @@ def test_secrets_of_the_environment_stand_in_no_record(environment, tmp_path):
     # The control: the search sees a text in the database, the artifacts and the folder.
     record(override(run, ["name=other", f"model.query_prefix={SECRET}"]), tmp_path)
     assert {"mlflow.db", "run.yaml"} <= set(files_with(tmp_path, SECRET))
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    """The working directory and home of a user, with a project of uv's in it."""
+    home = tmp_path / "home" / "jane-doe"
+    project = home / "project"
+    project.mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project]\nname = "secret-plans"\nversion = "1"\n')
+    (project / "uv.lock").write_text('version = 1\nname = "secret-plans"\n')
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, "jane-doe")
+    monkeypatch.setattr("socket.gethostname", lambda: "jane-doe-laptop")
+    return home
+
+
+def test_a_registered_model_names_no_place_of_the_machine(at_home, tmp_path):
+    """Its files, tags and card are read by others than who registered it."""
+    folder = save_nvembed(at_home / "models" / "exported")
+    store = tmp_path / "store"
+    uri = resolve_tracking_uri(None, str(store))
+    with contextlib.chdir(store):
+        # Whoever makes the tables has the working directory in the experiment `Default`.
+        MlflowClient(uri, uri).search_experiments()
+    arguments = ["--model", str(folder), "--name", "tiny", "--tracking-uri", uri]
+    assert run_register_job(arguments, about=None) == 0
+    written = {path.name for path in store.rglob("*") if path.is_file()}
+    assert {"mlflow.db", "MLmodel", "requirements.txt", "README.md", "rayembed.json"} <= written
+    # The control: the last part of the folder's name is told.
+    assert {"mlflow.db", "MLmodel"} <= set(files_with(store, "exported"))
+    code = str(Path(rayembed.__file__).parent)
+    for place in ("jane-doe", "secret-plans", code, str(tmp_path)):
+        found = set(files_with(store, place))
+        # The database says where the store itself lies, which who reads it has found.
+        assert found <= ({"mlflow.db"} if place == str(tmp_path) else set()), (place, found)
 
 
 ADDRESS = f"s3://KEYID:{SECRET}@bucket/folder"

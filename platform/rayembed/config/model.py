@@ -1,5 +1,6 @@
 """What a model is: one of the architectures with its settings."""
 
+from pathlib import PurePath
 from typing import Annotated
 
 from pydantic import Field
@@ -26,6 +27,11 @@ def pretrained_parts(model: ModelConfig) -> dict[str, str]:
     return parts
 
 
+def without_place(reference: str) -> str:
+    """A model's reference, or of a path on somebody's disk its last part: what others may read."""
+    return reference if ":/" in reference else PurePath(reference).name
+
+
 def has_plain_format(model: ModelConfig) -> bool:
     """Whether the exported model needs no module of rayembed's to load in sentence-transformers."""
     return isinstance(model, BiEncoderConfig) and (
@@ -49,4 +55,5 @@ __all__ = [
     "ProjectionConfig",
     "has_plain_format",
     "pretrained_parts",
+    "without_place",
 ]

@@ -1,5 +1,6 @@
 """Where and how a run is executed: storage, workers, memory, restarts, tracking."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -13,6 +14,24 @@ from pydantic import (
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+
+
+def check_model_name(name: str) -> str:
+    """The name of a registered model as it is, where MLflow can find the model by it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    others = sorted(set(re.findall(r"[^\w .+-]", name)))
+    if others or not re.match(r"\w", name):
+        seen = (
+            f"not {', '.join(map(repr, others))}" if others else "and begins with a letter or digit"
+        )
+        raise ValueError(
+            "the name of a registered model holds letters, digits, spaces and . _ + -, "
+            f"{seen}: it stands in addresses (models:/name@alias) and in MLflow's searches"
+        )
+    return name
 
 
 def _digit(value: Any) -> Any:
@@ -95,6 +114,11 @@ class Placement(Settings):
     """Name in MLflow's registry; None: the run's name."""
 
     _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
+
+    @field_validator("registered_model")
+    @classmethod
+    def _model_name(cls, name: str | None) -> str | None:
+        return None if name is None else check_model_name(name)
 
     @model_validator(mode="after")
     def _fewest_are_not_more(self) -> "Placement":

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +20,7 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
@@ -45,8 +45,6 @@ _MORE_THAN_TEXTS: Mapping[str, str] = {
     "GoogleGeminiEmbeddingModel": "reads titles apart from the documents' texts",
 }
 """mteb's wrappers to which a text alone, its task and its role do not tell all."""
-
-_LEAVE = re.compile(r"trust_remote_code\s*(:\s*bool\s*)?=\s*True")
 
 
 @dataclass(frozen=True)
@@ -223,32 +221,20 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
             f"mteb's wrapper of {name!r} {reason}, which cannot be spread over workers; evaluate "
             "it with mteb itself, or its weights as a model of rayembed"
         )
-    if _runs_remote_code(meta):
+    if (seen := _runs_code(meta)) is not None:
         raise ConfigError(
-            f"mteb loads {name!r} with trust_remote_code, which runs Python files of its "
-            "repository and is never done here; where rayembed knows the model, name its weights: "
-            f"hf://{name}@{meta.revision or 'main'}"
+            f"mteb's loader of {name!r} {seen}, and is never used here; where rayembed knows the "
+            f"model, name its weights: hf://{name}@{meta.revision or 'main'}"
         )
 
 
-def _runs_remote_code(meta: ModelMeta) -> bool:
-    """Whether mteb's loader gives leave to run code of the hub: an argument, or in its text."""
+def _runs_code(meta: ModelMeta) -> str | None:
+    """How mteb's loader runs code that comes with the model, in words; None: it does not."""
     loader = getattr(meta.loader, "func", meta.loader)
     options = [meta.loader_kwargs, getattr(meta.loader, "keywords", {})]
-    classes = inspect.getmro(loader) if inspect.isclass(loader) else (loader,)
-    texts = [
-        inspect.getsource(part)
-        for part in classes
-        if part is not None and getattr(part, "__module__", "").startswith("mteb.")
-    ]
-    return any(map(_gives_leave, options)) or any(map(_LEAVE.search, texts))
-
-
-def _gives_leave(options: Any) -> bool:
-    """Whether nested options set `trust_remote_code`."""
-    if not isinstance(options, Mapping):
-        return False
-    return bool(options.get("trust_remote_code")) or any(map(_gives_leave, options.values()))
+    if any(map(gives_leave, options)):
+        return GIVES_LEAVE
+    return None if loader is None else foreign_code(loader)
 
 
 def _loader_name(meta: ModelMeta) -> str:

@@ -28,6 +28,8 @@ from rayembed.config.model import (
     NomicMoeConfig,
     ProjectionConfig,
     has_plain_format,
+    pretrained_parts,
+    without_place,
 )
 from rayembed.errors import ArtifactError
 from rayembed.models.backbones import torch_dtype
@@ -123,6 +125,8 @@ def write_files(
             (folder / CORPUS_FILE).unlink(missing_ok=True)
     settings = settings_of(_without_adapters(model.config))
     told = dict(model.default_instructions)
+    for name, reference in pretrained_parts(model.config).items():
+        settings[name]["path"] = without_place(reference)
     write_json(
         folder / SETTINGS_FILE,
         {

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
 from rayembed.pipeline.registration import Candidate, find_candidate, put
@@ -37,6 +38,7 @@ class Asked:
     model: str | None
     """None: a rollback, which needs no model."""
     results: str | None
+    trust_results: bool
     promote: bool
     rollback: bool
     gates: Gates
@@ -88,13 +90,16 @@ def resolve(argv: Sequence[str], *, about: str | None = None) -> Asked:
         name = parse_reference(args.model).name
     if not name:
         raise ConfigError("--name is required: the name of the model in MLflow's registry")
-    if "/" in name or ":" in name:
-        raise ConfigError(f"--name {name!r}: MLflow takes no '/' and no ':' in names of models")
+    try:
+        check_model_name(name)
+    except ValueError as error:
+        raise ConfigError(f"--name {name!r}: {error}") from None
     storage = absolute_storage(args.storage_path)
     return Asked(
         name=name,
         model=args.model,
         results=args.results,
+        trust_results=args.trust_results,
         promote=args.promote,
         rollback=args.rollback,
         gates=gates,
@@ -109,6 +114,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
     named = bool(gates.requirements or gates.better_than is not None)
     if args.rollback and (args.promote or args.model or args.results or named):
         raise ConfigError("--rollback stands alone: give it --name, and nothing of a promotion")
+    if args.trust_results and not args.results:
+        raise ConfigError("--trust-results is about those of --results; add --results FOLDER")
     if not args.rollback and not args.model:
         raise ConfigError("--model is required: a folder, hf://org/name@revision or models:/name/3")
     if args.promote and not named:
@@ -132,6 +139,7 @@ def _register(client: Any, asked: Asked) -> int:
         asked.model,
         asked.name,
         results=asked.results,
+        trusted=asked.trust_results,
         tracking_uri=asked.tracking_uri,
     )
     out = _console(sys.stdout)
@@ -150,11 +158,20 @@ def _register(client: Any, asked: Asked) -> int:
             number=candidate.number,
             weights_fingerprint=candidate.weights,
         )
-        if asked.dry_run:
+        # A version that is there is judged below, where the figures are kept with it.
+        refused = candidate.number is None and not decision.holds
+        if asked.dry_run or refused:
             _print_decision(decision, out)
+        if refused and not asked.dry_run:
+            out.print(
+                f"Nothing was registered: weights {candidate.weights}. Without --promote they "
+                f"become a version of {asked.name} with these scores, and candidate"
+            )
+            return 1
     if asked.dry_run:
-        _print_dry_run(candidate, asked, out)
-        return 0 if not asked.promote or decision.holds else 1
+        held = not asked.promote or decision.holds
+        _print_dry_run(candidate, asked, held, out)
+        return 0 if held else 1
     number = put(
         client,
         candidate,
@@ -173,6 +190,11 @@ def _register(client: Any, asked: Asked) -> int:
     assert outcome.decision is not None
     _print_decision(outcome.decision, out)
     _print_outcome(asked.name, outcome, out)
+    if candidate.number is None and not outcome.decision.holds:
+        out.print(
+            f"Version {number} is registered all the same: the gates held before it was, and "
+            "another version became champion since"
+        )
     return 0 if outcome.decision.holds else 1
 
 
@@ -207,12 +229,11 @@ def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
     out.print(f"Previous   {previous}")
 
 
-def _print_dry_run(candidate: Candidate, asked: Asked, out: Console) -> None:
-    what = (
-        f"version {candidate.number} is there already"
-        if candidate.number is not None
-        else "a new version would be registered"
-    )
+def _print_dry_run(candidate: Candidate, asked: Asked, held: bool, out: Console) -> None:
+    if candidate.number is not None:
+        what = f"version {candidate.number} is there already"
+    else:
+        what = f"{'a new version' if held else 'no version'} would be registered"
     out.print(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
@@ -238,6 +259,12 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="mteb's result files: a results folder with scores of these weights, or "
         "<results>/results/<org>__<model>/<revision>; default: the scores kept with the version",
+    )
+    add(
+        "--trust-results",
+        action="store_true",
+        help="take results that do not name their weights, as those of mteb itself, as this "
+        "model's; those that name other weights are refused all the same",
     )
     add("--promote", action="store_true", help="make the version champion if all gates hold")
     add(

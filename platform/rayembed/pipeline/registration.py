@@ -10,6 +10,7 @@ from typing import Any
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.sentence_modules import foreign_modules
 from rayembed.assets.storage import write_atomic
+from rayembed.config.model import without_place
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.export import SETTINGS_FILE, read_settings, saved_dimensions
@@ -58,7 +59,13 @@ class Candidate:
 
 
 def find_candidate(
-    client: Any, reference: str, name: str, *, results: str | None, tracking_uri: str
+    client: Any,
+    reference: str,
+    name: str,
+    *,
+    results: str | None,
+    trusted: bool,
+    tracking_uri: str,
 ) -> Candidate:
     """The candidate, after all that it needs was found to be there; changes nothing.
 
@@ -66,6 +73,7 @@ def find_candidate(
         name: of the registered model.
         results: folder or `s3://…`, see `find_results`; None: only the scores that are kept
             with the version.
+        trusted: whether results that name no weights are taken as those of this model.
 
     Raises:
         RayembedError: no such model or version, or no scores of these weights in `results`.
@@ -87,7 +95,7 @@ def find_candidate(
     place: Path | None = None
     new: tuple[TaskScore, ...] = ()
     if results is not None:
-        place = find_results(resolve(results), weights)
+        place = find_results(resolve(results), weights, trusted=trusted)
         new = read_results(place, task_facts)
     kept: tuple[TaskScore, ...] = ()
     if number is not None:
@@ -160,7 +168,7 @@ def _register(candidate: Candidate, name: str, *, tracking_uri: str, experiment:
     """The number of a new version, in a run of its own that is named by the weights."""
     folder = candidate.folder
     assert folder is not None
-    shown = _shown(candidate.reference)
+    shown = without_place(candidate.reference)
     with tempfile.TemporaryDirectory(prefix="registration-") as scratch:
         tracker = Tracker.open(
             tracking_uri,
@@ -202,7 +210,7 @@ def _card(
     if run is None:
         return plain_card(
             name,
-            reference=_shown(candidate.reference),
+            reference=without_place(candidate.reference),
             hub_name=hub_name(candidate.reference),
             licence=base_licence(candidate.reference, candidate.folder),
             dimensions=dimensions,
@@ -263,8 +271,3 @@ def _dimensions(folder: Path) -> tuple[int, ...]:
 def _template(folder: Path) -> str | None:
     own = (folder / SETTINGS_FILE).is_file()
     return instruction_template(read_settings(folder)) if own else None
-
-
-def _shown(reference: str) -> str:
-    """The reference, or of a path on somebody's disk its last part."""
-    return reference if ":/" in reference else Path(reference).name

@@ -87,7 +87,7 @@ def find_run(
     client: Any, experiment: str, experiment_id: str, run_name: str, fingerprint: str
 ) -> str | None:
     """The id of the run to continue; None: there is none of that name."""
-    runs = client.search_runs([experiment_id], f"attributes.run_name = '{run_name}'")
+    runs = client.search_runs([experiment_id], f"attributes.run_name = {quoted(run_name)}")
     for run in runs:
         if run.data.tags.get(FINGERPRINT_TAG) == fingerprint:
             return str(run.info.run_id)
@@ -99,6 +99,26 @@ def find_run(
             f"the MLflow experiment {experiment!r}",
         )
     return None
+
+
+def find_model_versions(client: Any, name: str) -> list[Any]:
+    """MLflow's `ModelVersion`s of a registered model; none where there is no such model."""
+    return list(client.search_model_versions(f"name = {quoted(name)}"))
+
+
+def quoted(text: str) -> str:
+    """The text as it stands in a filter of MLflow's, whose grammar has quotes and no escapes.
+
+    Raises:
+        TrackingError: it holds both kinds of quotes, which no filter can say.
+    """
+    for quote in ("'", '"'):
+        if quote not in text:
+            return f"{quote}{text}{quote}"
+    raise TrackingError(
+        f"MLflow cannot search for the name {text!r}: it holds both ' and \", and its filters know "
+        "no way to write that; choose a name without one of them"
+    )
 
 
 def batches(records: list[Record]) -> Iterator[list[Record]]:

@@ -1,7 +1,6 @@
 """The README.md of an exported model, made of what is known about it; no number is made up."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rayembed.config.causal2vec import Representation
@@ -16,6 +15,7 @@ from rayembed.config.model import (
     NVEmbedConfig,
     has_plain_format,
     pretrained_parts,
+    without_place,
 )
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
@@ -169,13 +169,9 @@ def _named(kind: str) -> str:
 
 def _base(model: ModelConfig) -> str:
     """References of the pretrained parts; of a path on somebody's disk the last part only."""
-    return " and ".join(f"`{_shown(reference)}`" for reference in pretrained_parts(model).values())
-
-
-def _shown(reference: object) -> str:
-    """A reference without the path of somebody's disk."""
-    text = str(reference)
-    return text if "://" in text else Path(text).name
+    return " and ".join(
+        f"`{without_place(reference)}`" for reference in pretrained_parts(model).values()
+    )
 
 
 def _use(run: Run, registered_model: str | None, alias: str) -> str:
@@ -271,7 +267,7 @@ def _treatment(data: DatasetConfig) -> str:
         f"at most {data.num_samples:,} records" if data.num_samples else "",
         f"{data.sample_share:.0%} of the records" if data.sample_share else "",
         "filtered for consistency" if data.consistency else "",
-        f"hard negatives mined with `{_shown(data.mining.teacher)}`" if data.mining else "",
+        f"hard negatives mined with `{without_place(data.mining.teacher)}`" if data.mining else "",
         "in clusters" if data.clusters else "",
     ]
     return ", ".join(part for part in parts if part) or "–"

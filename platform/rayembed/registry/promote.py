@@ -17,6 +17,7 @@ from rayembed.registry.aliases import (
     turn,
 )
 from rayembed.registry.gates import Check, Comparison, Decision, Requirement, decide
+from rayembed.registry.mlflow_run import find_model_versions
 from rayembed.registry.registered_model import (
     ModelReference,
     get_version,
@@ -125,7 +126,7 @@ def rollback(client: Any, name: str, *, dry_run: bool = False) -> Outcome:
         ArtifactError: there is no champion or no previous version.
         TrackingError: as `aliases.turn`.
     """
-    if not client.search_model_versions(f"name='{name}'"):
+    if not find_model_versions(client, name):
         raise ArtifactError(f"MLflow has no registered model {name!r} with a version")
     if dry_run:
         return _rolled_back(client, name, None)

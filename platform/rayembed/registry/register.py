@@ -6,14 +6,20 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import rayembed
 from rayembed.assets.finite import check_finite_files
 from rayembed.errors import ArtifactError
-from rayembed.registry.mlflow_run import FINGERPRINT_TAG, allowed_key, as_tracking_error
+from rayembed.registry.mlflow_run import (
+    FINGERPRINT_TAG,
+    allowed_key,
+    as_tracking_error,
+    find_model_versions,
+    quoted,
+)
+from rayembed.registry.model_requirements import pip_requirements
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import check_reachable, limit_retries
 
@@ -31,20 +37,8 @@ _CUT = "\n\n… The rest stands in the README.md of the model's folder.\n"
 
 _CODE = Path(__file__).with_name("pyfunc_model.py")
 
-_REQUIREMENTS = (
-    "mlflow",
-    "jaxtyping",
-    "numpy",
-    "peft",
-    "pydantic",
-    "pyyaml",
-    "safetensors",
-    "sentence-transformers",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
-"""What loading an exported folder imports; rayembed itself travels with the model as code."""
+_FOLDER = "model"
+"""The exported folder among the artifacts of MLflow's model."""
 
 _logger = logging.getLogger(__name__)
 
@@ -150,21 +144,9 @@ def describe(client: Any, name: str, number: int, card: str) -> None:
     client.update_model_version(name, str(number), text)
 
 
-def pip_requirements() -> list[str]:
-    """What the model needs where it is served, at the versions of this environment."""
-    found = []
-    for package in _REQUIREMENTS:
-        try:
-            # A local build (`2.13.0+cpu`) is on no index.
-            found.append(f"{package}=={version(package).partition('+')[0]}")
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
     """The number of the version of that name with these weights; None: there is none."""
-    found = client.search_model_versions(f"name='{name}'")
+    found = find_model_versions(client, name)
     numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
     return max(numbers, default=None)
 
@@ -172,7 +154,7 @@ def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None
 def _find_logged_model(client: Any, experiment_id: str, weights_fingerprint: str) -> str | None:
     """A model with these weights that was sent whole but not registered, by a killed process."""
     models = client.search_logged_models(
-        [experiment_id], filter_string=f"tags.`{WEIGHTS_TAG}` = '{weights_fingerprint}'"
+        [experiment_id], filter_string=f"tags.`{WEIGHTS_TAG}` = {quoted(weights_fingerprint)}"
     )
     return next((str(m.model_id) for m in models if str(m.status) == "READY"), None)
 
@@ -226,29 +208,40 @@ def _log_model(
 def _save_pyfunc(
     path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
 ) -> None:
-    """Write an MLflow model folder at the path."""
+    """Write an MLflow model folder at the path, which must not name places of this machine."""
     import mlflow.pyfunc
     from mlflow.models import Model
 
     metadata = {"task": TASK}
+    described = Model(
+        artifact_path=_FOLDER,
+        run_id=run_id,
+        model_uuid=logged.model_id,
+        model_id=logged.model_id,
+        metadata=metadata,
+    )
     mlflow.pyfunc.save_model(
         path,
-        mlflow_model=Model(
-            artifact_path=logged.artifact_location,
-            run_id=run_id,
-            model_uuid=logged.model_id,
-            model_id=logged.model_id,
-            metadata=metadata,
-        ),
+        mlflow_model=described,
         python_model=str(_CODE),
-        artifacts={"model": str(folder.absolute())},
+        artifacts={_FOLDER: str(folder.absolute())},
         signature=_signature(),
         input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
         pip_requirements=pip_requirements(),
         code_paths=[str(Path(rayembed.__file__).parent)],
         model_config=dict(config),
         metadata=metadata,
+        # Else MLflow takes uv's files of the working directory along, somebody's project that has
+        # nothing to do with the model, and builds the environment from them.
+        uv_project_path=path.parent,
     )
+    # MLflow writes down where both were taken from. To load them it needs of the code the name
+    # alone and of the artifact the path within the model's folder.
+    function = described.flavors[mlflow.pyfunc.FLAVOR_NAME]
+    function["model_code_path"] = _CODE.name
+    artifact = function["artifacts"][_FOLDER]
+    artifact["uri"] = artifact["path"]
+    described.save(path / "MLmodel")
 
 
 def _signature() -> Any:

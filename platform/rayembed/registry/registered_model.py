@@ -16,7 +16,12 @@ import yaml
 from rayembed.assets.cache import cache_folder, filled
 from rayembed.errors import ArtifactError, ConfigError, TrackingError
 from rayembed.registry.gates import summary
-from rayembed.registry.mlflow_run import METRICS_PER_BATCH, allowed_key, as_tracking_error
+from rayembed.registry.mlflow_run import (
+    METRICS_PER_BATCH,
+    allowed_key,
+    as_tracking_error,
+    find_model_versions,
+)
 from rayembed.registry.register import MODEL_ID_TAG, WEIGHTS_TAG
 from rayembed.registry.scores import TaskScore, from_json, to_json
 from rayembed.registry.tracking_uri import check_reachable, limit_retries, sqlite_path
@@ -97,7 +102,7 @@ def get_version(client: Any, reference: ModelReference) -> Any:
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
-    numbers = sorted(int(v.version) for v in client.search_model_versions(f"name='{name}'"))
+    numbers = sorted(int(v.version) for v in find_model_versions(client, name))
     if not numbers:
         raise ArtifactError(f"MLflow has no registered model {name!r} with a version")
     aliases = client.get_registered_model(name).aliases

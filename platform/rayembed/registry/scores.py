@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +14,11 @@ from rayembed.errors import ArtifactError
 OTHER = "Other"
 """Category of tasks of which no category is known."""
 
-_NOT_RESULTS = frozenset({"model_meta.json"})
+_META = "model_meta.json"
+
+_OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
+"""`<weights>-<all else that decides a score>`, with the width or the context before it where the
+scores are of cut vectors or of a smaller context. Revisions of the hub are 40 digits."""
 
 _logger = logging.getLogger(__name__)
 
@@ -77,7 +82,7 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
 def _result_files(folder: Path) -> list[Path]:
     """What may be results of tasks; hidden files are of whoever copied the folder."""
     found = sorted(folder.glob("*.json"))
-    return [path for path in found if path.name[0] != "." and path.name not in _NOT_RESULTS]
+    return [path for path in found if path.name[0] != "." and path.name != _META]
 
 
 def _read(path: Path, revision: str, describe: Describe) -> TaskScore:
@@ -121,32 +126,30 @@ def _means(entries: list[Any]) -> dict[str, float]:
     return found
 
 
-def find_results(place: Path, weights_fingerprint: str) -> Path:
+def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False) -> Path:
     """The folder of one model revision in a results folder.
 
     Args:
         place: a results folder in mteb's layout, `results/<org>__<model>/<revision>/<Task>.json`,
             or the folder of the revision itself.
-        weights_fingerprint: of the model; revisions that rayembed made begin with it.
+        weights_fingerprint: of the model; revisions that rayembed made name it.
+        trusted: whether the user says that a revision's folder that names no weights, as mteb's own
+            do not, has the scores of this model. One that names other weights never has.
 
     Raises:
-        ArtifactError: nothing there for these weights, or more than one revision of them.
+        ArtifactError: nothing there for these weights, more than one revision of them, or scores
+            of other weights.
     """
     if not place.is_dir():
         raise ArtifactError(f"there is no results folder {str(place)!r}; evaluate the model first")
     if _result_files(place):
-        if not place.name.startswith(weights_fingerprint):
-            _logger.warning(
-                "the scores in %s are taken as they are: their revision does not name the weights "
-                "%s of this model",
-                place,
-                weights_fingerprint,
-            )
+        _check_weights(place, weights_fingerprint, trusted=trusted)
         return place
     root = place / "results" if (place / "results").is_dir() else place
     revisions = sorted(path for path in root.glob("*/*") if _result_files(path))
     found = [path for path in revisions if path.name.startswith(weights_fingerprint)]
     if len(found) == 1:
+        _check_weights(found[0], weights_fingerprint, trusted=trusted)
         return found[0]
     shown = [str(path.relative_to(place)) for path in found or revisions]
     listed = ", ".join(shown[:10]) + (", …" if len(shown) > 10 else "")
@@ -160,6 +163,47 @@ def find_results(place: Path, weights_fingerprint: str) -> Path:
         f"{listed or 'none at all'}. Evaluate the model, or name the folder of its revision "
         "(<results>/results/<org>__<model>/<revision>)"
     )
+
+
+def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
+    """Return when the folder has scores of these weights, or names none and is trusted.
+
+    Raises:
+        ArtifactError: it names other weights, or none.
+    """
+    told = sorted({folder.name, _stated_revision(folder) or folder.name})
+    named = {match[1] for revision in told if (match := _OWN_REVISION.fullmatch(revision))}
+    if others := named - {weights_fingerprint}:
+        raise ArtifactError(
+            f"the scores in {str(folder)!r} are of the weights {', '.join(sorted(others))}, and "
+            f"this model has the weights {weights_fingerprint}; evaluate it "
+            "(jobs/evaluate_model.py)"
+        )
+    if any(revision.startswith(weights_fingerprint) for revision in told):
+        return
+    shown = " or ".join(map(repr, told))
+    if not trusted:
+        raise ArtifactError(
+            f"the scores in {str(folder)!r} do not say that they are of the weights "
+            f"{weights_fingerprint} of this model: their revision is {shown}. Evaluate it "
+            "(jobs/evaluate_model.py), or say with --trust-results that they are its own"
+        )
+    _logger.warning(
+        "the scores in %s are taken as those of the weights %s on your word (--trust-results): "
+        "their revision is %s",
+        folder,
+        weights_fingerprint,
+        shown,
+    )
+
+
+def _stated_revision(folder: Path) -> str | None:
+    """The revision that mteb wrote down beside the scores, whatever the folder is called now."""
+    try:
+        found = json.loads((folder / _META).read_text(encoding="utf-8")).get("revision")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def by_category(scores: Iterable[TaskScore]) -> dict[str, float]:

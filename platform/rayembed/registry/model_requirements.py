@@ -1,0 +1,88 @@
+"""Packages that a registered model needs, read from the imports of the code beside it."""
+
+import ast
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, version
+from pathlib import Path
+
+import rayembed
+
+_ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")
+"""Modules of ours that loading begins with. The second is imported by its name in a text."""
+
+_ROOT = Path(rayembed.__file__).parents[1]
+
+_logger = logging.getLogger(__name__)
+
+
+def pip_requirements() -> list[str]:
+    """What the model needs where it is served, at the versions of this environment.
+
+    These are the packages that the travelling code imports itself; what they need in turn, pip
+    finds. Imports within functions count, since nobody knows which of them a request reaches.
+    """
+    provided = packages_distributions()
+    found = set()
+    for name in imported_modules():
+        distributions = provided.get(name)
+        if distributions is None:
+            _logger.warning(
+                "no installed package is known to hold the module %r, so that the requirements of "
+                "the registered model lack it; where it is served, it must be installed by hand",
+                name,
+            )
+            continue
+        # MLflow's parts are distributions of their own, which all hold the same module.
+        same = [d for d in distributions if _normal(d) == _normal(name)]
+        found.update(same or distributions)
+    # A local build (`2.13.0+cpu`) is on no index.
+    return sorted(f"{name}=={version(name).partition('+')[0]}" for name in found)
+
+
+def imported_modules() -> frozenset[str]:
+    """Top-level modules of others that loading and embedding import, the standard library's not.
+
+    Read from the text of our modules, from those that loading begins with along their imports.
+    """
+    foreign: set[str] = set()
+    ours: set[str] = set()
+    waiting = list(_ENTRIES)
+    while waiting:
+        name = waiting.pop()
+        top = name.partition(".")[0]
+        if top != rayembed.__name__:
+            foreign.add(top)
+        elif name not in ours and (file := _file(name)) is not None:
+            ours.add(name)
+            waiting += [*_packages(name), *_imports(file)]
+    return frozenset(foreign - sys.stdlib_module_names)
+
+
+def _packages(name: str) -> Iterator[str]:
+    """The packages around a module, which are imported before it."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Dotted names that the file imports; of `from a import b` both `a` and `a.b`."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"a relative import in {file}"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _file(name: str) -> Path | None:
+    """The file of a module or package of ours; None: the name is that of something within one."""
+    place = _ROOT.joinpath(*name.split("."))
+    return next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
