@@ -77,7 +77,11 @@ def test_the_second_signal_ends_the_process(monkeypatch):
     assert ends == [143]
 
 
+<<<<<<< HEAD
 def test_handlers_of_libraries_are_replaced_again():
+=======
+def test_the_handler_of_a_library_is_replaced_again():
+>>>>>>> nan
     with hearing() as heard:
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.raise_signal(signal.SIGTERM)

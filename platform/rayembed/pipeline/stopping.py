@@ -4,6 +4,7 @@ Libraries put handlers of their own in place of these: Ray one for SIGTERM, whic
 of C++ functions, and Ray Train one for SIGINT, which says nothing and ends with another code.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -15,6 +16,10 @@ from types import FrameType
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _STDERR = 2
+
+_RAY_LOOKS = ("RAY_get_check_signal_interval_milliseconds", "200")
+"""How often a process that waits for Ray looks for signals; Ray's own is a second. It is read when
+Ray is imported."""
 
 
 @dataclass
@@ -41,7 +46,8 @@ class Hearing:
         name = signal.Signals(number).name
         # Past Python's own buffer, which may be in use where the signal comes.
         line = f"\n{name}: the job is stopped in order; the same once more ends it at once\n"
-        os.write(_STDERR, line.encode())
+        with contextlib.suppress(OSError):  # of a terminal that is gone
+            os.write(_STDERR, line.encode())
         raise KeyboardInterrupt
 
 
@@ -56,6 +62,7 @@ def hearing() -> Iterator[Hearing]:
     another thread than the main one nothing is heard.
     """
     heard = Hearing()
+    os.environ.setdefault(*_RAY_LOOKS)
     if threading.current_thread() is not threading.main_thread():
         yield heard
         return
