@@ -23,7 +23,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.on_ray import _MetricsSink
+from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.weights import read_made_of
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
@@ -129,7 +129,7 @@ def test_another_run_of_that_name_is_refused_elsewhere(trained, elsewhere):
 
 def test_a_step_that_a_checkpoint_counts_is_in_storage(storage, tmp_path):
     place = f"{STORAGE}/sink/metrics.jsonl"
-    sink = _MetricsSink(str(tmp_path / "metrics.jsonl"), place)
+    sink = MetricsSink(str(tmp_path / "metrics.jsonl"), place)
     for step in (1, 2):
         sink.append({"stage": "only", "step": step, "loss": 0.5}, 10)
     sink.keep()

@@ -9,7 +9,7 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.command_line import exit_code
 from rayembed.pipeline.stopping import hearing, keep_hearing
-from rayembed.training.on_ray import _MetricsSink
+from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.stopping.on_ray import StoppableTrainer
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
@@ -77,11 +77,7 @@ def test_the_second_signal_ends_the_process(monkeypatch):
     assert ends == [143]
 
 
-<<<<<<< HEAD
-def test_handlers_of_libraries_are_replaced_again():
-=======
 def test_the_handler_of_a_library_is_replaced_again():
->>>>>>> nan
     with hearing() as heard:
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.raise_signal(signal.SIGTERM)
@@ -98,7 +94,7 @@ def test_where_nothing_is_heard_handlers_stay(handlers):
 
 
 def test_a_checkpoint_is_whole_when_all_workers_have_saved(tmp_path):
-    sink = _MetricsSink(str(tmp_path / "metrics.jsonl"), None)
+    sink = MetricsSink(str(tmp_path / "metrics.jsonl"), None)
     assert sink.stop() is False, "nobody trains yet"
     sink.append({"stage": "s", "step": 1, "loss": 1.0}, 0)
     sink.saved(1, 2)

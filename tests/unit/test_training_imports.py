@@ -1,12 +1,15 @@
 """What a worker imports is what each start of one costs."""
 
+import subprocess
 import sys
 from unittest.mock import patch
 
 import pytest
 
 from rayembed.training.engine import _deepspeed
+from rayembed.training.metrics_sink import MetricsSink
 
+HEAVY = ("torch", "ray", "mteb")
 LIBRARY = """
 try:
     import mlflow
@@ -39,3 +42,15 @@ def test_without_that_it_would(library):
     import deepspeed
 
     assert deepspeed.has_mlflow
+
+
+def test_the_writer_of_the_log_needs_neither_torch_nor_ray():
+    """Its actor is a process of its own, which Ray imports the module of its class into."""
+    script = (
+        f"import {MetricsSink.__module__}, sys; print([n for n in {HEAVY} if n in sys.modules])"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    heavier = [sys.executable, "-c", script.replace("metrics_sink", "loop")]
+    assert "torch" in subprocess.run(heavier, capture_output=True, text=True, check=True).stdout

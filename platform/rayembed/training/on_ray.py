@@ -22,7 +22,6 @@ from rayembed.assets.storage import (
     is_remote,
     join,
     open_storage_for_ray,
-    write_atomic,
 )
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
@@ -30,7 +29,6 @@ from rayembed.config.run import Run
 from rayembed.data.on_ray import stream_made
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.hardware import Precision, auto_precision
-from rayembed.registry.metrics_log import MetricsLog
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.adaptation import export_encoder
 from rayembed.training.capacity import (
@@ -51,10 +49,10 @@ from rayembed.training.failures.on_ray import (
     reason,
 )
 from rayembed.training.loop import StepRecord
+from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.on_worker import Job, Surroundings
 from rayembed.training.progress import Progress
 from rayembed.training.stopping.on_ray import (
-    Saving,
     StoppableTrainer,
     end_with_checkpoint,
     is_stopped,
@@ -145,25 +143,6 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     return answer
 
 
-class _MetricsSink(Saving):
-    """The only writer of a run's metrics log, on the node of the driver."""
-
-    def __init__(self, path: str, place: str | None) -> None:
-        super().__init__()
-        self._log = MetricsLog(path)
-        self._place = place
-
-    def append(self, record: StepRecord, offset: int) -> None:
-        metrics = {k: v for k, v in record.items() if k not in ("stage", "step")}
-        self._log.append(record["stage"], record["step"], offset + record["step"], metrics)
-        self.trains = True
-
-    def keep(self) -> None:
-        """Copy the log to its place in storage."""
-        if self._place is not None:
-            write_atomic(self._place, self._log.path.read_bytes())
-
-
 @dataclass(frozen=True)
 class _WorkerInput:
     job: Job
@@ -225,7 +204,7 @@ def _trainer(
     placement = job.placement
     _wait_for_workers(placement)
     _fetch_models(job.pretrained, placement)
-    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(_MetricsSink)
+    actor = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=_here())(MetricsSink)
     sink = actor.remote(str(metrics_log), metrics_place)
     filesystem, path = open_storage_for_ray(folder)
     workers = placement.fewest_workers, placement.workers
