@@ -1,4 +1,4 @@
-"""What workers and driver tell each other when a run is stopped; imports little, as its actor does."""
+"""What workers and driver tell each other of a stop; imports little, as its actor does."""
 
 from collections import Counter
 
