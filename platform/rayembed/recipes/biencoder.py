@@ -27,7 +27,7 @@ def own_pairs() -> Run:
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
         evaluation=EvaluationConfig(suite="none"),
-        placement=on_a_laptop(micro_batch_tokens=1024, grad_cache=True),
+        placement=on_a_laptop(grad_cache=True),
     )
 
 
@@ -62,7 +62,7 @@ def quickstart() -> Run:
             max_length=128,
             baselines=("bm25",),
         ),
-        placement=on_a_laptop(micro_batch_tokens=1024, grad_cache=True),
+        placement=on_a_laptop(grad_cache=True),
     )
 
 

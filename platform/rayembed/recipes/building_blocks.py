@@ -43,8 +43,8 @@ def sample_scores(
     )
 
 
-def on_a_laptop(*, micro_batch_tokens: int, grad_cache: bool = False) -> Placement:
-    """One worker on two CPU cores."""
+def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = False) -> Placement:
+    """One worker on two CPU cores; micro-batches by the hardware where none are named."""
     return Placement(
         workers=1,
         cpus_per_worker=1.0,

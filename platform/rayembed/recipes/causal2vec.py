@@ -111,7 +111,7 @@ def quickstart() -> Run:
             ),
         ),
         evaluation=sample_scores(instructions=EVALUATION_INSTRUCTIONS),
-        placement=on_a_laptop(micro_batch_tokens=512),
+        placement=on_a_laptop(),
     )
 
 

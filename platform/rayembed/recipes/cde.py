@@ -165,7 +165,7 @@ def quickstart() -> Run:
             ),
         ),
         evaluation=sample_scores(num_documents=1000, num_queries=500),
-        placement=on_a_laptop(micro_batch_tokens=1024),
+        placement=on_a_laptop(),
     )
 
 
