@@ -49,7 +49,7 @@ def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
     base, question, query = address.partition("?")
     scheme, _, place = base.partition("://")
     bucket, _, key = place.partition("/")
-    root = f"{scheme}://{bucket}/{question}{query}"
+    root = f"{scheme}://{f'{bucket}/' if bucket else place}{question}{query}"
     environment = tuple(
         sorted(item for item in os.environ.items() if item[0].upper().startswith(_OF_ENVIRONMENT))
     )
