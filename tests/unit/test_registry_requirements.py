@@ -105,7 +105,7 @@ def test_every_architecture_loads_with_only_its_requirements_visible(saved, regi
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
