@@ -72,6 +72,7 @@ def registered(saved, tmp_path_factory):
     return folders
 
 
+@pytest.mark.timeout(1800)
 def test_every_architecture_loads_with_only_its_requirements_visible(saved, registered, tmp_path):
     lines = pip_requirements()
     for folder in map(Path, registered.values()):
