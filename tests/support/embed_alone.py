@@ -17,7 +17,7 @@ def main(asked):
     told = {"error": "", "vectors": {}}
     try:
         mlflow.pyfunc.load_model(first)
-    except ImportError as error:
+    except (ImportError, mlflow.MlflowException) as error:
         told["error"] = repr(error)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rayembed"]:
         del sys.modules[name]

@@ -72,6 +72,7 @@ def registered(saved, tmp_path_factory):
     return folders
 
 
+@pytest.mark.timeout(1800)
 def test_every_architecture_loads_with_only_its_requirements_visible(saved, registered, tmp_path):
     lines = pip_requirements()
     for folder in map(Path, registered.values()):
@@ -105,7 +106,7 @@ def test_every_architecture_loads_with_only_its_requirements_visible(saved, regi
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
         check=False,
     )
     assert done.returncode == 0, done.stderr
