@@ -138,8 +138,7 @@ def test_the_first_layers_are_those_of_the_whole_model(tmp_path, family, caplog)
     mine, of_whole = first.state_dict(), whole.state_dict()
     assert set(of_whole) - set(mine) == {n for n in of_whole if n.startswith("layers.2.")}
     assert all(torch.equal(value, of_whole[name]) for name, value in mine.items())
-    told = {record.name for record in caplog.records}
-    assert "transformers.modeling_utils" not in told  # its table of weights that were left out
+    assert not caplog.records  # tables of weights that were left out or not cut
 
 
 def test_more_layers_than_there_are_are_refused(tmp_path):

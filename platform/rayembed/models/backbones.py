@@ -85,15 +85,20 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 @contextmanager
 def _without_loading_report() -> Iterator[None]:
     """Without transformers' table of weights that it left out (heads, layers behind the first so
-    many); missing ones are refused here.
+    many), and without its list of those that no tensor parallelism cuts, which is all of them.
+
+    Missing ones are refused here.
     """
-    told = logging.getLogger("transformers.modeling_utils")
-    level = told.level
-    told.setLevel(logging.ERROR)
+    names = ("transformers.modeling_utils", "transformers.distributed.tensor_parallel")
+    told = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in told]
+    for logger in told:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        told.setLevel(level)
+        for logger, level in zip(told, levels, strict=True):
+            logger.setLevel(level)
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
