@@ -62,6 +62,17 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True)
+def float32_where_nothing_is_asked(monkeypatch):
+    """The same number type on every machine: as on a CPU that emulates bfloat16.
+
+    Of this process; those of jobs time their CPU, so what compares vectors there names its type.
+    """
+    from rayembed import hardware
+
+    monkeypatch.setattr(hardware, "bfloat16_speed", lambda: 1 / 9)
+
+
 @pytest.fixture(scope="session")
 def cluster():
     """A Ray of four CPUs that all tests share which break none, and an object storage it knows.

@@ -130,6 +130,7 @@ def run(
         plan_fingerprint="plan",
         load=lambda: start(folder, top_k, idle=idle, dtype=dtype),
         batches=lambda model: partial(made_up_batch, model, STAGE),
+        of_step=lambda step: "made up",
         run_step=run_step,
     )
 

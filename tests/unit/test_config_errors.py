@@ -96,7 +96,7 @@ CASES = [
     ("data.datasets.wiki-sentence.name=a.b", r"name = 'a.b'"),
     ("stages.blend.datasets.wiki-sentenc=1", "data.datasets lacks; did you mean 'wiki-sentence'"),
     ("stages.blend.datasets={}", "at least 1 item"),
-    ("stages.blend.optimizer.warmup_steps=25", "warmup_steps 25 must be below its 20 steps"),
+    ("stages.blend.optimizer.warmup_steps=25", "warmup_steps 25 must be below its 16 steps"),
     ("stages.blend.batch.num_negatives=0", "neither in-batch nor hard negatives"),
     ("placement.workers=4", "global_pairs 30 cannot be shared equally by placement.workers 4"),
     ("data.datasets.wiki-sentence.mining=null", "'wiki-sentence' has no negatives in stage 'ble"),

@@ -51,9 +51,12 @@ def test_nv_embed_has_the_published_number_of_parameters():
 
 
 def test_the_sample_models_have_their_published_sizes():
-    smollm2 = override(get_recipe("nvembed-quickstart"), ["model.pooling.kind=mean"]).model
+    changes = ["model.pooling.kind=mean", "model.backbone.num_layers=null"]
+    smollm2 = override(get_recipe("nvembed-quickstart"), changes).model
     lora = 16 * 30 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
     assert model_size(smollm2) == ModelSize(134_515_008 + lora, lora, lora)
+    eight = model_size(override(get_recipe("nvembed-quickstart"), changes[:1]).model)
+    assert (eight.adapters, eight.total - eight.adapters) == (lora * 8 // 30, 134_515_008 - 22 * 3_540_096)
     minilm = model_size(get_recipe("biencoder").model)
     assert minilm.total == 22_713_216
     assert minilm.trainable == 22_713_216 - (384 * 384 + 384)  # its own pooler is frozen
@@ -125,8 +128,9 @@ def test_an_elastic_run_needs_memory_as_with_its_fewest_workers_and_machines_for
 
 
 def test_disk_and_load_of_a_step():
-    run = get_recipe("nvembed-quickstart")  # bf16, two stages, two checkpoints of each
+    run = get_recipe("nvembed-quickstart")  # two stages, two checkpoints of each
     run = override(run, [f"stages.{name}.checkpoint_every_steps=1" for name in STAGES])
+    run = override(run, ["model.backbone.dtype=bfloat16"])
     size = ModelSize(total=1000, trainable=100, adapters=60)
     assert checkpoint_bytes(run, size) == 100 * 2 * (2 * 12 + 2)
     few = override(run, [f"stages.{name}.checkpoint_every_steps=1000" for name in STAGES])
@@ -162,6 +166,7 @@ def test_disk_is_what_files_of_a_tiny_model_take(tmp_path, dtype, lora):
         tmp_path / "backbone", hidden_size=128, intermediate_size=384, vocab_size=512
     )
     settings = [f"model.backbone.path={backbone}", f"model.backbone.dtype={dtype}"]
+    settings += ["model.backbone.num_layers=null"]
     settings += [f"model.lora={lora}", "model.pooling.num_latents=16", "model.pooling.num_heads=4"]
     settings += [f"stages.{name}.checkpoint_every_steps=1" for name in STAGES]
     run = override(get_recipe("nvembed-quickstart"), settings)

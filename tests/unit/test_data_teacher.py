@@ -41,7 +41,6 @@ def test_prefixes_of_the_settings_replace_those_of_the_folder(tmp_path):
     def expected(prefix):
         return model.encode([prefix + text for text in TEXTS], normalize_embeddings=True, prompt="")
 
-    # The teacher works in bf16.
     for settings, queries in (({}, "the fox: "), ({"query_prefix": "the dog: "}, "the dog: ")):
         found = vectors(**settings)
         assert (found[0] * expected(queries)).sum(1).min() > 0.999
@@ -54,7 +53,7 @@ def test_prefixes_of_the_settings_replace_those_of_the_folder(tmp_path):
 def test_more_precise_than_bfloat16_throughout(tmp_path, save):
     texts = [" ".join(LINES[i % 5].split()[: 1 + i % 7]) for i in range(2, 60)]
     reference = str(save(tmp_path / "model"))
-    config = parse(MiningConfig, {"teacher": reference})
+    config = parse(MiningConfig, {"teacher": reference, "dtype": "bfloat16"})
     found = load_teacher(config, weights_of(reference))(texts, "document")
     exact = encode(load_model(Path(reference), dtype="float32"), texts, role="document")
     rounded = encode(load_model(Path(reference), dtype="bfloat16"), texts, role="document")

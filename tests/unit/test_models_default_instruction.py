@@ -81,7 +81,8 @@ def test_only_one_instruction_of_the_whole_last_stage_is_a_default(run):
 
 
 def test_every_way_to_the_vectors_uses_it(folder, tmp_path):
-    assert prompts_of(folder) == {"query": "q Find it ", "document": "", "wiki": "q Find it "}
+    named = {name: prompts_of(folder)[name] for name in ("query", "document", "wiki", "STS")}
+    assert named == {"query": "q Find it ", "document": "", "wiki": "q Find it ", "STS": "q "}
     model = load_model(folder)
     told = encode(model, TEXTS, role="query", instruction="Find it")
     bare = encode(model, TEXTS, role="query", instruction="")
@@ -132,6 +133,7 @@ def test_scores_of_other_tasks_stay_what_they_were(run, folder, tmp_path):
     for place in (folder, tmp_path / "bare"):
         prompts = ModelPrompts(Prompts(), folder_prompts(place, check_loadable(place)))
         assert prompts.instruction(task, PromptType.query) == "q "
-    assert prompts_of(tmp_path / "bare") == {"query": "q ", "document": ""}
+    bare = prompts_of(tmp_path / "bare")
+    assert (bare["query"], bare["document"], "wiki" in bare) == ("q ", "", False)
     settings = json.loads((tmp_path / "bare" / "rayembed.json").read_text())
     assert "default_instructions" not in settings

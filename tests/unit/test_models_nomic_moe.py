@@ -402,7 +402,8 @@ def test_experts_are_chosen_and_summed_in_float32_under_autocast(folder):
 
 
 def test_the_router_computes_in_float32_under_bfloat16(folder):
-    model = build_model(config(backbone={"path": "given"}), folder, seed=0)
+    backbone = {"path": "given", "dtype": "bfloat16"}
+    model = build_model(config(backbone=backbone), folder, seed=0)
     router = model.backbone.encoder.layers[1].mlp.router
     assert router.layer.weight.dtype == torch.bfloat16
     tokens = torch.randn(50, 32).to(torch.bfloat16)

@@ -80,7 +80,7 @@ def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
 @pytest.fixture
 def in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a CPU with bfloat16 units, with pieces of some tiles."""
-    monkeypatch.setattr(exact, "_has_bfloat16_units", lambda _: True)
+    monkeypatch.setattr(exact, "bfloat16_speed", lambda: 2.4)
     monkeypatch.setattr(exact, "_RESULTS_OF_PIECE", 1.0)
     monkeypatch.setattr(exact, "_PIECE_DOCUMENTS", 700)
     monkeypatch.setattr(exact, "_TILE_QUERIES", 8)

@@ -1,0 +1,47 @@
+"""How long a run on CPUs will take, told before it starts."""
+
+import pytest
+
+from rayembed.config.override import override
+from rayembed.hardware import Precision
+from rayembed.pipeline import estimate as module
+from rayembed.pipeline.estimate import estimate
+from rayembed.recipes.catalogue import get_recipe
+
+
+@pytest.fixture
+def milan(monkeypatch):
+    """Two cores of the machine on which the quickstart took 11 minutes."""
+    float32 = Precision("float32", "this CPU emulates bfloat16 (30 times slower)")
+    monkeypatch.setattr(module, "expected_precision", lambda run: float32)
+    monkeypatch.setattr(module, "product_speed", lambda dtype: 70e9)
+    monkeypatch.setattr(module, "cpu_cores", lambda: 2)
+    monkeypatch.setattr(module, "cpu_model", lambda: "AMD EPYC")
+
+
+def test_the_quickstart_is_told_about_what_it_took(milan):
+    expected = estimate(get_recipe("nvembed-quickstart"))
+    assert 9 < expected.seconds / 60 < 14
+    assert str(expected).startswith(
+        "2 cores (AMD EPYC), 140 GFLOP/s in float32: this CPU emulates bfloat16 (30 times slower): "
+        "about 1"
+    )
+
+
+def test_more_work_takes_longer(milan):
+    run = get_recipe("nvembed-quickstart")
+    changes = (
+        "stages.retrieval.steps=72",
+        "model.backbone.num_layers=16",
+        "placement.grad_cache=true",
+        "evaluation.num_documents=1000",
+    )
+    base = estimate(run).seconds
+    assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)
+
+
+def test_nothing_is_told_of_gpus_and_of_models_that_only_the_hub_knows(milan):
+    run = get_recipe("biencoder")
+    assert estimate(run) is not None
+    assert estimate(override(run, ["placement.use_gpu=true"])) is None
+    assert estimate(override(run, ["model.backbone.path=hf://nobody/nothing@main"])) is None
