@@ -69,8 +69,8 @@ def wait_for_steps(job, log, more_than):
 
 
 @pytest.mark.slow(
-    "two jobs as processes, whose checkpoint must be made in 30 s beside nothing else; what each part "
-    "does stands in tests/unit/test_stopping.py"
+    "two jobs as processes, each with a checkpoint to make in 30 s, for which the machine must be "
+    "idle; what each part does stands in tests/unit/test_stopping.py"
 )
 def test_both_signals_are_told_at_once_and_the_next_job_goes_on(tmp_path, alive):
     write_inputs(tmp_path)

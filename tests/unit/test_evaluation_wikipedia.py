@@ -13,7 +13,7 @@ from rayembed.recipes.catalogue import get_recipe
 def test_the_defaults_are_those_of_the_quickstart():
     run, tasks = get_recipe("nvembed-quickstart"), WikipediaTasks()
     suite = run.evaluation
-    assert (suite.num_documents, suite.num_queries, suite.max_length) == (500, 200, 64)
+    assert (suite.num_documents, suite.num_queries, suite.max_length) == (500, 200, 48)
     assert (run.data.held_out.num_titles, run.seed) == (1000, 0)
     assert wikipedia_source(run) == WIKIPEDIA_EN
     assert tasks == WikipediaTasks(

@@ -25,7 +25,7 @@ class WikipediaTasks(Settings):
     """Documents of the retrieval corpora."""
     num_queries: PositiveInt = 200
     """Queries of the retrieval tasks."""
-    max_length: PositiveInt = 64
+    max_length: PositiveInt = 48
     """Tokens to which the texts of retrieval are cut (by words); of other tasks half of it."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Chooses the held-out titles and the samples."""

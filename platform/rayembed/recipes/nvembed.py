@@ -96,7 +96,7 @@ def quickstart() -> Run:
                 checkpoint_every_steps=8,
             ),
         ),
-        evaluation=sample_scores(instructions=EVALUATION_INSTRUCTIONS),
+        evaluation=sample_scores(max_length=max_length, instructions=EVALUATION_INSTRUCTIONS),
         placement=on_a_laptop(),
     )
 
