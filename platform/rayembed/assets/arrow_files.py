@@ -26,7 +26,7 @@ Footers = dict[str, pq.FileMetaData]
 
 _MAGIC = b"PAR1"
 _END_BYTES = 8
-"""Of the footer's length and `PAR1`, with which a file ends."""
+"""Every Parquet file ends with the length of its footer and `PAR1`."""
 
 _READ_AT_ONCE = 1 << 16
 """Bytes from the end of a file, in which most footers stand whole."""

@@ -27,7 +27,7 @@ class Patience:
     answer_seconds: float = 10
     """Without a byte."""
     tries: int = 4
-    """Of a request, with pauses between them that double: up to 1, 2 and 4 seconds."""
+    """How often a request is made, with pauses that double: up to 1, 2 and 4 seconds."""
     gcs_seconds: float = 60
     """Within which a request to Google's storage is tried again; its client knows no tries."""
 

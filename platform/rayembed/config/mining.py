@@ -26,8 +26,8 @@ class Teacher(Settings):
     """As `query_prefix`, for documents."""
 
     dtype: DtypeSetting = "auto"
-    """Of products with the teacher's weights. In bfloat16 embeddings, norms and the residual stream
-    stay in the type in which the weights are saved."""
+    """Number type of products with the weights. In bfloat16 embeddings, norms and the residual
+    stream stay in the type in which the weights are saved."""
 
     _no_credentials = field_validator("teacher")(refuse_credentials)
 

@@ -93,7 +93,7 @@ class Placement(Settings):
     max_failures: int = Field(default=3, ge=0)
     """Restarts after a worker died, each from the last checkpoint."""
     end_after_dropped_steps: PositiveInt = 5
-    """So many steps in a row whose loss or gradient is not a finite number end the run. Each of
+    """The run ends after so many steps in a row whose loss or gradient is not finite. Each of
     them changes no weights, and no checkpoint is made until another step has."""
     keep_checkpoints: PositiveInt = 2
     """Checkpoints kept of each stage, the newest: where one is damaged, the one before is taken."""
