@@ -138,7 +138,7 @@ def test_dense_layers_and_experts_stand_at_both_widths(tmp_path, capsys):
     assert "Experts, across languages: +0.020 ± 0.028" in text
     assert "undecided between seeds" in text
     assert "Cut to 256 dimensions, mean of all tasks: -0.020 ± 0.000" in text
-    assert "200 steps, seeds 0, 1" in capsys.readouterr().out
+    assert "115 steps, seeds 0, 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("comparison", [cde.COMPARISON, nomic.COMPARISON])

@@ -137,9 +137,9 @@ def quickstart() -> Run:
                 datasets={dataset.name: 1.0 for dataset in (*sentences, *crossing)},
                 batch=batch,
                 loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=20, schedule="cosine"),
-                steps=150,
-                checkpoint_every_steps=75,
+                optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=12, schedule="cosine"),
+                steps=90,
+                checkpoint_every_steps=45,
             ),
             StageConfig(
                 name="finetune",
@@ -147,8 +147,8 @@ def quickstart() -> Run:
                 batch=batch,
                 loss=InfoNCEConfig(temperature=0.05, dimensions=(MATRYOSHKA,)),
                 optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5, schedule="linear"),
-                steps=50,
-                checkpoint_every_steps=50,
+                steps=25,
+                checkpoint_every_steps=25,
             ),
         ),
         evaluation=sample_scores(
