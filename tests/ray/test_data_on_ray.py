@@ -16,12 +16,13 @@ from second_node import second_node
 from toy_model import ToyTokenizer
 
 from rayembed.config.data_run import TeacherPlacement
-from rayembed.data.on_ray import execute_with_ray_data, gpus_for, stream_steps
+from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.on_ray import stream_made
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
-from rayembed.data.plan.stream import read_steps
+from rayembed.data.plan.stream import PairSteps, read_steps
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError, PlacementError
 
@@ -88,6 +89,11 @@ def test_the_same_plan_is_written(plans: tuple[BatchPlan, BatchPlan]) -> None:
     assert [here.read(s) for s in range(20)] == [there.read(s) for s in range(20)]
 
 
+def stream(plan: BatchPlan, worker=0, num_workers=1, start_step=0, **options):
+    make = PairSteps(plan, ToyTokenizer(), worker, num_workers)
+    return stream_made(make, start_step, plan.num_steps, **options)
+
+
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, plans) -> None:
     plan = plans[0]
@@ -95,10 +101,7 @@ def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, 
     @ray.remote(num_cpus=2)
     class TrainWorker:  # two of them hold all four CPUs, as training workers do
         def batches(self, worker: int) -> list[StepBatch]:
-            stream = stream_steps(
-                plan.folder, ToyTokenizer(), worker=worker, num_workers=num_workers, start_step=7
-            )
-            return list(stream)
+            return list(stream(plan, worker, num_workers, start_step=7, actors=num_workers))
 
     workers = [TrainWorker.remote() for _ in range(2)]
     streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=400)
@@ -114,17 +117,17 @@ def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, 
 
 
 def test_windows_follow_each_other(plans, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.on_ray._STEPS_PER_EXECUTION", 6)
-    steps = [batch.step for batch in stream_steps(plans[0].folder, ToyTokenizer(), start_step=3)]
+    monkeypatch.setattr("rayembed.data.plan.on_ray._STEPS_PER_EXECUTION", 6)
+    steps = [batch.step for batch in stream(plans[0], start_step=3)]
     assert steps == list(range(3, 20))
-    assert list(stream_steps(plans[0].folder, ToyTokenizer(), start_step=20)) == []
+    assert list(stream(plans[0], start_step=20)) == []
 
 
 def test_little_room_for_what_is_read_ahead_only_slows_down(plans, monkeypatch) -> None:
-    monkeypatch.setattr("rayembed.data.on_ray._BYTES_READ_AHEAD", 20_000)
-    monkeypatch.setattr("rayembed.data.on_ray._BLOCK_BYTES", 1)
-    monkeypatch.setattr("rayembed.data.on_ray._STEPS_PER_TASK", 4)
-    steps = [batch.step for batch in stream_steps(plans[0].folder, ToyTokenizer())]
+    monkeypatch.setattr("rayembed.data.plan.on_ray._BYTES_READ_AHEAD", 20_000)
+    monkeypatch.setattr("rayembed.data.plan.on_ray._BLOCK_BYTES", 1)
+    monkeypatch.setattr("rayembed.data.plan.on_ray._STEPS_PER_TASK", 4)
+    steps = [batch.step for batch in stream(plans[0])]
     assert steps == list(range(20))
 
 
@@ -176,4 +179,4 @@ def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:
     with pytest.raises(DataError, match="-1 has no root"):
         list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], "cpu"))
     with pytest.raises(DataError, match="3 workers cannot share batches of 8"):
-        list(stream_steps(plans[0].folder, ToyTokenizer(), worker=0, num_workers=3))
+        list(stream(plans[0], num_workers=3))

@@ -13,7 +13,8 @@ ROOT = PLATFORM.parents[1]
 FILES = sorted([*PLATFORM.rglob("*.py"), *(ROOT / "jobs").glob("*.py")])
 
 BETWEEN_WORKERS = {
-    "data/on_ray.py": {"unit", "row['result']"},
+    "data/on_ray.py": {"unit"},
+    "data/plan/on_ray.py": {"row['result']"},
     "data/synthesis/on_ray.py": {"row['request']"},
 }
 """Where pickles are read, and of what: rows of data sets that the same job has just put into Ray's

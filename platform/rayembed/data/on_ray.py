@@ -1,6 +1,6 @@
-"""Data on Ray: preparation runs as Ray Data pipelines, workers stream their steps by Ray Data.
+"""Preparation on Ray: its steps run as Ray Data pipelines, all over the cluster.
 
-What is done stands in `prepare`, `units` and `stream`; here is only who does it.
+What is done stands in `prepare` and `units`; here is only who does it.
 """
 
 import logging
@@ -19,41 +19,23 @@ from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
-from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.step_batch import StepBatch
-from rayembed.data.plan.stream import PairSteps
+from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.prepare import prepare
 from rayembed.data.prepared import Workshop
 from rayembed.data.sequences.prepare import prepare_sequences
 from rayembed.data.sequences.texts import FoundTexts
 from rayembed.data.units import Needs, Result, Task
 from rayembed.data.vectors.teacher import Teaching
-from rayembed.errors import PlacementError, RayembedError
+from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
-from rayembed.models.contract import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-_ACTORS = 2
-"""That make batches of one worker at the same time."""
 
 _POLL_SECONDS = 2.0
 """Between two looks for a GPU that was asked for."""
 
-_STEPS_PER_TASK = 16
-"""An actor's one after the other."""
-
-_STEPS_PER_EXECUTION = 8192
-"""20,000 tasks take Ray 17 s to set up before the first batch, and new actors take seconds too."""
-
 _SOME_GPU = 0.01
 """What a question to a GPU reserves of it."""
-
-_BLOCK_BYTES = 4 << 20
-"""Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
-
-_BYTES_READ_AHEAD = 256 << 20
-"""Of batches that wait in the object store, for each worker."""
 
 
 _GPUS_THERE_ARE = TeacherPlacement()
@@ -114,7 +96,7 @@ def execute_with_ray_data(
     """
     rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
-    _keep_order(dataset)
+    keep_order(dataset)
     gpus = 0 if needs == "cpu" else gpus_for(placement)
     if gpus or needs == "gpu or machine":
         machines = max(1, sum(_cpus(node) >= 1 for node in ray.nodes()))
@@ -128,7 +110,7 @@ def execute_with_ray_data(
         )
     else:
         made = dataset.map_batches(_run_task, fn_args=(task,), batch_size=1)
-    yield from _results(made)
+    yield from results(made)
 
 
 def gpus_for(
@@ -175,56 +157,6 @@ def _cpus(node: Mapping[str, Any]) -> float:
     return float(node["Resources"].get("CPU", 0)) if node["Alive"] else 0.0
 
 
-def stream_steps(
-    plan_folder: str,
-    tokenizer: Tokenizer,
-    *,
-    worker: int = 0,
-    num_workers: int = 1,
-    start_step: int = 0,
-) -> Iterator[StepBatch]:
-    """One worker's batches from `start_step` to the plan's last step, in order; see `stream_made`.
-
-    Raises:
-        DataError, ArtifactError: as `stream.read_steps`.
-    """
-    plan = BatchPlan.open(plan_folder)
-    make = PairSteps(plan, tokenizer, worker, num_workers)
-    yield from stream_made(make, start_step, plan.num_steps)
-
-
-def stream_made(make: Callable[[int], Any], first_step: int, num_steps: int) -> Iterator[Any]:
-    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
-
-    Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that
-    they run beside training workers that hold all CPUs of a small machine.
-
-    Args:
-        make: picklable; each actor has one copy of it, with what that has opened.
-
-    Raises:
-        RayembedError: what `make` raises.
-    """
-    for first in range(first_step, num_steps, _STEPS_PER_EXECUTION):
-        last = min(first + _STEPS_PER_EXECUTION, num_steps)
-        # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
-        tasks = -(-(last - first) // _STEPS_PER_TASK)
-        dataset = ray.data.from_items(list(range(first, last)), override_num_blocks=tasks)
-        options = _keep_order(dataset)
-        dataset.context.target_max_block_size = _BLOCK_BYTES
-        options.resource_limits = options.resource_limits.copy(
-            object_store_memory=_BYTES_READ_AHEAD
-        )
-        made = dataset.map_batches(
-            _StepActor,
-            fn_constructor_args=(make,),
-            batch_size=1,
-            num_cpus=0,
-            compute=ActorPoolStrategy(size=min(_ACTORS, tasks)),
-        )
-        yield from _results(made)
-
-
 class _TaskActor:
     """Keeps a process, and with it the model that the task loads into it."""
 
@@ -237,43 +169,4 @@ class _TaskActor:
 
 def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list[bytes]]:
     units = [pickle.loads(unit) for unit in batch["unit"]]
-    return {"result": [_result_or_error(task, unit, *device) for unit in units]}
-
-
-class _StepActor:
-    """Keeps what makes steps, with what it has opened: a tokenizer, the footer of a file."""
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
-        return {"result": [_result_or_error(self.make, int(step)) for step in batch["item"]]}
-
-
-def _result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
-    """What is made, pickled, or an error of ours as a value: raised, Ray Data would keep only its
-    text.
-    """
-    try:
-        return pickle.dumps(make(*arguments))
-    except RayembedError as error:
-        return pickle.dumps(error)
-
-
-def _keep_order(dataset: Any) -> Any:
-    """The execution options of the data set, whose rows will come in order and without noise."""
-    dataset.context.print_on_execution_start = False
-    dataset.context.enable_progress_bars = False
-    # It would warn that the bars are off.
-    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
-    dataset.context.execution_options.preserve_order = True
-    return dataset.context.execution_options
-
-
-def _results(dataset: Any) -> Iterator[Any]:
-    """The results in order; an error of ours in a worker is raised as itself."""
-    for row in dataset.iter_rows():
-        result = pickle.loads(row["result"])
-        if isinstance(result, RayembedError):
-            raise result
-        yield result
+    return {"result": [result_or_error(task, unit, *device) for unit in units]}

@@ -26,7 +26,7 @@ from rayembed.assets.storage import (
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.data.on_ray import stream_made
+from rayembed.data.plan.on_ray import stream_made
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.registry.provenance import node_hardware
@@ -72,6 +72,10 @@ _TRAIN = "train"
 
 _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
+
+
+_ACTORS_BESIDE_GPU = 2
+"""That make the steps of one worker on a GPU."""
 
 
 _LOG_LEVEL = "WARNING"
@@ -425,8 +429,9 @@ def _train_on_worker(given: _WorkerInput) -> None:
         of_other_run = True
         filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
+    stream = partial(stream_made, actors=_ACTORS_BESIDE_GPU if job.placement.use_gpu else 1)
     surroundings = Surroundings(
-        *(stream_made, None, report_checkpoint, report_step, of_other_run, leaving)
+        *(stream, None, report_checkpoint, report_step, of_other_run, leaving)
     )
     if checkpoint is None:
         job.train(surroundings)

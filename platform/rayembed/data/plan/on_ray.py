@@ -1,0 +1,104 @@
+"""A plan on Ray: workers stream their steps by Ray Data.
+
+What is done stands in `stream`; here is only who does it. Training's workers and what makes their
+steps are processes that import this module and nothing of preparation: every one of them waits for
+its imports.
+"""
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray.data
+from ray.data import ActorPoolStrategy
+
+from rayembed.errors import RayembedError
+
+_STEPS_PER_TASK = 16
+"""An actor's one after the other."""
+
+_STEPS_PER_EXECUTION = 8192
+"""20,000 tasks take Ray 17 s to set up before the first batch, and new actors take seconds too."""
+
+_BLOCK_BYTES = 4 << 20
+"""Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
+
+_BYTES_READ_AHEAD = 256 << 20
+"""Of batches that wait in the object store, for each worker."""
+
+
+def stream_made(
+    make: Callable[[int], Any], first_step: int, num_steps: int, *, actors: int = 1
+) -> Iterator[Any]:
+    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
+
+    Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that
+    they run beside training workers that hold all CPUs of a small machine.
+
+    Args:
+        make: picklable, as `stream.PairSteps`; each actor has one copy of it, with what that has
+            opened.
+        actors: processes that make steps for this worker. Each takes CPU seconds to start, and one
+            is enough where the worker itself computes on CPUs.
+
+    Raises:
+        RayembedError: what `make` raises.
+    """
+    for first in range(first_step, num_steps, _STEPS_PER_EXECUTION):
+        last = min(first + _STEPS_PER_EXECUTION, num_steps)
+        # Items, not ray.data.range: its read tasks would wait for a CPU that training holds.
+        tasks = -(-(last - first) // _STEPS_PER_TASK)
+        dataset = ray.data.from_items(list(range(first, last)), override_num_blocks=tasks)
+        options = keep_order(dataset)
+        dataset.context.target_max_block_size = _BLOCK_BYTES
+        options.resource_limits = options.resource_limits.copy(
+            object_store_memory=_BYTES_READ_AHEAD
+        )
+        made = dataset.map_batches(
+            _StepActor,
+            fn_constructor_args=(make,),
+            batch_size=1,
+            num_cpus=0,
+            compute=ActorPoolStrategy(size=min(actors, tasks)),
+        )
+        yield from results(made)
+
+
+class _StepActor:
+    """Keeps what makes steps, with what it has opened: a tokenizer, the footer of a file."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        return {"result": [result_or_error(self.make, int(step)) for step in batch["item"]]}
+
+
+def result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
+    """What is made, pickled, or an error of ours as a value: raised, Ray Data would keep only its
+    text.
+    """
+    try:
+        return pickle.dumps(make(*arguments))
+    except RayembedError as error:
+        return pickle.dumps(error)
+
+
+def keep_order(dataset: Any) -> Any:
+    """The execution options of the data set, whose rows will come in order and without noise."""
+    dataset.context.print_on_execution_start = False
+    dataset.context.enable_progress_bars = False
+    # It would warn that the bars are off.
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
+    dataset.context.execution_options.preserve_order = True
+    return dataset.context.execution_options
+
+
+def results(dataset: Any) -> Iterator[Any]:
+    """The results in order; an error of ours in a worker is raised as itself."""
+    for row in dataset.iter_rows():
+        result = pickle.loads(row["result"])
+        if isinstance(result, RayembedError):
+            raise result
+        yield result
