@@ -9,7 +9,7 @@ from tiny_job import TASK, run_here, sentence_run
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.stream import one_step
+from rayembed.data.plan.stream import PairSteps
 from rayembed.models.build import make_tokenizer
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
@@ -91,7 +91,7 @@ def test_it_was_trained_on_queries_with_examples(trained):
     )
 
     def tokens(tokenizer):
-        batches = [one_step(plan, tokenizer, step, 0, 1) for step in range(plan.num_steps)]
+        batches = list(map(PairSteps(plan, tokenizer), range(plan.num_steps)))
         return [sum(len(one["input_ids"]) for one in batch.tokens) for batch in batches]
 
     log = MetricsLog(folder / "outputs" / "runs" / "tiny-causal2vec" / "metrics.jsonl")

@@ -19,10 +19,10 @@ from rayembed.config.data_run import TeacherPlacement
 from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.on_ray import stream_made
+from rayembed.data.plan.on_ray import made_on_ray
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
-from rayembed.data.plan.stream import PairSteps, read_steps
+from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
 from rayembed.errors import DataError, PlacementError
 
@@ -89,9 +89,9 @@ def test_the_same_plan_is_written(plans: tuple[BatchPlan, BatchPlan]) -> None:
     assert [here.read(s) for s in range(20)] == [there.read(s) for s in range(20)]
 
 
-def stream(plan: BatchPlan, worker=0, num_workers=1, start_step=0, **options):
+def stream(plan: BatchPlan, worker=0, num_workers=1, start_step=0, processes=1):
     make = PairSteps(plan, ToyTokenizer(), worker, num_workers)
-    return stream_made(make, start_step, plan.num_steps, **options)
+    return made_on_ray(make, start_step, plan.num_steps, processes=processes)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -101,14 +101,12 @@ def test_same_batches_as_without_ray_while_all_cpus_are_taken(num_workers: int, 
     @ray.remote(num_cpus=2)
     class TrainWorker:  # two of them hold all four CPUs, as training workers do
         def batches(self, worker: int) -> list[StepBatch]:
-            return list(stream(plan, worker, num_workers, start_step=7, actors=num_workers))
+            return list(stream(plan, worker, num_workers, start_step=7, processes=num_workers))
 
     workers = [TrainWorker.remote() for _ in range(2)]
     streams = ray.get([workers[w].batches.remote(w) for w in range(num_workers)], timeout=400)
     for worker, found in enumerate(streams):
-        wanted = read_steps(
-            plan, ToyTokenizer(), worker=worker, num_workers=num_workers, start_step=7
-        )
+        wanted = map(PairSteps(plan, ToyTokenizer(), worker, num_workers), range(7, 20))
         assert [batch.step for batch in found] == list(range(7, 20))
         for ours, theirs in zip(found, wanted, strict=True):
             assert_same(ours, theirs)

@@ -10,7 +10,7 @@ from toy_model import ToyTokenizer
 from rayembed.data.parts import write_part
 from rayembed.data.plan.examples import with_examples
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.stream import read_steps
+from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Record
 
@@ -68,7 +68,7 @@ def told(plan, workers):
     found = []
     for worker in range(workers):
         tokenizer = InContext()
-        list(read_steps(plan, tokenizer, worker=worker, num_workers=workers))
+        list(map(PairSteps(plan, tokenizer, worker, workers), range(plan.num_steps)))
         found.append(np.array(tokenizer.seen, dtype=object).reshape(STEPS, PAIRS // workers, 2))
     return np.concatenate(found, axis=1).tolist()
 
@@ -114,6 +114,6 @@ def test_a_step_read_again_has_the_same_examples_and_another_step_has_others(pla
 
 def test_without_examples_the_batches_are_the_plans(plan):
     none, plain = InContext(max_examples=0), ToyTokenizer()
-    left, right = (list(read_steps(plan, t)) for t in (none, plain))
+    left, right = (list(map(PairSteps(plan, t), range(plan.num_steps))) for t in (none, plain))
     assert all("|" not in instruction for _, instruction in none.seen)
     assert [b.query_hash.tolist() for b in left] == [b.query_hash.tolist() for b in right]

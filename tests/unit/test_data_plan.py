@@ -26,7 +26,7 @@ from rayembed.data.plan.clustered import clustered
 from rayembed.data.plan.files import part_places
 from rayembed.data.plan.homogeneous import homogeneous
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.stream import read_steps
+from rayembed.data.plan.stream import PairSteps, made_ahead
 from rayembed.data.plan.walks import Rows, shares
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
@@ -559,7 +559,7 @@ def test_stream_gives_every_step_from_the_middle(plan: BatchPlan) -> None:
     for num_workers in (1, 2):
         for worker in range(num_workers):
             steps = list(
-                read_steps(plan, tokenizer, worker=worker, num_workers=num_workers, start_step=4)
+                made_ahead(PairSteps(plan, tokenizer, worker, num_workers), 4, plan.num_steps)
             )
             assert [b.step for b in steps] == list(range(4, 12))
             for batch in steps:
@@ -571,10 +571,10 @@ def test_stream_gives_every_step_from_the_middle(plan: BatchPlan) -> None:
 
 
 def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
-    steps = read_steps(plan, ToyTokenizer(), read_ahead=1)
+    steps = made_ahead(PairSteps(plan, ToyTokenizer()), 0, plan.num_steps, read_ahead=1)
     next(steps)
     steps.close()
-    assert not [t for t in threading.enumerate() if t.name == "read-steps"]
+    assert not [t for t in threading.enumerate() if t.name == "make-steps"]
 
     class Refuses(ToyTokenizer):
         calls = 0
@@ -586,9 +586,10 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
             return super().__call__(texts, role, instructions)
 
     got = []
+    steps = made_ahead(PairSteps(plan, Refuses()), 0, plan.num_steps)
     with pytest.raises(DataError, match="has no tokens"):
-        got.extend(batch.step for batch in read_steps(plan, Refuses()))
-    assert not [t for t in threading.enumerate() if t.name == "read-steps"]
+        got.extend(batch.step for batch in steps)
+    assert not [t for t in threading.enumerate() if t.name == "make-steps"]
 
 
 def test_places_of_a_part_are_cut_at_the_limit():

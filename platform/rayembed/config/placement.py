@@ -69,6 +69,10 @@ class Placement(Settings):
     (KubeRay, `ray up`) and may have scaled to none; 0: workers that do not fit are refused."""
     threads_per_worker: PositiveInt | None = None
     """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
+    step_processes: int | None = Field(default=None, ge=0)
+    """Processes of Ray Data that read and tokenise the steps of each worker ahead, on any CPUs of
+    the cluster; 0: a thread of the worker. None: 2 with `use_gpu`, else 0, as a step on CPUs takes
+    a hundred times as long as its tokens, and each process seconds of a core to start."""
     zero_stage: ZeroStage = 2
     """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters.
 

@@ -26,7 +26,8 @@ from rayembed.assets.storage import (
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.data.plan.on_ray import stream_made
+from rayembed.data.plan.on_ray import made_on_ray
+from rayembed.data.plan.stream import made_ahead
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.registry.provenance import node_hardware
@@ -74,9 +75,8 @@ _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
 
 
-_ACTORS_BESIDE_GPU = 2
-"""That make the steps of one worker on a GPU."""
-
+_PROCESSES_BESIDE_GPU = 2
+"""That make the steps of a worker on a GPU."""
 
 _LOG_LEVEL = "WARNING"
 
@@ -371,6 +371,13 @@ def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
         ) from error
 
 
+def step_processes(placement: Placement) -> int:
+    """How many processes make the steps of each worker; 0: a thread of the worker."""
+    if placement.step_processes is not None:
+        return placement.step_processes
+    return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
+
+
 def _worker(config: dict[str, Any]) -> None:
     """The train function: runs in each worker."""
     # As in the driver: Ray Train lets everybody's INFO through here, not only ours.
@@ -429,9 +436,10 @@ def _train_on_worker(given: _WorkerInput) -> None:
         of_other_run = True
         filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
-    stream = partial(stream_made, actors=_ACTORS_BESIDE_GPU if job.placement.use_gpu else 1)
+    processes = step_processes(job.placement)
     surroundings = Surroundings(
-        *(stream, None, report_checkpoint, report_step, of_other_run, leaving)
+        partial(made_on_ray, processes=processes) if processes else made_ahead,
+        *(None, report_checkpoint, report_step, of_other_run, leaving),
     )
     if checkpoint is None:
         job.train(surroundings)

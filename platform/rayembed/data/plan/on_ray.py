@@ -1,8 +1,7 @@
-"""A plan on Ray: workers stream their steps by Ray Data.
+"""A worker's steps on Ray: processes of Ray Data make them ahead.
 
-What is done stands in `stream`; here is only who does it. Training's workers and what makes their
-steps are processes that import this module and nothing of preparation: every one of them waits for
-its imports.
+Training's workers and those processes import this module and nothing of preparation: each of them
+waits for its imports.
 """
 
 import logging
@@ -28,8 +27,8 @@ _BYTES_READ_AHEAD = 256 << 20
 """Of batches that wait in the object store, for each worker."""
 
 
-def stream_made(
-    make: Callable[[int], Any], first_step: int, num_steps: int, *, actors: int = 1
+def made_on_ray(
+    make: Callable[[int], Any], first_step: int, num_steps: int, *, processes: int
 ) -> Iterator[Any]:
     """What `make` gives for each step from `first_step` up to `num_steps`, in order.
 
@@ -39,8 +38,7 @@ def stream_made(
     Args:
         make: picklable, as `stream.PairSteps`; each actor has one copy of it, with what that has
             opened.
-        actors: processes that make steps for this worker. Each takes CPU seconds to start, and one
-            is enough where the worker itself computes on CPUs.
+        processes: that make steps for this worker at the same time.
 
     Raises:
         RayembedError: what `make` raises.
@@ -60,7 +58,7 @@ def stream_made(
             fn_constructor_args=(make,),
             batch_size=1,
             num_cpus=0,
-            compute=ActorPoolStrategy(size=min(actors, tasks)),
+            compute=ActorPoolStrategy(size=min(processes, tasks)),
         )
         yield from results(made)
 

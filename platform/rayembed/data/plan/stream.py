@@ -1,9 +1,10 @@
-"""A worker's step batches without Ray: a thread reads the plan and tokenises ahead."""
+"""A worker's steps without Ray: a thread of it makes them ahead."""
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.examples import with_examples
@@ -13,31 +14,23 @@ from rayembed.models.contract import InContextTokenizer, Tokenizer
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
-def read_steps(
-    plan: BatchPlan,
-    tokenizer: Tokenizer,
-    *,
-    worker: int = 0,
-    num_workers: int = 1,
-    start_step: int = 0,
-    read_ahead: int = 4,
-) -> Iterator[StepBatch]:
-    """One worker's batches from `start_step` to the plan's last step, in order.
+def made_ahead(
+    make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
+) -> Iterator[Any]:
+    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
 
-    Closing the iterator ends the thread. An error of the thread is raised here, after the batches
-    before it.
+    Closing the iterator ends the thread.
 
     Args:
-        read_ahead: batches that are ready before they are asked for.
+        read_ahead: steps that are ready before they are asked for.
 
     Raises:
-        DataError: workers that cannot share a batch equally, or a text without tokens.
-        ArtifactError: a file of the plan is missing or broken.
+        RayembedError: what `make` raises, after the steps before it.
     """
-    ready: queue.Queue[StepBatch | BaseException | None] = queue.Queue(maxsize=read_ahead)
+    ready: queue.Queue[Any] = queue.Queue(maxsize=read_ahead)
     closed = threading.Event()
 
-    def put(item: StepBatch | BaseException | None) -> bool:
+    def put(item: Any) -> bool:
         while not closed.is_set():
             try:
                 ready.put(item, timeout=_SECONDS_BETWEEN_LOOKS)
@@ -48,15 +41,15 @@ def read_steps(
 
     def work() -> None:
         try:
-            for step in range(start_step, plan.num_steps):
-                if not put(one_step(plan, tokenizer, step, worker, num_workers)):
+            for step in range(first_step, num_steps):
+                if not put(make(step)):
                     return
         except BaseException as error:  # noqa: BLE001  it is raised in the thread that waits
             put(error)
         else:
             put(None)
 
-    thread = threading.Thread(target=work, name="read-steps", daemon=True)
+    thread = threading.Thread(target=work, name="make-steps", daemon=True)
     thread.start()
     try:
         while (item := ready.get()) is not None:
@@ -70,23 +63,22 @@ def read_steps(
 
 @dataclass(frozen=True)
 class PairSteps:
-    """Makes a worker's batches by their step. Picklable: data workers call it."""
+    """Makes one worker's batches of a plan, by their step. Picklable."""
 
     plan: BatchPlan
     tokenizer: Tokenizer
-    worker: int
-    num_workers: int
+    worker: int = 0
+    num_workers: int = 1
 
     def __call__(self, step: int) -> StepBatch:
-        """The batch of a step; raises as `read_steps`."""
-        return one_step(self.plan, self.tokenizer, step, self.worker, self.num_workers)
+        """The batch of a step, counted from 0.
 
-
-def one_step(
-    plan: BatchPlan, tokenizer: Tokenizer, step: int, worker: int, num_workers: int
-) -> StepBatch:
-    """The batch of one worker in one step."""
-    records = plan.read(step, worker, num_workers)
-    if isinstance(tokenizer, InContextTokenizer) and tokenizer.max_examples:
-        records = with_examples(plan, step, records, worker * len(records), tokenizer)
-    return make_step_batch(step, records, plan.num_negatives, tokenizer)
+        Raises:
+            DataError: workers that cannot share a batch equally, or a text without tokens.
+            ArtifactError: a file of the plan is missing or broken.
+        """
+        records = self.plan.read(step, self.worker, self.num_workers)
+        if isinstance(self.tokenizer, InContextTokenizer) and self.tokenizer.max_examples:
+            first = self.worker * len(records)
+            records = with_examples(self.plan, step, records, first, self.tokenizer)
+        return make_step_batch(step, records, self.plan.num_negatives, self.tokenizer)
