@@ -6,7 +6,7 @@ this CPU computes fast (bfloat16 where it has units for it, else float32):
 
 - `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bfloat16 by autocast;
 - `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan;
-- `full`: the same stage as a job runs it: Ray Data streams the plan, Ray Train, DeepSpeed.
+- `full`: the same stage as a job runs it: steps of a plan, Ray Train, DeepSpeed.
 
 Each side runs in a process of its own, in turn, `--rounds` times; start-up and the first steps are
 not counted. Run: python benchmarks/train_speed.py --batch 64 256
