@@ -64,7 +64,10 @@ def served(cluster, folder, tracking_uri, free_port, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYEMBED_CACHE", str(tmp_path_factory.mktemp("cache")))
         asked = ServingConfig(
-            model="models:/tiny@champion", port=free_port, tracking_uri=tracking_uri
+            model="models:/tiny@champion",
+            port=free_port,
+            tracking_uri=tracking_uri,
+            dtype="float32",  # as this process; a replica asks its own CPU
         )
         config, name, uri = pin(asked)
         assert (config.model, name) == ("models:/tiny/1", "tiny")

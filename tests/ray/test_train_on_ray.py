@@ -25,7 +25,7 @@ from second_node import second_node
 from tiny_models import save_decoder
 from waiting_job import WaitingJob
 
-from rayembed.assets.storage import exists, is_remote, join, list_files, read_bytes
+from rayembed.assets.storage import exists, join, list_files, read_bytes
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
@@ -306,42 +306,29 @@ def driver(run: Run, plan: str, place: str, folder: Path, **environment: str):
         process.wait()
 
 
-def killed_and_submitted_again(runs: tuple, plan: str, place: str, folder: Path, **environment):
-    """Weights of a stage whose first driver got SIGKILL after a checkpoint, and its second none."""
-    first, second = (folder / name for name in ("first", "second"))
-    remote = is_remote(place)
-    with driver(runs[0], plan, place, first, **environment) as process:
-        log = MetricsLog((first / "cache" / "run" if remote else Path(place)) / METRICS_FILE)
-        deadline = time.monotonic() + SECONDS
-        while len(log.records()) < KILL_AT:
-            assert process.poll() is None, (first / "log").read_text()
-            assert time.monotonic() < deadline, (first / "log").read_text()
-            time.sleep(0.02)
-    assert not exists(join(place, "weights.safetensors")), "it was killed too late"
-    again = time.time()
-    with driver(runs[1], plan, place, second, **environment) as process:
-        assert process.wait(SECONDS) == 0, (second / "log").read_text()
-    log = MetricsLog((second / "cache" / "run" if remote else Path(place)) / METRICS_FILE)
-    weights, steps = found_in(place, runs[1], log.path)
-    assert_went_on(steps, again)
-    return weights
-
-
-def test_submitted_again_after_its_driver_was_killed(cluster, folder, plan, whole, tmp_path):
-    run, place = make_run(folder), str(folder / "out" / "again")
-    assert_equal(killed_and_submitted_again((run, run), plan, place, tmp_path), whole)
-
-
-def test_submitted_again_elsewhere_from_s3_with_fewer_workers(
-    cluster, folder, plan, calm, tmp_path, monkeypatch
+def test_submitted_again_elsewhere_from_s3_after_its_driver_was_killed(
+    cluster, folder, plan, whole, tmp_path, monkeypatch
 ):
-    runs = (make_run(folder, **CALM), make_run(folder, **CALM, workers=1))
+    """The first driver got SIGKILL after a checkpoint; the second one has an empty cache."""
+    run, place = make_run(folder), f"s3://{BUCKET}/again"
+    first, second = (tmp_path / name for name in ("first", "second"))
     with s3_server() as environment:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        place = f"s3://{BUCKET}/again"
-        found = killed_and_submitted_again(runs, plan, place, tmp_path, **environment)
-    assert_close(found, calm[0])
+        with driver(run, plan, place, first, **environment) as process:
+            log = MetricsLog(first / "cache" / "run" / METRICS_FILE)
+            deadline = time.monotonic() + SECONDS
+            while len(log.records()) < KILL_AT:
+                assert process.poll() is None, (first / "log").read_text()
+                assert time.monotonic() < deadline, (first / "log").read_text()
+                time.sleep(0.02)
+        assert not exists(join(place, "weights.safetensors")), "it was killed too late"
+        again = time.time()
+        with driver(run, plan, place, second, **environment) as process:
+            assert process.wait(SECONDS) == 0, (second / "log").read_text()
+        weights, steps = found_in(place, run, second / "cache" / "run" / METRICS_FILE)
+    assert_went_on(steps, again)
+    assert_equal(weights, whole)
 
 
 class Elastic:
