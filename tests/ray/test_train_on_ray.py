@@ -168,6 +168,72 @@ def assert_equal(found: dict, expected: dict) -> None:
         assert torch.equal(found[name], weight), name
 
 
+class Elastic:
+    """A stage that trains in a thread on one worker or two, and stands still where it is told to.
+
+    A worker takes three CPUs: the first node has room for one, a second one for another.
+    """
+
+    def __init__(self, folder: Path, plan: str, name: str, stops: tuple[str, ...], **settings):
+        self.place, self.stops = folder / "out" / name, folder / f"stops-{name}"
+        self.log = MetricsLog(self.place / METRICS_FILE)
+        self.stops.mkdir()
+        for stop in stops:
+            (self.stops / stop).touch()
+        placement = {"min_workers": 1, "cpus_per_worker": 3, "threads_per_worker": 1}
+        placement |= {"resize_interval_seconds": 0, "max_failures": 0}
+        self.run = make_run(folder, **CALM, **placement)
+        self.job = WaitingJob(**vars(job_of(self.run, plan, name)), folder=str(self.stops))
+
+    def __enter__(self) -> "Elastic":
+        self._pool = ThreadPoolExecutor(1)
+        arguments = self.job, str(self.place), self.log.path, 0
+        self.training = self._pool.submit(train_stage_on_ray, *arguments)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.stops)
+        self._pool.shutdown()
+
+    def reach(self, steps: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        while len(self.log.records()) != steps:
+            if self.training.done():
+                self.training.result()
+                raise AssertionError(f"training ended without a stop at step {steps}")
+            assert time.monotonic() < deadline, f"step {steps} did not come"
+            time.sleep(0.02)
+
+    def assert_like(self, calm: tuple, workers: list[int]) -> None:
+        """The steps had so many workers, and but for rounding they are those of one alone."""
+        found, steps = found_in(str(self.place), self.run, self.log.path)
+        assert [step["workers"] for step in steps] == workers
+        for name in ("loss", "learning_rate", "grad_norm"):
+            alone = [step[name] for step in calm[1]]
+            assert [step[name] for step in steps] == pytest.approx(alone, rel=1e-3), name
+        assert_close(found, calm[0])
+
+
+# Before runs that are killed: for three minutes Ray's coordinator lets no elastic run have what one
+# that is gone had asked it for.
+def test_nodes_that_come_and_go_change_the_workers_and_not_the_training(
+    cluster, folder, plan, calm, caplog
+):
+    caplog.set_level("INFO", logger="rayembed")
+    with Elastic(folder, plan, "lost", ("1-10", "1-14", "2-20")) as run:
+        run.reach(10)
+        with second_node(ray.get_runtime_context().gcs_address, num_cpus=3) as node:
+            (run.stops / "1-10").unlink()  # the next checkpoint is after step 12
+            run.reach(20)
+            node.lose()
+            run.training.result(SECONDS)
+    run.assert_like(calm, [1] * 12 + [2] * 6 + [1] * 12)
+    assert [line for line in caplog.messages if "workers from" in line] == [
+        "stage only: 2 instead of 1 workers from step 13 on",
+        "stage only: 1 instead of 2 workers from step 19 on",
+    ]
+
+
 class Killer(threading.Thread):
     """Sends SIGKILL to one process of this Ray as soon as the log has the step.
 
@@ -329,70 +395,6 @@ def test_submitted_again_elsewhere_from_s3_after_its_driver_was_killed(
         weights, steps = found_in(place, run, second / "cache" / "run" / METRICS_FILE)
     assert_went_on(steps, again)
     assert_equal(weights, whole)
-
-
-class Elastic:
-    """A stage that trains in a thread on one worker or two, and stands still where it is told to.
-
-    A worker takes three CPUs: the first node has room for one, a second one for another.
-    """
-
-    def __init__(self, folder: Path, plan: str, name: str, stops: tuple[str, ...], **settings):
-        self.place, self.stops = folder / "out" / name, folder / f"stops-{name}"
-        self.log = MetricsLog(self.place / METRICS_FILE)
-        self.stops.mkdir()
-        for stop in stops:
-            (self.stops / stop).touch()
-        placement = {"min_workers": 1, "cpus_per_worker": 3, "threads_per_worker": 1}
-        placement |= {"resize_interval_seconds": 0, "max_failures": 0}
-        self.run = make_run(folder, **CALM, **placement)
-        self.job = WaitingJob(**vars(job_of(self.run, plan, name)), folder=str(self.stops))
-
-    def __enter__(self) -> "Elastic":
-        self._pool = ThreadPoolExecutor(1)
-        arguments = self.job, str(self.place), self.log.path, 0
-        self.training = self._pool.submit(train_stage_on_ray, *arguments)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.stops)
-        self._pool.shutdown()
-
-    def reach(self, steps: int) -> None:
-        deadline = time.monotonic() + SECONDS
-        while len(self.log.records()) != steps:
-            if self.training.done():
-                self.training.result()
-                raise AssertionError(f"training ended without a stop at step {steps}")
-            assert time.monotonic() < deadline, f"step {steps} did not come"
-            time.sleep(0.02)
-
-    def assert_like(self, calm: tuple, workers: list[int]) -> None:
-        """The steps had so many workers, and but for rounding they are those of one alone."""
-        found, steps = found_in(str(self.place), self.run, self.log.path)
-        assert [step["workers"] for step in steps] == workers
-        for name in ("loss", "learning_rate", "grad_norm"):
-            alone = [step[name] for step in calm[1]]
-            assert [step[name] for step in steps] == pytest.approx(alone, rel=1e-3), name
-        assert_close(found, calm[0])
-
-
-def test_nodes_that_come_and_go_change_the_workers_and_not_the_training(
-    cluster, folder, plan, calm, caplog
-):
-    caplog.set_level("INFO", logger="rayembed")
-    with Elastic(folder, plan, "lost", ("1-10", "1-14", "2-20")) as run:
-        run.reach(10)
-        with second_node(ray.get_runtime_context().gcs_address, num_cpus=3) as node:
-            (run.stops / "1-10").unlink()  # the next checkpoint is after step 12
-            run.reach(20)
-            node.lose()
-            run.training.result(SECONDS)
-    run.assert_like(calm, [1] * 12 + [2] * 6 + [1] * 12)
-    assert [line for line in caplog.messages if "workers from" in line] == [
-        "stage only: 2 instead of 1 workers from step 13 on",
-        "stage only: 1 instead of 2 workers from step 19 on",
-    ]
 
 
 @pytest.mark.slow(
