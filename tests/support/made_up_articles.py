@@ -34,7 +34,7 @@ def run_over(path, **evaluation):
         Run,
         {
             "name": "test",
-            "model": {"kind": "biencoder", "backbone": {"path": "none"}},
+            "model": {"kind": "biencoder", "backbone": {"path": "none", "dtype": "float32"}},
             "data": {
                 "datasets": [{"name": "wiki", "source": source}],
                 "held_out": {"num_titles": HELD_OUT},
