@@ -31,7 +31,7 @@ from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
 from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
-from rayembed.training.checkpoint_list import listed_checkpoints
+from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
 from rayembed.training.worker import StageJob
 
@@ -204,6 +204,13 @@ class Elastic:
             assert time.monotonic() < deadline, f"step {steps} did not come"
             time.sleep(0.02)
 
+    def await_checkpoint(self, step: int) -> None:
+        """Until Train's controller counts it, which learns of it some tenths of a second later."""
+        deadline = time.monotonic() + SECONDS
+        while checkpoint_name(step) not in listed_checkpoints(str(self.place / "train")):
+            assert time.monotonic() < deadline, f"the checkpoint of step {step} did not come"
+            time.sleep(0.02)
+
     def assert_like(self, calm: tuple, workers: list[int]) -> None:
         """The steps had so many workers, and but for rounding they are those of one alone."""
         found, steps = found_in(str(self.place), self.run, self.log.path)
@@ -225,6 +232,7 @@ def test_nodes_that_come_and_go_change_the_workers_and_not_the_training(
         with second_node(ray.get_runtime_context().gcs_address, num_cpus=3) as node:
             (run.stops / "1-10").unlink()  # the next checkpoint is after step 12
             run.reach(20)
+            run.await_checkpoint(18)
             node.lose()
             run.training.result(SECONDS)
     run.assert_like(calm, [1] * 12 + [2] * 6 + [1] * 12)
