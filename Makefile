@@ -10,10 +10,11 @@ EXTRA ?= $(or $(INSTALLED),cpu)
 # Passed on: `make quickstart ARGS="--set seed=1"`, `make unit ARGS="-k assets"`.
 ARGS ?=
 
-# Tests without Ray share the cores; those with Ray start many processes each, one test at a time.
-PARALLEL := tests/unit tests/parity tests/distributed
+# Tests without Ray share the cores, the longest files first; those with Ray start many processes
+# each, one test at a time.
+PARALLEL := tests/distributed tests/parity tests/unit
 SERIAL := tests/jobs tests/ray tests/drill
-CORES := -n logical --maxprocesses 8 --dist loadfile
+CORES := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 SHELL := /bin/bash
 BIN := $(VENV)/bin

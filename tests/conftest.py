@@ -13,6 +13,8 @@ from rayembed.pipeline.local_head import prepare_environment
 
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# datasets counts each load at an address of its own: without a network that waits for its name.
+os.environ["HF_UPDATE_DOWNLOAD_COUNTS"] = "0"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tiny tensors: threads that wait for each other cost more than they do, and two test processes
 # share the cores. Read when torch, BLAS and FAISS are loaded; processes of tests inherit it.
