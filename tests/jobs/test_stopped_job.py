@@ -94,7 +94,9 @@ def test_both_signals_are_told_at_once_and_the_next_job_goes_on(tmp_path, alive)
         assert "PC: @" not in text
         assert "Traceback" not in text
         assert not saved or f"goes on after step {saved}" in text
-        step = int(re.search(r"the checkpoint of step (\d+) is made", text)[1])
+        made = re.search(r"the checkpoint of step (\d+) is made", text)
+        assert made, text[-3000:]
+        step = int(made[1])
         assert step > saved
         saved = step
         assert len(tree) > 5, "the control: there was something to leave behind"

@@ -165,3 +165,16 @@ def test_files_of_others_without_checksums_are_read_and_with_them_are_checked():
     assert read_parquet(content).equals(table)
     with pytest.raises(OSError, match="CRC"):
         read_parquet(content.replace(b"longer", b"larger", 1))
+
+
+def test_a_footer_that_another_thread_drops_is_not_missed(tmp_path):
+    class Dropped(dict):
+        """As where another thread keeps another file's footer just then."""
+
+        def __setitem__(self, path, footer):
+            pass
+
+    path = tmp_path / "a.parquet"
+    path.write_bytes(parquet_bytes(pa.table({"a": [1, 2]})))
+    rows = read_sealed(str(path), remedy="", footers=Dropped())
+    assert rows.column("a").to_pylist() == [1, 2]

@@ -101,11 +101,14 @@ def _rows_of(
     row_groups: Sequence[int] | None,
     footers: Footers,
 ) -> pa.Table:
-    if path not in footers:
+    footer = footers.get(path)
+    if footer is None:
+        footer = _sealed_footer(file)
+        # Other threads may do the same with another file: what is used here is held here.
         footers.clear()
-        footers[path] = _sealed_footer(file)
+        footers[path] = footer
     # Ranges are read together: one request, where each column of each row group would be one.
-    reader = open_parquet(file, metadata=footers[path], pre_buffer=True)
+    reader = open_parquet(file, metadata=footer, pre_buffer=True)
     groups = range(reader.num_row_groups) if row_groups is None else row_groups
     return reader.read_row_groups(groups, columns=None if columns is None else list(columns))
 

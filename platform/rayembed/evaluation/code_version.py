@@ -18,7 +18,12 @@ from rayembed.config.document import fingerprint
 VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
 """Packages by whose version a text's vector could be another."""
 
-_VECTORS = ("models", "evaluation/rayembed_spec.py")
+_VECTORS = (
+    "models",
+    "evaluation/mteb_spec.py",
+    "evaluation/rayembed_spec.py",
+    "evaluation/sentence_spec.py",
+)
 _SCORES = (
     "evaluation/bm25.py",
     "evaluation/context.py",

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import ray.data
 import ray.train
 import ray.train.collective
 from ray.autoscaler.sdk import request_resources

@@ -1,7 +1,7 @@
 """A worker's steps on Ray: processes of Ray Data make them ahead.
 
-Training's workers and those processes import this module and nothing of preparation: each of them
-waits for its imports.
+Training's workers and those processes import this module and not cleaning, mining and sources: each
+of them waits for its imports.
 """
 
 import logging
