@@ -3,7 +3,6 @@
 Ray Train would end its workers where they are, and takes SIGINT for itself to do so.
 """
 
-import contextlib
 import logging
 import time
 from typing import Any
@@ -53,9 +52,13 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
         sink: an actor that is a `Saving`.
     """
     try:
-        # An interrupt or an actor that is gone: then it ends without.
-        with contextlib.suppress(ray.exceptions.RayError):
-            _await_checkpoint(sink, stage)
+        _await_checkpoint(sink, stage)
+    except ray.exceptions.RayError:
+        logger.warning(
+            "stage %s: no checkpoint can be made, because Ray's own processes do not answer or "
+            "were stopped too; it goes on from the one before",
+            stage,
+        )
     finally:
         trainer.end()
 
