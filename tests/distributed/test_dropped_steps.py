@@ -32,7 +32,10 @@ STAGE = parse(
         "steps": STEPS,
     },
 )
-KINDS = [*((zero, "float32") for zero in (0, 1, 2, 3)), (0, "bfloat16"), (2, "bfloat16")]
+KINDS = [
+    *((zero, "float32") for zero in (0, 1, 2, 3)),
+    *((zero, "bfloat16") for zero in (0, 1, 2, 3)),
+]
 
 
 def engine_of(world, zero, dtype, stage=STAGE):
