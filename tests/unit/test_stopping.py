@@ -4,13 +4,14 @@ import inspect
 import signal
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.command_line import exit_code
 from rayembed.pipeline.stopping import hearing, keep_hearing
 from rayembed.training.metrics_sink import MetricsSink
-from rayembed.training.stopping.on_ray import StoppableTrainer
+from rayembed.training.stopping.on_ray import StoppableTrainer, end_with_checkpoint
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -105,6 +106,25 @@ def test_a_checkpoint_is_whole_when_all_workers_have_saved(tmp_path):
     sink.saved(2, 2)
     sink.saved(2, 2)
     assert sink.saved_step() == 2
+
+
+def test_a_stop_that_finds_ray_gone_says_that_no_checkpoint_is_made(caplog):
+    class Gone:
+        """An actor whose process was stopped too, and a trainer that is ended all the same."""
+
+        ended = 0
+
+        @property
+        def stop(self):
+            raise ActorDiedError
+
+        def end(self):
+            self.ended += 1
+
+    gone = Gone()
+    end_with_checkpoint(gone, gone, "only")
+    assert gone.ended == 1
+    assert "stage only: no checkpoint can be made" in caplog.text
 
 
 def test_ray_train_gives_its_controller_where_it_would_take_sigint():

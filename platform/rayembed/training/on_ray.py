@@ -75,7 +75,8 @@ _WORKER_START_SECONDS = 60
 
 
 _PROCESSES_BESIDE_GPU = 2
-"""That make the steps of a worker on a GPU."""
+"""So many make the steps of a worker on a GPU."""
+
 
 _LOG_LEVEL = "WARNING"
 

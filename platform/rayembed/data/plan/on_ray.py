@@ -24,7 +24,7 @@ _BLOCK_BYTES = 4 << 20
 """Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
 
 _BYTES_READ_AHEAD = 256 << 20
-"""Of batches that wait in the object store, for each worker."""
+"""Batches of one worker that wait in the object store take at most so many bytes."""
 
 
 def made_on_ray(
