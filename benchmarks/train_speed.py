@@ -204,7 +204,7 @@ def main():
         return
     from rayembed.hardware import auto_precision
     from rayembed.registry.provenance import cpu_cores, cpu_model
-    from rayembed.training.on_ray import worker_environment
+    from rayembed.training.train_function.on_ray import worker_environment
 
     # The bare loop gets what the job's workers get: threads and allocator.
     environment = {**os.environ, **worker_environment(make_run(Path("/nowhere"), 64, 1).placement)}

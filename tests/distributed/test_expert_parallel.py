@@ -143,7 +143,7 @@ def run(
 
     records = []
     surroundings = Surroundings(
-        stream=lambda make, first, last: map(make, range(first, last)),
+        stream=lambda make, first, last: (make(step) for step in range(first, last)),
         checkpoint=None if resume is None else folder / resume,
         report_checkpoint=report_checkpoint,
         report_step=records.append,

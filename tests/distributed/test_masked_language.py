@@ -51,8 +51,16 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         if step == stops_after:
             raise Stopped
 
+    closed = []
+
+    def stream(make, first, last):
+        try:
+            yield from map(make, range(first, last))
+        finally:
+            closed.append(True)
+
     surroundings = Surroundings(
-        stream=lambda make, first, last: map(make, range(first, last)),
+        stream=stream,
         checkpoint=resume_from,
         report_checkpoint=report_checkpoint,
         report_step=records.append,
@@ -61,6 +69,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
     try:
         job.train(surroundings)
     except Stopped:
+        assert closed, "whatever makes steps ahead must end with a training that fails"
         return records, None
     if rank:
         return records, None

@@ -1,11 +1,15 @@
-"""A cluster that a script starts for itself, seen from a process that imports Ray first there."""
+"""A process that imports Ray first where it connects: its own cluster, and signals that it gets."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
+import ray
 
 pytestmark = pytest.mark.ray
 
@@ -52,3 +56,60 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority(tmp_path):
     token = tmp_path / ".ray" / "auth_token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert len(token.read_text()) == 64
+
+
+WAITS = """
+import sys
+from rayembed.pipeline.command_line import exit_code
+from rayembed.pipeline.on_ray import connect
+
+def work():
+    connect()
+    import ray, time
+    print("waits", flush=True)
+    ray.get(ray.remote(num_cpus=0)(lambda: time.sleep(100)).remote())
+
+sys.exit(exit_code(work, stopped="stopped; go on so"))
+"""
+
+
+def test_a_job_that_waits_for_ray_hears_both_signals_at_once(cluster):
+    """Ray's own handlers, which `ray.init` and its workers set, would end it otherwise: one with
+    addresses of C++ functions and without a word of ours.
+    """
+    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    jobs = {
+        number: subprocess.Popen(
+            [sys.executable, "-c", WAITS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        for number, job in jobs.items():
+            assert job.stdout.readline() == "waits\n"
+            time.sleep(0.5)  # it is in ray.get
+            told = []
+            reader = threading.Thread(
+                target=lambda lines, told: told.extend((time.monotonic(), s) for s in lines),
+                args=(job.stderr, told),
+            )
+            reader.start()
+            sent = time.monotonic()
+            job.send_signal(number)
+            assert job.wait(60) == 128 + number
+            reader.join(10)
+            text = "".join(line for _, line in told)
+            at = [at for at, line in told if line.startswith(f"{number.name}: the job is stopped")]
+            assert at, text
+            assert at[0] - sent < 2  # 0.2 s; Ray itself looks for signals once a second
+            assert text.endswith("stopped; go on so\n")
+            assert "PC: @" not in text
+            assert "Traceback" not in text
+    finally:
+        for job in jobs.values():
+            job.kill()
+            job.communicate()

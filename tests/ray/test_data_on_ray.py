@@ -6,6 +6,7 @@ import sys
 import time
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from made_up_records import made_up_records
 from second_node import second_node
 from toy_model import ToyTokenizer
 
+from rayembed.assets.storage import refused
 from rayembed.config.data_run import TeacherPlacement
 from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
@@ -24,7 +26,7 @@ from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
 from rayembed.data.plan.write import write_plan
-from rayembed.errors import DataError, PlacementError
+from rayembed.errors import DataError, PlacementError, StorageFullError
 
 pytestmark = pytest.mark.ray
 
@@ -51,6 +53,18 @@ class Squares:
             raise DataError(f"{unit.value} has no root")
         self.seen.append(unit.value)
         return {"rows_in": 1, "square": unit.value**2, "calls": len(self.seen), "device": device}
+
+
+class WithoutRoom:
+    """Writes to a disk that is full, as /dev/full always is."""
+
+    def __call__(self, unit: Number, device: str = "cpu") -> dict[str, Any]:
+        try:
+            with Path("/dev/full").open("wb", buffering=0) as file:
+                file.write(b"content")
+        except OSError as error:
+            raise refused("/dev/full", error) from error
+        raise AssertionError("there was room")
 
 
 @pytest.fixture(scope="module")
@@ -176,5 +190,7 @@ def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(clust
 def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:
     with pytest.raises(DataError, match="-1 has no root"):
         list(execute_with_ray_data(Squares(), [Number(1), Number(-1)], "cpu"))
+    with pytest.raises(StorageFullError, match=r"no room to write .*Make room"):
+        list(execute_with_ray_data(WithoutRoom(), [Number(1)], "cpu"))
     with pytest.raises(DataError, match="3 workers cannot share batches of 8"):
         list(stream(plans[0], num_workers=3))

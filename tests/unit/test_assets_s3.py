@@ -100,11 +100,19 @@ CUTS = {
 }
 
 
+@pytest.fixture
+def python_hears_sigint():
+    """As in a terminal: shells start what runs in the background with SIGINT ignored."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.parametrize("former", [None, b"whole"], ids=["new", "overwritten"])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("where", ["s3", "disk"])
 def test_a_write_that_is_cut_off_leaves_what_was_there(
-    environment, place, tmp_path, monkeypatch, where, cut, former
+    environment, python_hears_sigint, place, tmp_path, monkeypatch, where, cut, former
 ):
     size, end, kind = CUTS[cut]
     folder = join(place, cut.replace(" ", "-")) if where == "s3" else str(tmp_path / "folder")

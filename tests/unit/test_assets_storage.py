@@ -1,12 +1,14 @@
 import errno
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pyarrow.fs
 import pytest
 from safetensors import SafetensorError
 
+from rayembed.assets import clients
 from rayembed.assets.storage import (
     check_writable,
     exists,
@@ -84,6 +86,17 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path, monkeypatch, number
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     write_atomic(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("call", [read_bytes, lambda path: write_atomic(path, b"content")])
+def test_google_storage_that_cannot_be_reached_is_told_as_such(monkeypatch, call):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(clients, "PATIENCE", clients.Patience(gcs_seconds=1))
+    where = f"gs://anonymous@bucket/file?scheme=http&endpoint_override=127.0.0.1:{port}"
+    with pytest.raises(StorageError, match=r"\(the storage does not answer\)") as caught:
+        call(where)
+    assert not is_full(caught.value)
 
 
 def test_written_files_have_the_mode_of_the_umask(tmp_path):

@@ -1,5 +1,6 @@
 """Columns that nobody reads are named; negatives that a stage asks for and nobody reads refused."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.audit import AUDIT
+from rayembed.data.parts import read_records
 from rayembed.data.plan.audit import negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import data_warnings, folders_of
@@ -40,6 +42,11 @@ BARE = [{name: row[name] for name in ("query", "positive")} for row in ROWS]
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, rows[0])
+            table.writeheader()
+            table.writerows(rows)
     else:
         path.write_text("\n".join(map(json.dumps, rows)))
     return path
@@ -95,6 +102,36 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     ids = [row | {"negatives": [1, 2]} for row in ROWS]
     check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"i.{ending}", ids).name))
     check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"b.{ending}", BARE).name))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+def test_negatives_in_other_columns_are_refused_and_read_as_the_message_says(
+    tmp_path: Path, ending: str
+) -> None:
+    split = [
+        {**bare, "neg_1": row["negatives"][0], "neg_2": row["negatives"][1]}
+        for bare, row in zip(BARE, ROWS, strict=True)
+    ]
+    run = make_run(tmp_path, path=written(tmp_path / f"several.{ending}", split).name)
+    setting = "data.datasets.brings.source.negatives"
+    with pytest.raises(ConfigError, match=rf"columns 'neg_1', 'neg_2'.*set {setting}=\[neg_1,neg"):
+        check_files_at_hand(run)
+    (folder,) = prepare(
+        override(run, [f"{setting}=[neg_1,neg_2]"]), Workshop(str(tmp_path / "out"), 0)
+    ).values()
+    (records,) = folders_of(BatchPlan.open(folder))["brings"]
+    found = [record for part in records.parts for record in read_records(part.path)]
+    read = {tuple(negative.text for negative in record.negatives) for record in found}
+    assert read == {tuple(row["negatives"][:2]) for row in ROWS}
+    with pytest.raises(ConfigError, match=r"source\.negatives\[1\] = 'neg_3'.*no such column"):
+        prepare(override(run, [f"{setting}=[neg_1,neg_3]"]), Workshop(str(tmp_path / "no"), 0))
+    one = [{**row, "hard_negatives": row["negatives"][0]} for row in ROWS]
+    for row in one:
+        del row["negatives"]
+    run = make_run(tmp_path, path=written(tmp_path / f"one.{ending}", one).name)
+    with pytest.raises(ConfigError, match=rf"a column 'hard_negatives'.*set {setting}=hard_neg"):
+        check_files_at_hand(run)
+    check_files_at_hand(override(run, [f"{setting}=hard_negatives"]))
 
 
 def test_what_columns_look_like(tmp_path: Path) -> None:
@@ -204,5 +241,9 @@ def test_a_warning_without_a_setting_for_it_names_none() -> None:
     manifest["inputs"] = {"settings": {"source": {"kind": "pairs"}}}
     told = unread_warning(manifest)
     assert told is not None
-    assert "source.negatives reads one column, which may hold lists" in told
+    assert "set data.datasets.d.source.negatives=[neg_1,neg_2] to use them" in told
+    manifest["unread_columns"] = {"label": "labels", "topic": "labels"}
+    told = unread_warning(manifest)
+    assert told is not None
+    assert "source.label reads one of them" in told
     assert unread_warning({"dataset": "d"}) is None

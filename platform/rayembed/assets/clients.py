@@ -34,7 +34,9 @@ class Patience:
 
 PATIENCE = Patience()
 """Measured: a request to S3 that is never answered is given up after 45 seconds, a small upload,
-which curl sends late, after 71."""
+which curl sends late, after 71. Of Google's storage one that cannot be reached after
+`gcs_seconds`, one that is silent after the 120 seconds of its client, which pyarrow cannot
+change."""
 
 
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:

@@ -29,6 +29,13 @@ _COPIED_AT_ONCE = 64 << 20
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_UNANSWERED = (
+    "AWS Error NETWORK_CONNECTION",
+    "google::cloud::Status(UNAVAILABLE",
+    "google::cloud::Status(DEADLINE_EXCEEDED",
+)
+"""How Arrow's errors begin that tell so; it has no other sign of them."""
+
 
 def is_remote(path: str) -> bool:
     """Whether `path` lies in object storage.
@@ -125,7 +132,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 def is_unanswered(error: BaseException) -> bool:
     """Whether object storage gave no answer in time, or could not be reached at all."""
-    return "AWS Error NETWORK_CONNECTION" in str(error)
+    return any(status in str(error) for status in _UNANSWERED)
 
 
 def why(error: BaseException) -> str:
@@ -133,7 +140,8 @@ def why(error: BaseException) -> str:
     if not is_unanswered(error):
         return str(error)
     tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
-    return f"{error} (the storage does not answer: asked {tries} times, {seconds:g} s each)"
+    asked = f": asked {tries} times, {seconds:g} s each" if "AWS" in str(error) else ""
+    return f"{error} (the storage does not answer{asked})"
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:

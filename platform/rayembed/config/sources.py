@@ -46,8 +46,9 @@ class PairsSource(FileSource):
     """Column of the query."""
     positive: Column = "positive"
     """Column of the positive text, or of a list of positive texts."""
-    negatives: Column | None = None
-    """Column of a list of negative texts; None: there are none, or they are mined."""
+    negatives: Column | Annotated[tuple[Column, ...], Field(min_length=1)] | None = None
+    """Column of a list of negative texts, or columns of one or more each (`neg_1`, `neg_2`); None:
+    there are none, or they are mined."""
     label: Column | None = None
     """Column of the class, where rows of one class must never be negatives of each other."""
     instruction: Column | None = None

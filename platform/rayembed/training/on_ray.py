@@ -1,33 +1,27 @@
-"""Stages as Ray Train runs: workers, restarts, checkpoints; metrics through one small actor."""
+"""Stages as Ray Train runs: workers, restarts, checkpoints; metrics through one small actor.
+
+This is the driver's side; `train_function/on_ray.py` has what runs in each worker.
+"""
 
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.train
-import ray.train.collective
 from ray.autoscaler.sdk import request_resources
 from ray.train.torch import TorchConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.storage import (
-    is_full,
-    is_remote,
-    join,
-    open_storage_for_ray,
-)
+from rayembed.assets.storage import is_remote, join, open_storage_for_ray
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
-from rayembed.data.plan.on_ray import made_on_ray
-from rayembed.data.plan.stream import made_ahead
-from rayembed.errors import ArtifactError, RayembedError, WorkerError
+from rayembed.errors import WorkerError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.adaptation import export_encoder
@@ -38,7 +32,7 @@ from rayembed.training.capacity import (
     worker_resources,
     workers_that_fit,
 )
-from rayembed.training.checkpoint_list import checkpoint_name, mend_checkpoint_list
+from rayembed.training.checkpoint_list import mend_checkpoint_list
 from rayembed.training.elastic.on_ray import START_SECONDS, ElasticTrainer
 from rayembed.training.export import export
 from rayembed.training.failures.on_ray import (
@@ -48,14 +42,15 @@ from rayembed.training.failures.on_ray import (
     failure_config,
     reason,
 )
-from rayembed.training.loop import StepRecord
 from rayembed.training.metrics_sink import MetricsSink
-from rayembed.training.on_worker import Job, Surroundings
+from rayembed.training.on_worker import Job
 from rayembed.training.progress import Progress
-from rayembed.training.stopping.on_ray import (
-    StoppableTrainer,
-    end_with_checkpoint,
-    is_stopped,
+from rayembed.training.stopping.on_ray import StoppableTrainer, end_with_checkpoint
+from rayembed.training.train_function.on_ray import (
+    LOG_LEVEL,
+    WorkerInput,
+    train_function,
+    worker_environment,
 )
 from rayembed.training.validation.on_ray import Validation, ValidationOnRay
 from rayembed.training.worker import StageJob
@@ -69,16 +64,8 @@ CONTROLLER_DEATHS = 3
 _TRAIN = "train"
 """Folder of Train's checkpoints, in that of a stage."""
 
-
 _WORKER_START_SECONDS = 60
 """That Train waits for the CPUs and GPUs of its workers by default."""
-
-
-_PROCESSES_BESIDE_GPU = 2
-"""So many make the steps of a worker on a GPU."""
-
-
-_LOG_LEVEL = "WARNING"
 
 
 def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
@@ -147,13 +134,6 @@ def worker_hardware(placement: Placement) -> dict[str, Any] | None:
     return answer
 
 
-@dataclass(frozen=True)
-class _WorkerInput:
-    job: Job
-    sink: Any
-    offset: int
-
-
 def train_stage_on_ray(
     job: StageJob,
     folder: str,
@@ -214,8 +194,8 @@ def _trainer(
     workers = placement.fewest_workers, placement.workers
     make = partial(ElasticTrainer, job=job) if placement.is_elastic else StoppableTrainer
     trainer = make(
-        _worker,
-        train_loop_config={"input": _WorkerInput(job, sink, offset)},
+        train_function,
+        train_loop_config={"input": WorkerInput(job, sink, offset)},
         torch_config=TorchConfig(
             backend="nccl" if placement.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
         ),
@@ -234,7 +214,7 @@ def _trainer(
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=placement.keep_checkpoints),
             callbacks=failure_callbacks(job),
             worker_runtime_env={"env_vars": worker_environment(placement)},
-            logging_config=ray.train.LoggingConfig(log_level=_LOG_LEVEL),
+            logging_config=ray.train.LoggingConfig(log_level=LOG_LEVEL),
         ),
     )
     return trainer, sink
@@ -310,25 +290,6 @@ def _fetch_models(references: Sequence[str], placement: Placement) -> None:
     )
 
 
-def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment of the training workers."""
-    threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
-    values = {
-        "OMP_NUM_THREADS": str(threads),
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
-    }
-    if not placement.use_gpu:
-        values["DS_ACCELERATOR"] = "cpu"
-        # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
-        # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
-        # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
-        jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
-        if jemalloc.exists() and "LD_PRELOAD" not in os.environ:
-            values["LD_PRELOAD"] = str(jemalloc)
-    return values
-
-
 def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
     """Return when the model with the weights (None: untrained) lies in a folder of storage.
 
@@ -369,83 +330,6 @@ def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
             f"{what} was lost with its process or node: {error}\n{advice} Submit the run again "
             "under the same name to go on from here."
         ) from error
-
-
-def step_processes(placement: Placement) -> int:
-    """How many processes make the steps of each worker; 0: a thread of the worker."""
-    if placement.step_processes is not None:
-        return placement.step_processes
-    return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
-
-
-def _worker(config: dict[str, Any]) -> None:
-    """The train function: runs in each worker."""
-    # As in the driver: Ray Train lets everybody's INFO through here, not only ours.
-    logging.getLogger().setLevel(_LOG_LEVEL)
-    logging.getLogger("rayembed").setLevel(logging.INFO)
-    try:
-        _train_on_worker(config["input"])
-    except RayembedError:
-        # The driver tells its message; Train would print a traceback from every worker besides.
-        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
-        raise
-
-
-def _train_on_worker(given: _WorkerInput) -> None:
-    job = given.job
-    pending: list[Any] = []
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.placement.use_gpu else "cpu")
-
-    def report_checkpoint(part: Path, step: int, loss: float) -> None:
-        if pending:  # a step that a checkpoint counts as done must be in the log, and stay there
-            try:
-                ray.get([*pending, given.sink.keep.remote()])
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from error
-            pending.clear()
-        try:
-            ray.train.report(
-                {"step": step, "loss": loss},
-                checkpoint=ray.train.Checkpoint.from_directory(str(part)),
-                checkpoint_dir_name=checkpoint_name(step),
-            )
-            given.sink.saved.remote(step, ray.train.get_context().get_world_size())
-        except OSError as error:
-            if not is_full(error):
-                raise
-            raise ArtifactError(
-                f"the checkpoint of step {step} does not fit into storage: {error}. Make room "
-                "there, then submit the run again under the same name: it goes on from the "
-                "checkpoint before."
-            ) from error
-
-    def leaving() -> bool:
-        return ray.train.get_preemption_info() is not None or is_stopped(given.sink)
-
-    def report_step(record: StepRecord) -> None:
-        pending.append(given.sink.append.remote(record, given.offset))
-
-    # A node that came after `_fetch_models` fetches them now: this waits for it, where the first
-    # collective of training has a time limit.
-    for reference in job.pretrained:
-        resolve_model(reference)
-    ray.train.collective.barrier()
-    checkpoint = ray.train.get_checkpoint()
-    of_other_run = False
-    if checkpoint is None and job.start_checkpoint is not None:
-        of_other_run = True
-        filesystem, path = open_storage_for_ray(job.start_checkpoint)
-        checkpoint = ray.train.Checkpoint(path, filesystem)
-    processes = step_processes(job.placement)
-    surroundings = Surroundings(
-        partial(made_on_ray, processes=processes) if processes else made_ahead,
-        *(None, report_checkpoint, report_step, of_other_run, leaving),
-    )
-    if checkpoint is None:
-        job.train(surroundings)
-    else:
-        with checkpoint.as_directory() as folder:
-            job.train(replace(surroundings, checkpoint=Path(folder)))
 
 
 def _here() -> NodeAffinitySchedulingStrategy:

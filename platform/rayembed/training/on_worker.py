@@ -6,7 +6,8 @@ Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the place
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,8 +44,9 @@ Make = Callable[[int], Any]
 class Surroundings:
     """What a worker gets from whoever runs it."""
 
-    stream: Callable[[Make, int, int], Iterable[Any]]
-    """Batches that are made for the steps from the first number up to the second, in order."""
+    stream: Callable[[Make, int, int], Generator[Any]]
+    """Batches that are made for the steps from the first number up to the second, in order; closed
+    when training ends, also by an error."""
     checkpoint: Path | None
     """The last checkpoint, on local disk."""
     report_checkpoint: Callable[[Path, int, float], None]
@@ -177,17 +179,18 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     validation = training.validation
     ended = validation is not None and validation.has_ended(start)
     if start < course.steps and not ended:
-        train_steps(
-            engine,
-            surroundings.stream(training.batches(model), start, course.steps),
-            course,
-            StepSettings(budget, placement.grad_cache, device, training.seed),
-            start_step=start,
-            dropped=dropped,
-            on_step=on_step,
-            on_checkpoint=on_checkpoint,
-            ends_after=lambda step: validation is not None and validation.after(step, engine),
-            saves_now=notice.came,
-            run_step=training.run_step,
-        )
+        with closing(surroundings.stream(training.batches(model), start, course.steps)) as batches:
+            train_steps(
+                engine,
+                batches,
+                course,
+                StepSettings(budget, placement.grad_cache, device, training.seed),
+                start_step=start,
+                dropped=dropped,
+                on_step=on_step,
+                on_checkpoint=on_checkpoint,
+                ends_after=lambda step: validation is not None and validation.after(step, engine),
+                saves_now=notice.came,
+                run_step=training.run_step,
+            )
     return engine

@@ -6,7 +6,7 @@ of them waits for its imports.
 
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray.data
@@ -29,7 +29,7 @@ _BYTES_READ_AHEAD = 256 << 20
 
 def made_on_ray(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, processes: int
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """What `make` gives for each step from `first_step` up to `num_steps`, in order.
 
     Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 def made_ahead(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """What `make` gives for each step from `first_step` up to `num_steps`, in order.
 
     Closing the iterator ends the thread.

@@ -21,9 +21,18 @@ _FILES = ("path", "corpus", "queries", "translations")
 
 
 def columns_of(source: Source) -> dict[str, str]:
-    """Setting → column of the files at `path`, for those that are set."""
-    named = ((setting, getattr(source, setting)) for setting in _COLUMNS.get(type(source), ()))
-    return {setting: column for setting, column in named if column is not None}
+    """Setting → column of the files at `path`, for those that are set.
+
+    A setting of several columns is there once for each: `negatives[0]`, `negatives[1]`.
+    """
+    columns = {}
+    for setting in _COLUMNS.get(type(source), ()):
+        match getattr(source, setting):
+            case str() as column:
+                columns[setting] = column
+            case tuple() as several:
+                columns.update({f"{setting}[{i}]": column for i, column in enumerate(several)})
+    return columns
 
 
 def paths_of(source: Source) -> dict[str, str]:

@@ -55,18 +55,20 @@ def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
 
 def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> ConfigError | None:
     """What is wrong with a data set of which a stage asks for hard negatives, when its rows bring
-    them in the column `negatives`, which nobody reads; None: nothing is.
+    texts in columns that are named like them and that nobody reads; None: nothing is.
     """
     source = dataset.source
     if not isinstance(source, PairsSource) or dataset.has_negatives:
         return None
-    if unread.get("negatives") != NEGATIVES:
+    columns = [name for name, look in unread.items() if look == NEGATIVES]
+    if not columns:
         return None
     setting = f"data.datasets.{dataset.name}.source.negatives"
+    has = f"a column {_named(columns)}" if len(columns) == 1 else f"columns {_named(columns)}"
     return ConfigError(
-        f"{source.path!r} has a column 'negatives', a stage asks for hard negatives of its rows, "
-        f"and {setting} is null, so that nobody would read them: set {setting}=negatives, or give "
-        "the column another name where it holds something else"
+        f"{source.path!r} has {has}, a stage asks for hard negatives of its rows, and {setting} is "
+        f"null, so that nobody would read them: set {setting}={_value(columns)}, or rename what "
+        "holds something else"
     )
 
 
@@ -86,14 +88,23 @@ def unread_warning(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _told(dataset: str, kind: str, look: str, columns: Sequence[str]) -> str:
-    named = ", ".join(map(repr, columns))
     setting = _SETTINGS.get(look) if kind == "pairs" else None
     fix = ""
-    if setting and len(columns) == 1:
-        fix = f": set data.datasets.{dataset}.source.{setting}={columns[0]} to use it"
+    if setting and (len(columns) == 1 or look == NEGATIVES):
+        it = "it" if len(columns) == 1 else "them"
+        fix = f": set data.datasets.{dataset}.source.{setting}={_value(columns)} to use {it}"
     elif setting:
-        fix = f": source.{setting} reads one column, which may hold lists"
-    return f"{named} (looks like {look}{fix})"
+        fix = f": source.{setting} reads one of them"
+    return f"{_named(columns)} (looks like {look}{fix})"
+
+
+def _named(columns: Sequence[str]) -> str:
+    return ", ".join(map(repr, columns))
+
+
+def _value(columns: Sequence[str]) -> str:
+    """The columns as the value of a setting on the command line."""
+    return columns[0] if len(columns) == 1 else f"[{','.join(columns)}]"
 
 
 def _look(name: str) -> str | None:

@@ -1,0 +1,1 @@
+"""What Ray Train runs in each worker."""

@@ -1,0 +1,152 @@
+"""What Ray Train runs in each worker, and the environment that it runs in.
+
+Workers import this and not the driver's side: each of them waits for its imports.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.collective
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import is_full, is_unanswered, open_storage_for_ray
+from rayembed.config.placement import Placement
+from rayembed.data.plan.on_ray import made_on_ray
+from rayembed.data.plan.stream import made_ahead
+from rayembed.errors import RayembedError, StorageError, StorageFullError
+from rayembed.training.checkpoint_list import checkpoint_name
+from rayembed.training.loop import StepRecord
+from rayembed.training.on_worker import Job, Surroundings
+from rayembed.training.stopping.on_ray import is_stopped
+
+LOG_LEVEL = "WARNING"
+"""Of everybody but us, in Train's own processes."""
+
+_PROCESSES_BESIDE_GPU = 2
+"""So many make the steps of a worker on a GPU."""
+
+
+@dataclass(frozen=True)
+class WorkerInput:
+    """What the train function is called with."""
+
+    job: Job
+    sink: Any
+    """Actor that takes metrics: a `MetricsSink`."""
+    offset: int
+    """Steps of the stages before."""
+
+
+def worker_environment(placement: Placement) -> dict[str, str]:
+    """Environment of the training workers."""
+    threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
+    values = {
+        "OMP_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    }
+    if not placement.use_gpu:
+        values["DS_ACCELERATOR"] = "cpu"
+        # Steps allocate and free gigabytes: with jemalloc, which Ray's wheels for Linux bring, a
+        # worker needs less memory than with glibc (docs/LOG.md). Its pages must be allowed to
+        # decay: kept for ever (dirty_decay_ms:-1) they grew to three times the need.
+        jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
+        if jemalloc.exists() and "LD_PRELOAD" not in os.environ:
+            values["LD_PRELOAD"] = str(jemalloc)
+    return values
+
+
+def step_processes(placement: Placement) -> int:
+    """How many processes make the steps of each worker; 0: a thread of the worker."""
+    if placement.step_processes is not None:
+        return placement.step_processes
+    return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
+
+
+def train_function(config: dict[str, WorkerInput]) -> None:
+    """Train the job of `config["input"]` on this worker, from its last checkpoint if it has one.
+
+    Raises:
+        RayembedError: what the job raises, or the storage of its checkpoints.
+    """
+    # As in the driver: Ray Train lets everybody's INFO through here, not only ours.
+    logging.getLogger().setLevel(LOG_LEVEL)
+    logging.getLogger("rayembed").setLevel(logging.INFO)
+    try:
+        _train(config["input"])
+    except RayembedError:
+        # The driver tells its message; Train would print a traceback from every worker besides.
+        logging.getLogger("ray.train").setLevel(logging.CRITICAL)
+        raise
+
+
+def _train(given: WorkerInput) -> None:
+    job = given.job
+    pending: list[Any] = []
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if job.placement.use_gpu else "cpu")
+
+    def report_checkpoint(part: Path, step: int, loss: float) -> None:
+        if pending:  # a step that a checkpoint counts as done must be in the log, and stay there
+            try:
+                ray.get([*pending, given.sink.keep.remote()])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+            pending.clear()
+        try:
+            ray.train.report(
+                {"step": step, "loss": loss},
+                checkpoint=ray.train.Checkpoint.from_directory(str(part)),
+                checkpoint_dir_name=checkpoint_name(step),
+            )
+        except OSError as error:
+            raise _not_kept(step, error) from error
+        given.sink.saved.remote(step, ray.train.get_context().get_world_size())
+
+    def leaving() -> bool:
+        return ray.train.get_preemption_info() is not None or is_stopped(given.sink)
+
+    def report_step(record: StepRecord) -> None:
+        pending.append(given.sink.append.remote(record, given.offset))
+
+    # A node that came after the driver had all fetch them does so now: this waits for it, where
+    # the first collective of training has a time limit.
+    for reference in job.pretrained:
+        resolve_model(reference)
+    ray.train.collective.barrier()
+    checkpoint = ray.train.get_checkpoint()
+    of_other_run = False
+    if checkpoint is None and job.start_checkpoint is not None:
+        of_other_run = True
+        filesystem, path = open_storage_for_ray(job.start_checkpoint)
+        checkpoint = ray.train.Checkpoint(path, filesystem)
+    processes = step_processes(job.placement)
+    surroundings = Surroundings(
+        partial(made_on_ray, processes=processes) if processes else made_ahead,
+        *(None, report_checkpoint, report_step, of_other_run, leaving),
+    )
+    if checkpoint is None:
+        job.train(surroundings)
+    else:
+        with checkpoint.as_directory() as folder:
+            job.train(replace(surroundings, checkpoint=Path(folder)))
+
+
+def _not_kept(step: int, error: OSError) -> StorageError:
+    """What an error in storing the checkpoint of a step means to the run's user."""
+    again = "then submit the run again under the same name: it goes on from the checkpoint before"
+    if is_full(error):
+        return StorageFullError(
+            f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "
+            f"{again}"
+        )
+    silent = " (the storage does not answer)" if is_unanswered(error) else ""
+    return StorageError(
+        f"the checkpoint of step {step} cannot be stored: {error}{silent}. Correct the storage or "
+        f"the rights there, {again}"
+    )
