@@ -33,6 +33,11 @@ class StorageFullError(StorageError):
     """A storage has no room left; a later try helps only when somebody makes some."""
 
 
+def may_pass(error: BaseException) -> bool:
+    """Whether the same may go well a moment later: a storage has failed, and not for its size."""
+    return isinstance(error, StorageError) and not isinstance(error, StorageFullError)
+
+
 class PlacementError(RayembedError):
     """The machine or cluster does not offer what the run's placement asks for."""
 

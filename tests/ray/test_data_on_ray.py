@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import ray
 from made_up_records import made_up_records
@@ -185,6 +186,22 @@ def test_gpus_that_do_not_come_are_an_error_before_a_teacher_works_on_cpus(clust
         list(execute(Squares(), [Number(1)], "gpu or machine"))
     light = list(execute(Squares(), [Number(1)], "cpu"))
     assert light[0]["square"] == 1, "what needs no GPU waits for none"
+
+
+def step_actors() -> list[int]:
+    titles = ((p.pid, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"]))
+    return [pid for pid, title in titles if "_StepActor" in title]
+
+
+def test_processes_that_make_steps_end_with_a_training_that_ends_early(cluster, plans) -> None:
+    made = stream(plans[0])
+    next(made)
+    assert step_actors()
+    made.close()
+    deadline = time.monotonic() + 60
+    while step_actors():
+        assert time.monotonic() < deadline, "they would make steps that nobody takes"
+        time.sleep(0.1)
 
 
 def test_errors_of_workers_are_raised_as_themselves(cluster, plans) -> None:

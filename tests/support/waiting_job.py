@@ -1,7 +1,7 @@
 """A stage whose training stands still at steps, as long as a test wants it to."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ class WaitingJob(StageJob):
     folder: str
 
     def train(self, surroundings: Surroundings) -> None:
-        def stream(*arguments: Any) -> Iterator[Any]:
+        def stream(*arguments: Any) -> Generator[Any]:
             for batch in surroundings.stream(*arguments):
                 while Path(self.folder, f"{world_size()}-{batch.step}").exists():
                     time.sleep(0.02)

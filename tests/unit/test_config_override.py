@@ -42,6 +42,36 @@ def test_a_text_is_taken_to_its_last_character(text):
     assert found.model.query_prefix == text
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("neg", "neg"),
+        ("neg #1", "neg #1"),
+        ("'neg'", "'neg'"),
+        ("a: b", "a: b"),
+        ("null", None),
+        ("[neg_1, neg 2]", ("neg_1", "neg 2")),
+        ("[]", ()),
+    ],
+)
+def test_a_setting_of_a_text_or_a_list_takes_a_list_where_it_begins_like_one(text, value):
+    run = get_recipe("biencoder")
+    path = f"data.datasets.{run.data.datasets[0].name}.source"
+    run = override(run, [f"{path}.negatives=x", "stages.finetune.batch.num_negatives=7"])
+    others = ["stages.finetune.batch.num_negatives=0"] if not value else []
+    found = override(run, [f"{path}.negatives={text}", *others])
+    assert found.data.datasets[0].source.negatives == value
+
+
+@pytest.mark.parametrize("text", ["", "[a, '']", "[[a]]"])
+def test_what_is_no_column_is_refused_in_one_line(text):
+    run = get_recipe("biencoder")
+    setting = f"data.datasets.{run.data.datasets[0].name}.source.negatives"
+    with pytest.raises(ConfigError, match="must be a column, or a list of columns") as caught:
+        override(run, [f"{setting}={text}"])
+    assert "\n" not in str(caught.value)
+
+
 def test_every_setting_can_be_set(run):
     tried = 0
     for leaf in leaves(run):

@@ -92,15 +92,23 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     file = written(tmp_path / f"rows.{ending}", ROWS)
     run = make_run(tmp_path, path=file.name)
     setting = r"data\.datasets\.brings\.source\.negatives"
-    with pytest.raises(ConfigError, match=rf"column 'negatives'.*set {setting}=negatives"):
+    with pytest.raises(ConfigError, match=rf"column 'negatives'.*set '{setting}=negatives'"):
         check_files_at_hand(run)
     with pytest.raises(ConfigError, match="column 'negatives'"):
         prepare(run, Workshop(str(tmp_path / "out"), 0))
     assert not (tmp_path / "out").exists()
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=negatives"]))
     check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
-    ids = [row | {"negatives": [1, 2]} for row in ROWS]
-    check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"i.{ending}", ids).name))
+    check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=[]"]))
+    for number, none in enumerate([[1, 2], ["7187158", "d-17"], [], None, "0", " "]):
+        rows = [row | {"negatives": none} for row in ROWS]
+        file = written(tmp_path / f"{number}.{ending}", rows)
+        check_files_at_hand(make_run(tmp_path, path=file.name))
+    chinese = [row | {"negatives": "没有空格的文本"} for row in ROWS]
+    with pytest.raises(ConfigError, match="column 'negatives'"):
+        check_files_at_hand(
+            make_run(tmp_path, path=written(tmp_path / f"zh.{ending}", chinese).name)
+        )
     check_files_at_hand(make_run(tmp_path, path=written(tmp_path / f"b.{ending}", BARE).name))
 
 
@@ -114,7 +122,9 @@ def test_negatives_in_other_columns_are_refused_and_read_as_the_message_says(
     ]
     run = make_run(tmp_path, path=written(tmp_path / f"several.{ending}", split).name)
     setting = "data.datasets.brings.source.negatives"
-    with pytest.raises(ConfigError, match=rf"columns 'neg_1', 'neg_2'.*set {setting}=\[neg_1,neg"):
+    with pytest.raises(
+        ConfigError, match=rf"columns 'neg_1', 'neg_2'.*set '{setting}=\[neg_1, neg_2\]'"
+    ):
         check_files_at_hand(run)
     (folder,) = prepare(
         override(run, [f"{setting}=[neg_1,neg_2]"]), Workshop(str(tmp_path / "out"), 0)
@@ -129,7 +139,7 @@ def test_negatives_in_other_columns_are_refused_and_read_as_the_message_says(
     for row in one:
         del row["negatives"]
     run = make_run(tmp_path, path=written(tmp_path / f"one.{ending}", one).name)
-    with pytest.raises(ConfigError, match=rf"a column 'hard_negatives'.*set {setting}=hard_neg"):
+    with pytest.raises(ConfigError, match=rf"a column 'hard_negatives'.*set '{setting}=hard_neg"):
         check_files_at_hand(run)
     check_files_at_hand(override(run, [f"{setting}=hard_negatives"]))
 
@@ -150,7 +160,7 @@ def test_what_columns_look_like(tmp_path: Path) -> None:
         "title": None,
         "lang": None,
     }
-    file = written(tmp_path / "a.jsonl", [BARE[0] | dict.fromkeys(names, "text")])
+    file = written(tmp_path / "a.jsonl", [BARE[0] | dict.fromkeys(names, "some text")])
     (piece,) = list_pieces(str(file))
     found = unread_columns(piece, ["query", "positive"])
     assert found == {name: look for name, look in names.items() if look is not None}
@@ -166,7 +176,7 @@ def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, capl
     (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
     line = (
         "data set brings: no setting reads 'negatives' (looks like negatives: set "
-        "data.datasets.brings.source.negatives=negatives to use it); 'score' (looks like scores)"
+        "'data.datasets.brings.source.negatives=negatives' to use it); 'score' (looks like scores)"
     )
     assert caplog.text.count(line) == 1
     # Again where everything is there already, and for the run's summary.
@@ -241,9 +251,12 @@ def test_a_warning_without_a_setting_for_it_names_none() -> None:
     manifest["inputs"] = {"settings": {"source": {"kind": "pairs"}}}
     told = unread_warning(manifest)
     assert told is not None
-    assert "set data.datasets.d.source.negatives=[neg_1,neg_2] to use them" in told
-    manifest["unread_columns"] = {"label": "labels", "topic": "labels"}
+    assert "set 'data.datasets.d.source.negatives=[neg_1, neg_2]' to use them" in told
+    source = {"kind": "pairs", "negatives": "neg_1", "label": "topic"}
+    manifest["inputs"] = {"settings": {"source": source}}
+    manifest["unread_columns"] = {"neg_2": "negatives", "label": "labels"}
     told = unread_warning(manifest)
     assert told is not None
-    assert "source.label reads one of them" in told
+    assert "source.negatives=[neg_1, neg_2]' to use it" in told
+    assert "source.label reads 'topic' in place of it" in told
     assert unread_warning({"dataset": "d"}) is None

@@ -1,6 +1,7 @@
 """A job that is asked to stop: told at once, ended with the signal's code, the second time hard."""
 
 import inspect
+import os
 import signal
 
 import pytest
@@ -87,6 +88,13 @@ def test_the_handler_of_a_library_is_replaced_again():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
     assert heard.exit_code == 143
+
+
+def test_ray_looks_for_signals_more_often_than_once_a_second(monkeypatch):
+    name = "RAY_get_check_signal_interval_milliseconds"  # it is read when Ray is imported
+    monkeypatch.delenv(name, raising=False)
+    with hearing():
+        assert int(os.environ[name]) <= 200
 
 
 def test_where_nothing_is_heard_handlers_stay(handlers):

@@ -10,6 +10,7 @@ import ray.train
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import (
     InsufficientClusterResourcesError,
+    UserExceptionWithTraceback,
     WorkerHealthCheckFailedError,
 )
 from ray.train.v2._internal.execution.controller.state import (
@@ -32,6 +33,7 @@ from rayembed.training.failures.on_ray import (
     cause,
     failure_callbacks,
     failure_config,
+    reason,
 )
 
 STEPS, CPUS = 30, 2.0
@@ -315,9 +317,14 @@ def test_a_storage_that_does_not_answer_is_tried_again_like_a_worker_that_died(g
     failure_callbacks(JOB)[0].after_exception(None, {0: lost, 1: RuntimeError("waited for it")})
     with pytest.raises(ray.train.ControllerError, match="made up"):
         failure_callbacks(JOB)[0].after_exception(None, {0: lost, 1: DataError("made up")})
-    ended = cause(SimpleNamespace(worker_failures={0: lost}), JOB)
+    wrapped = UserExceptionWithTraceback(lost, f"Traceback:\n  a line of code\n{lost}")
+    assert reason(wrapped) == "the storage does not answer"
+    ended = cause(SimpleNamespace(worker_failures={0: wrapped}), JOB)
     assert type(ended) is WorkerError
     assert "does not answer" in str(ended)
+    assert "Traceback" not in str(ended)
+    others = UserExceptionWithTraceback(ValueError("bad"), "Traceback:\n  a line of code\nbad")
+    assert "Traceback" in str(cause(SimpleNamespace(worker_failures={0: others}), JOB))
 
 
 def test_a_storage_that_is_full_ends_the_run_at_once(gone):

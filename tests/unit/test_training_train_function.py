@@ -2,13 +2,15 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import pytest
+import ray.train
+import ray.train.collective
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
-from rayembed.training.failures.on_ray import _ours
-from rayembed.training.train_function.on_ray import _not_kept, step_processes
+from rayembed.training.train_function.on_ray import WorkerInput, step_processes, train_function
 
 
 @pytest.mark.parametrize(
@@ -24,17 +26,32 @@ def test_a_thread_on_cpus_and_processes_beside_a_gpu_where_nothing_is_asked(sett
     assert step_processes(Placement(**settings)) == expected
 
 
-def test_only_a_checkpoint_without_room_ends_the_run_at_once():
-    silent = OSError("When completing upload: AWS Error NETWORK_CONNECTION: curlCode: 28, Timeout")
-    error = _not_kept(7, silent)
-    assert type(error) is StorageError
-    assert "checkpoint of step 7 cannot be stored" in str(error)
-    assert "(the storage does not answer)" in str(error)
-    assert _ours([error]) is None, "the next try may fare better"
-    denied = _not_kept(7, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-    assert type(denied) is StorageError
-    assert "does not answer" not in str(denied)
-    full = _not_kept(7, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    assert type(full) is StorageFullError
-    assert "Make room" in str(full)
-    assert _ours([full]) is full
+DENIED, FULL = (OSError(number, os.strerror(number)) for number in (errno.EACCES, errno.ENOSPC))
+SILENT = "When completing upload of 'x' in bucket 'y': AWS Error NETWORK_CONNECTION: curlCode: 28"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "told"),
+    [
+        (OSError(SILENT), StorageError, "cannot be stored, because the storage does not answer"),
+        (DENIED, StorageError, "cannot be stored: [Errno"),
+        (FULL, StorageFullError, "does not fit into"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, error, kind, told):
+    def report(*_arguments, **_named):
+        raise error
+
+    monkeypatch.setattr(ray.train, "report", report)
+    monkeypatch.setattr(ray.train, "get_checkpoint", lambda: None)
+    monkeypatch.setattr(ray.train.collective, "barrier", lambda: None)
+    job = SimpleNamespace(
+        placement=Placement(),
+        pretrained=(),
+        start_checkpoint=None,
+        train=lambda surroundings: surroundings.report_checkpoint(tmp_path, 7, 0.5),
+    )
+    with pytest.raises(StorageError) as caught:
+        train_function({"input": WorkerInput(job, None, 0)})
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")

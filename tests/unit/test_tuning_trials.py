@@ -7,10 +7,11 @@ from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep, check_metric, deciding, metric_source
-from rayembed.errors import ConfigError, PlacementError
+from rayembed.errors import ConfigError, DataError, PlacementError, StorageError, StorageFullError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.events import Pointer, start_of
+from rayembed.tuning.on_ray import _Runner
 from rayembed.tuning.trials import (
     check_sweep,
     data_folders,
@@ -351,3 +352,26 @@ def test_trials_side_by_side_have_no_more_threads_than_cpus_of_their_own():
         }
     )
     assert with_cores_of_their_own(roomy, at_once=2) == roomy
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (StorageError("the storage does not answer"), True),
+        (StorageFullError("there is no room"), False),
+        (DataError("no rows"), False),
+    ],
+)
+def test_only_what_may_pass_is_tried_again(tmp_path, error, again):
+    def execute(*_arguments):
+        raise error
+
+    sweep = make_sweep(tmp_path)
+    runner = _Runner(execute, sweep, start_of(sweep, "one", "", {RATE: "0.1"}, None), {})
+    if again:
+        with pytest.raises(StorageError):  # Ray Tune starts the trial again
+            runner.next()
+    else:
+        event = runner.next()
+        assert event.kind == "problem"
+        assert str(error) in event.problem

@@ -34,7 +34,7 @@ _UNANSWERED = (
     "google::cloud::Status(UNAVAILABLE",
     "google::cloud::Status(DEADLINE_EXCEEDED",
 )
-"""How Arrow's errors begin that tell so; it has no other sign of them."""
+"""What stands in the texts of Arrow's errors that tell so; it has no other sign of them."""
 
 
 def is_remote(path: str) -> bool:
@@ -140,7 +140,7 @@ def why(error: BaseException) -> str:
     if not is_unanswered(error):
         return str(error)
     tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
-    asked = f": asked {tries} times, {seconds:g} s each" if "AWS" in str(error) else ""
+    asked = f": asked {tries} times, {seconds:g} s each" if _UNANSWERED[0] in str(error) else ""
     return f"{error} (the storage does not answer{asked})"
 
 

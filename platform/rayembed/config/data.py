@@ -62,7 +62,7 @@ class DatasetConfig(Settings):
             return True
         match self.source:
             case PairsSource(negatives=negatives):
-                return negatives is not None
+                return bool(negatives)
             case WikipediaSource(pairs=pairs):
                 return pairs == "topic"
             case NLISource() | ClassesSource() | RecordsSource() | MtebSource():

@@ -16,7 +16,8 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
     """The run with each `path.to.setting=value` put in, one after the other.
 
     The setting's type says how the value is read: a single value is what stands after `=`, to the
-    last character (`null` where the setting may be None); a list or a group is YAML. Elements of
+    last character (`null` where the setting may be None); a list or a group is YAML; where it may
+    be a text or a list, what begins with `[` is the list. Elements of
     lists are named by their index or by their `name` (`stages.blend.steps=10`). Setting the `kind`
     of an alternative drops the settings of the former one; setting below a group that is null
     starts from the group's defaults.
@@ -97,7 +98,7 @@ def _read(path: str, text: str, annotation: Any) -> Any:
     """The value of a text for a setting of this type."""
     if text == "null" and type(None) in get_args(annotation):
         return None
-    if not _holds_several(annotation):
+    if not _holds_several(annotation) or (_holds_text(annotation) and not text.startswith("[")):
         return text
     try:
         return read_yaml(text)
@@ -112,6 +113,13 @@ def _read(path: str, text: str, annotation: Any) -> Any:
 def _holds_several(annotation: Any) -> bool:
     if members(annotation) or get_origin(annotation) in (dict, tuple):
         return True
-    if get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated):
-        return any(_holds_several(arg) for arg in get_args(annotation))
-    return False
+    return any(map(_holds_several, _alternatives(annotation)))
+
+
+def _holds_text(annotation: Any) -> bool:
+    return annotation is str or any(map(_holds_text, _alternatives(annotation)))
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    either = get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated)
+    return get_args(annotation) if either else ()

@@ -356,7 +356,7 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
     """
     if dataset.mining is not None:
         return "mining"
-    given = isinstance(dataset.source, PairsSource) and dataset.source.negatives is not None
+    given = isinstance(dataset.source, PairsSource) and dataset.source.negatives
     return "source.negatives" if given else None
 
 

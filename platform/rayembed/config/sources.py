@@ -7,7 +7,7 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 `text.other_lines` what follows.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
@@ -46,9 +46,9 @@ class PairsSource(FileSource):
     """Column of the query."""
     positive: Column = "positive"
     """Column of the positive text, or of a list of positive texts."""
-    negatives: Column | Annotated[tuple[Column, ...], Field(min_length=1)] | None = None
-    """Column of a list of negative texts, or columns of one or more each (`neg_1`, `neg_2`); None:
-    there are none, or they are mined."""
+    negatives: Column | tuple[Column, ...] | None = None
+    """Column of a list of negative texts, or columns of one or more each (`[neg_1, neg_2]`); None:
+    there are none, or they are mined. `[]`: none are read, though columns look like them."""
     label: Column | None = None
     """Column of the class, where rows of one class must never be negatives of each other."""
     instruction: Column | None = None
@@ -56,6 +56,14 @@ class PairsSource(FileSource):
     `query_instruction` (synthetic data with thousands of tasks); None: there is none."""
     both_directions: bool = False
     """Each positive also asks for the query: duplicates, translations."""
+
+    @field_validator("negatives", mode="before")
+    @classmethod
+    def _one_column_or_several(cls, given: Any) -> Any:
+        several = list(given) if isinstance(given, list | tuple) else [given]
+        if given is not None and not all(isinstance(one, str) and one for one in several):
+            raise ValueError("must be a column, or a list of columns, written [a, b]")
+        return given
 
 
 class NLISource(FileSource):

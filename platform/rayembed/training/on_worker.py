@@ -1,6 +1,7 @@
 """What a worker does from a model and a plan to trained weights, whatever is learnt.
 
-Knows no Ray: `on_ray.py` gives it the stream, the last checkpoint and the places to report to.
+Knows no Ray: `train_function/on_ray.py` gives it the stream, the last checkpoint and the places to
+report to.
 """
 
 import logging

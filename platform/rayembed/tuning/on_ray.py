@@ -33,8 +33,8 @@ from rayembed.errors import (
     DataError,
     PlacementError,
     RayembedError,
-    StorageError,
     WorkerError,
+    may_pass,
 )
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
@@ -364,13 +364,12 @@ class _Runner:
     def _work(self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]) -> None:
         try:
             execute(sweep, start, tags, self._events.put)
-        except StorageError as error:  # an ArtifactError that may be gone a moment later
-            self._events.put(error)
-        except _SAME_AGAIN as error:
-            problem = f"{type(error).__name__}: {error}"
-            self._events.put(Event("problem", start.after, math.nan, problem=problem))
         except RayembedError as error:
-            self._events.put(error)
+            if isinstance(error, _SAME_AGAIN) and not may_pass(error):
+                problem = f"{type(error).__name__}: {error}"
+                self._events.put(Event("problem", start.after, math.nan, problem=problem))
+            else:
+                self._events.put(error)
         except Exception as error:  # the actor tells it, Ray Tune tries again
             logger.exception("the trial %s failed", start.run.name)
             self._events.put(WorkerError(f"{type(error).__name__}: {error}"))

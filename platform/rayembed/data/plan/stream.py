@@ -13,6 +13,9 @@ from rayembed.models.contract import InContextTokenizer, Tokenizer
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
+_ENDING_SECONDS = 5.0
+"""That are waited for the thread: one that stands in a read must not hold up the error."""
+
 
 def made_ahead(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
@@ -58,7 +61,7 @@ def made_ahead(
             yield item
     finally:
         closed.set()
-        thread.join()
+        thread.join(_ENDING_SECONDS)
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,19 @@ _FILES = ("path", "corpus", "queries", "translations")
 def columns_of(source: Source) -> dict[str, str]:
     """Setting → column of the files at `path`, for those that are set.
 
-    A setting of several columns is there once for each: `negatives[0]`, `negatives[1]`.
+    Several columns of negatives are there one by one: `negatives[0]`, `negatives[1]`.
     """
-    columns = {}
-    for setting in _COLUMNS.get(type(source), ()):
-        match getattr(source, setting):
-            case str() as column:
-                columns[setting] = column
-            case tuple() as several:
-                columns.update({f"{setting}[{i}]": column for i, column in enumerate(several)})
+    named = ((setting, getattr(source, setting)) for setting in _COLUMNS.get(type(source), ()))
+    columns = {setting: column for setting, column in named if isinstance(column, str)}
+    if isinstance(source, PairsSource) and not isinstance(source.negatives, str):
+        columns |= {f"negatives[{i}]": c for i, c in enumerate(negatives_of(source))}
     return columns
+
+
+def negatives_of(source: PairsSource) -> tuple[str, ...]:
+    """The columns of its negatives."""
+    given = source.negatives
+    return (given,) if isinstance(given, str) else given or ()
 
 
 def paths_of(source: Source) -> dict[str, str]:

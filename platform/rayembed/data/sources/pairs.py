@@ -9,7 +9,7 @@ from rayembed.config.sources import PairsSource, STSSource
 from rayembed.data.records import Record
 from rayembed.data.sources.building import both_ways, record_of
 from rayembed.data.sources.cells import RowError, name_in, number_in, text_in, texts_in
-from rayembed.data.sources.kinds import columns_of
+from rayembed.data.sources.kinds import negatives_of
 from rayembed.data.sources.tasks import NOT_SIMILAR
 
 
@@ -42,8 +42,7 @@ def pair_records(
     )
     texts = partial(texts_in, row, json_lists=json_lists)
     positives = texts(source.positive)
-    of_negatives = [c for name, c in columns_of(source).items() if name.startswith("negatives")]
-    negatives = [text for column in of_negatives for text in texts(column)]
+    negatives = [text for column in negatives_of(source) for text in texts(column)]
     made = record(_query(row, source.query), positives, negatives)
     if not source.both_directions:
         return [made]

@@ -27,6 +27,9 @@ _LOOKS = {
 _SETTINGS = {NEGATIVES: "negatives", LABELS: "label", INSTRUCTIONS: "instruction"}
 """Settings of a source of pairs that read such columns."""
 
+_ID = re.compile(r"[!-~]*")
+"""What one word of ASCII is rather than a text. Not all languages put spaces between words."""
+
 _ROWS_LOOKED_AT = 1000
 
 
@@ -48,7 +51,10 @@ def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
         rows = islice(read_rows(piece, negatives), _ROWS_LOOKED_AT)
         seen = [row.values for row in rows if isinstance(row, Row)]
         for name in negatives:
-            if not all(_is_text(row.get(name)) for row in seen):
+            values = [value for row in seen for value in _elements(row.get(name))]
+            if not values:
+                del found[name]
+            elif all(_ID.fullmatch(str(value)) for value in values):
                 found[name] = IDS
     return found
 
@@ -56,9 +62,13 @@ def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
 def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> ConfigError | None:
     """What is wrong with a data set of which a stage asks for hard negatives, when its rows bring
     texts in columns that are named like them and that nobody reads; None: nothing is.
+
+    Single words are no texts here but ids, of documents or of classes.
     """
     source = dataset.source
     if not isinstance(source, PairsSource) or dataset.has_negatives:
+        return None
+    if source.negatives is not None:  # `[]`, on purpose
         return None
     columns = [name for name, look in unread.items() if look == NEGATIVES]
     if not columns:
@@ -67,8 +77,8 @@ def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> Confi
     has = f"a column {_named(columns)}" if len(columns) == 1 else f"columns {_named(columns)}"
     return ConfigError(
         f"{source.path!r} has {has}, a stage asks for hard negatives of its rows, and {setting} is "
-        f"null, so that nobody would read them: set {setting}={_value(columns)}, or rename what "
-        "holds something else"
+        f"null, so that nobody would read them: set '{setting}={_value(columns)}', or "
+        f"'{setting}=[]' to train without them"
     )
 
 
@@ -81,20 +91,26 @@ def unread_warning(manifest: Mapping[str, Any]) -> str | None:
     columns: Mapping[str, str] = manifest.get("unread_columns", {})
     if not columns:
         return None
-    name, kind = manifest["dataset"], manifest["inputs"]["settings"]["source"]["kind"]
+    name, source = manifest["dataset"], manifest["inputs"]["settings"]["source"]
     looks = dict.fromkeys(columns.values())
-    told = [_told(name, kind, look, [c for c in columns if columns[c] == look]) for look in looks]
+    told = [_told(name, source, look, [c for c in columns if columns[c] == look]) for look in looks]
     return f"data set {name}: no setting reads {'; '.join(told)}"
 
 
-def _told(dataset: str, kind: str, look: str, columns: Sequence[str]) -> str:
-    setting = _SETTINGS.get(look) if kind == "pairs" else None
+def _told(dataset: str, source: Mapping[str, Any], look: str, columns: Sequence[str]) -> str:
+    setting = _SETTINGS.get(look) if source["kind"] == "pairs" else None
     fix = ""
-    if setting and (len(columns) == 1 or look == NEGATIVES):
-        it = "it" if len(columns) == 1 else "them"
-        fix = f": set data.datasets.{dataset}.source.{setting}={_value(columns)} to use {it}"
-    elif setting:
-        fix = f": source.{setting} reads one of them"
+    if setting:
+        read = source.get(setting) or []
+        read = [read] if isinstance(read, str) else list(read)
+        at = f"data.datasets.{dataset}.source.{setting}"
+        if look == NEGATIVES:
+            it = "it" if len(columns) == 1 else "them"
+            fix = f": set '{at}={_value([*read, *columns])}' to use {it}"
+        elif read:
+            fix = f": {at} reads {read[0]!r} in place of it"
+        else:
+            fix = f": set '{at}={columns[0]}' to use it"
     return f"{_named(columns)} (looks like {look}{fix})"
 
 
@@ -104,7 +120,7 @@ def _named(columns: Sequence[str]) -> str:
 
 def _value(columns: Sequence[str]) -> str:
     """The columns as the value of a setting on the command line."""
-    return columns[0] if len(columns) == 1 else f"[{','.join(columns)}]"
+    return columns[0] if len(columns) == 1 else f"[{', '.join(columns)}]"
 
 
 def _look(name: str) -> str | None:
@@ -125,7 +141,7 @@ def _names(piece: Piece) -> list[str]:
         raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
 
 
-def _is_text(value: Any) -> bool:
-    """Whether a cell holds texts, as far as it holds anything."""
+def _elements(value: Any) -> list[Any]:
+    """What a cell holds beside empty places."""
     values = value if isinstance(value, list) else [value]
-    return all(one is None or isinstance(one, str) for one in values)
+    return [one for one in values if one is not None and (not isinstance(one, str) or one.strip())]

@@ -18,13 +18,7 @@ from ray.train.v2._internal.exceptions import (
 )
 
 from rayembed.config.placement import Placement
-from rayembed.errors import (
-    PlacementError,
-    RayembedError,
-    StorageError,
-    StorageFullError,
-    WorkerError,
-)
+from rayembed.errors import PlacementError, RayembedError, WorkerError, may_pass
 from rayembed.training.capacity import worker_resources, workers_that_fit
 from rayembed.training.on_worker import Job
 
@@ -193,15 +187,20 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
     """
     for failure in failures:
         error = getattr(failure, "_base_exc", failure)
-        passing = isinstance(error, StorageError) and not isinstance(error, StorageFullError)
-        if isinstance(error, RayembedError) and not passing:
+        if isinstance(error, RayembedError) and not may_pass(error):
             return error
     return None
 
 
 def reason(error: Exception) -> str:
-    """The last line of an error's text, where Ray and Python tell what happened."""
-    return str(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
+    """What happened, in a line: an error of ours tells it itself, Ray and Python in their last."""
+    return _told(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
+
+
+def _told(failure: Any) -> str:
+    """The message of an error of ours, of others all that Train has, their traceback included."""
+    error = getattr(failure, "_base_exc", failure)
+    return str(error if isinstance(error, RayembedError) else failure)
 
 
 def cause(error: Any, job: Job) -> RayembedError:
@@ -229,7 +228,7 @@ def cause(error: Any, job: Job) -> RayembedError:
 def _too_often(stage: str, max_failures: int, failures: Mapping[int, Exception]) -> WorkerError:
     return WorkerError(
         f"stage {stage!r}: workers failed more often than placement.max_failures={max_failures} "
-        f"allows; the first failure: {next(iter(failures.values()))}. {AGAIN}"
+        f"allows; the first failure: {_told(next(iter(failures.values())))}. {AGAIN}"
     )
 
 

@@ -139,14 +139,10 @@ def _train(given: WorkerInput) -> None:
 
 def _not_kept(step: int, error: OSError) -> StorageError:
     """What an error in storing the checkpoint of a step means to the run's user."""
-    again = "then submit the run again under the same name: it goes on from the checkpoint before"
     if is_full(error):
         return StorageFullError(
             f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "
-            f"{again}"
+            "then submit the run again under the same name: it goes on from the checkpoint before."
         )
-    silent = " (the storage does not answer)" if is_unanswered(error) else ""
-    return StorageError(
-        f"the checkpoint of step {step} cannot be stored: {error}{silent}. Correct the storage or "
-        f"the rights there, {again}"
-    )
+    silent = ", because the storage does not answer" if is_unanswered(error) else ""
+    return StorageError(f"the checkpoint of step {step} cannot be stored{silent}: {error}")
