@@ -10,10 +10,11 @@ EXTRA ?= $(or $(INSTALLED),cpu)
 # Passed on: `make quickstart ARGS="--set seed=1"`, `make unit ARGS="-k assets"`.
 ARGS ?=
 
-# Tests without Ray share the cores, the longest files first; those with Ray start many processes
-# each, one test at a time.
-PARALLEL := tests/distributed tests/parity tests/unit
+# Tests with Ray start many processes each and run one at a time. They leave the cores idle for a
+# quarter of it, in which those of one process run, at a lower priority.
+DISTRIBUTED := tests/distributed
 SERIAL := tests/jobs tests/ray tests/drill
+BESIDE := tests/parity tests/unit
 CORES := -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 SHELL := /bin/bash
@@ -58,9 +59,12 @@ nomic-quickstart: $(STAMP) ## the same with a small Nomic Embed v2 MoE
 	$(BIN)/python jobs/run_quickstart.py nomic $(ARGS)
 
 test: $(STAMP) ## all tests
-	status=0; \
-	$(BIN)/python -m pytest $(PARALLEL) $(CORES) $(ARGS) || status=$$?; \
+	@status=0; log=$$(mktemp); trap 'kill $$beside 2>/dev/null; rm -f $$log' EXIT; \
+	$(BIN)/python -m pytest $(DISTRIBUTED) $(CORES) $(ARGS) || status=$$?; \
+	echo "Beside the next ones: $(BESIDE); what they print follows at the end."; \
+	nice $(BIN)/python -m pytest $(BESIDE) $(CORES) $(ARGS) > $$log 2>&1 & beside=$$!; \
 	$(BIN)/python -m pytest $(SERIAL) $(ARGS) || status=$$?; \
+	wait $$beside || status=$$?; cat $$log; \
 	exit $$status
 
 slow: $(STAMP) ## the tests that take many minutes each, one after the other
