@@ -100,7 +100,9 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=negatives"]))
     check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=[]"]))
-    for number, none in enumerate([[1, 2], ["7187158", "d-17"], [], None, "0", " "]):
+    for number, none in enumerate(
+        [[1, 2], ["7187158", "d-17"], [], None, "0", " ", [{"text": "of an object"}]]
+    ):
         rows = [row | {"negatives": none} for row in ROWS]
         file = written(tmp_path / f"{number}.{ending}", rows)
         check_files_at_hand(make_run(tmp_path, path=file.name))
@@ -259,4 +261,7 @@ def test_a_warning_without_a_setting_for_it_names_none() -> None:
     assert told is not None
     assert "source.negatives=[neg_1, neg_2]' to use it" in told
     assert "source.label reads 'topic' in place of it" in told
+    source["negatives"] = []  # on purpose
+    manifest["unread_columns"] = {"neg_2": "negatives"}
+    assert unread_warning(manifest) is None
     assert unread_warning({"dataset": "d"}) is None

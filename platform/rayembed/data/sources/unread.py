@@ -54,7 +54,7 @@ def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
             values = [value for row in seen for value in _elements(row.get(name))]
             if not values:
                 del found[name]
-            elif all(_ID.fullmatch(str(value)) for value in values):
+            elif not all(isinstance(v, str) for v in values) or all(map(_ID.fullmatch, values)):
                 found[name] = IDS
     return found
 
@@ -88,13 +88,15 @@ def unread_warning(manifest: Mapping[str, Any]) -> str | None:
     Args:
         manifest: of its converted records, with what `unread_columns` found.
     """
-    columns: Mapping[str, str] = manifest.get("unread_columns", {})
+    columns: dict[str, str] = manifest.get("unread_columns", {})
     if not columns:
         return None
     name, source = manifest["dataset"], manifest["inputs"]["settings"]["source"]
+    if source.get("negatives") == []:  # on purpose
+        columns = {column: look for column, look in columns.items() if look != NEGATIVES}
     looks = dict.fromkeys(columns.values())
     told = [_told(name, source, look, [c for c in columns if columns[c] == look]) for look in looks]
-    return f"data set {name}: no setting reads {'; '.join(told)}"
+    return f"data set {name}: no setting reads {'; '.join(told)}" if told else None
 
 
 def _told(dataset: str, source: Mapping[str, Any], look: str, columns: Sequence[str]) -> str:
