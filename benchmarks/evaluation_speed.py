@@ -106,7 +106,7 @@ def main():
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.assets.samples import MINILM
-    from rayembed.config.evaluation_run import WikipediaTasks
+    from rayembed.config.scores import WikipediaTasks
     from rayembed.hardware import auto_precision
     from rayembed.pipeline.local_head import ensure_token
     from rayembed.registry.provenance import cpu_cores, cpu_model

@@ -89,7 +89,7 @@ def write_inputs(folder: Path) -> Path:
                     "checkpoint_every_steps": CHECKPOINT_EVERY,
                 }
             ],
-            "evaluation": {"suite": "none"},
+            "evaluation": {"benchmarks": []},
             "placement": {
                 "workers": WORKERS,
                 "cpus_per_worker": 1,

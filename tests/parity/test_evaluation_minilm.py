@@ -3,11 +3,11 @@
 import mteb
 import pytest
 from made_up_articles import run_over
+from run_scoring import evaluate, evaluate_reference, tasks_of
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
-from rayembed.evaluation.evaluate import evaluate, evaluate_reference, suite_tasks
 from rayembed.models.load import load_model
 
 
@@ -18,7 +18,7 @@ def test_minilm_scores_as_through_sentence_transformers(tmp_path):
     folder = resolve_model(MINILM)
     ours = evaluate_reference(folder, run, name="minilm", results_folder=tmp_path)
     theirs = mteb.evaluate(
-        SentenceTransformer(str(folder), device="cpu"), suite_tasks(run), cache=None
+        SentenceTransformer(str(folder), device="cpu"), tasks_of(run), cache=None
     )
     for result in theirs.task_results:
         # the same weights in another order of summation; ranks may swap where scores tie

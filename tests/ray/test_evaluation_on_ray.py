@@ -8,6 +8,7 @@ import pytest
 import ray
 from made_up_articles import run_over, write_articles
 from one_thread import one_thread
+from rayembed.evaluation.evaluate import evaluate_reference
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
@@ -15,7 +16,6 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import AssetError, ConfigError, WorkerError
 from rayembed.evaluation.context_sizes import scores_by_size
-from rayembed.evaluation.evaluate import evaluate_reference
 from rayembed.evaluation.on_ray import evaluate_on_ray, measured_on_ray
 from rayembed.models.build import build_model
 from rayembed.training.on_ray import export_on_ray

@@ -82,7 +82,7 @@ def make_run(folder: Path, *, seed: int = 0, dropout: float = 0.3, **placement) 
                     "checkpoint_every_steps": CHECKPOINT_EVERY,
                 }
             ],
-            "evaluation": {"suite": "none"},
+            "evaluation": {"benchmarks": []},
             "placement": {
                 "storage_path": str(folder / "out"),
                 "workers": 2,

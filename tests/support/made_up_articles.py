@@ -3,6 +3,7 @@
 import json
 
 from rayembed.config.run import Run
+from rayembed.config.scores import WikipediaTasks
 from rayembed.config.settings import parse
 
 COUNT = 240
@@ -30,6 +31,10 @@ def run_over(path, **evaluation):
     """A run that holds out half of the articles and would train on the others."""
     source = {"kind": "wikipedia", "path": str(path), "pairs": "sentence"}
     sizes = {"num_documents": 100, "num_queries": 100, "max_length": 64}
+    sizes |= {
+        name: evaluation.pop(name)
+        for name in WikipediaTasks.model_fields.keys() & evaluation.keys()
+    }
     return parse(
         Run,
         {
@@ -48,6 +53,6 @@ def run_over(path, **evaluation):
                     "steps": 1,
                 }
             ],
-            "evaluation": {"suite": "wikipedia", **sizes, **evaluation},
+            "evaluation": {"benchmarks": ["wikipedia"], "wikipedia": sizes, **evaluation},
         },
     )

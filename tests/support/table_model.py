@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from made_up_articles import COUNT
 
+from rayembed.config.scores import WikipediaTasks
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
 
 WIDTH = COUNT + 8 + 4
@@ -17,7 +18,14 @@ def number(text):
 
 
 def changed(run, **settings):
-    return run.model_copy(update={"evaluation": run.evaluation.model_copy(update=settings)})
+    """The run with other settings of its evaluation or of the sample's tasks."""
+    sizes = {
+        name: settings.pop(name) for name in WikipediaTasks.model_fields.keys() & settings.keys()
+    }
+    evaluation = run.evaluation.model_copy(
+        update={"wikipedia": run.evaluation.wikipedia.model_copy(update=sizes), **settings}
+    )
+    return run.model_copy(update={"evaluation": evaluation})
 
 
 class NumberTokenizer:

@@ -70,10 +70,8 @@ def make_run(folder: Path) -> Run:
                 },
             ],
             "evaluation": {
-                "suite": "wikipedia",
-                "num_documents": 60,
-                "num_queries": 20,
-                "max_length": 64,
+                "benchmarks": ["wikipedia"],
+                "wikipedia": {"num_documents": 60, "num_queries": 20, "max_length": 64},
                 "baselines": ["bm25"],
                 "instructions": {"WikiSentenceRetrieval": TASK},
                 "validation": {

@@ -33,7 +33,7 @@ def sweep_over(
     """A sweep over learning rates, with a score every so many steps."""
     settings = {
         RATE: rates,
-        "evaluation.suite": "none",
+        "evaluation.benchmarks": "[]",
         "evaluation.validation.every_steps": str(every),
         "stages.retrieval.steps": str(steps),
         "stages.retrieval.checkpoint_every_steps": str(every),

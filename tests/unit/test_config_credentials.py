@@ -14,7 +14,7 @@ SETTINGS = [
     "data.datasets.wiki-description.source.path",
     "data.datasets.wiki-description.mining.teacher",
     "model.backbone.path",
-    "evaluation.source",
+    "evaluation.wikipedia.source",
 ]
 
 

@@ -104,7 +104,10 @@ CASES = [
     ("data.datasets.wiki-sentence.sample_share=0.5", "num_samples and sample_share both say how"),
     ("data.datasets.wiki-sentence.sample_share=1.5", "must be less than or equal to 1"),
     ("data.held_out.num_titles=499", "num_documents 500 exceeds data.held_out.num_titles 499"),
-    ("evaluation.num_queries=1001", "num_queries 1001 exceeds evaluation.num_documents 500"),
+    (
+        "evaluation.wikipedia.num_queries=1001",
+        "num_queries 1001 exceeds num_documents 500",
+    ),
     ("model.instruction_template={task}{instruction}", "may hold no braces but"),
     ("model.kind=biencoder", "setting 'model.backbone' is required"),
 ]
@@ -132,9 +135,9 @@ def test_in_batch_negatives_of_a_data_set_count_only_where_the_stage_has_them():
 
 def test_scores_need_texts():
     run = get_recipe("biencoder")
-    with pytest.raises(ConfigError, match=r"needs texts: set evaluation\.source"):
-        override(run, ["evaluation.suite=wikipedia"])
-    with_texts = ["evaluation.source=summaries.json", "evaluation.suite=wikipedia"]
+    with pytest.raises(ConfigError, match=r"needs texts: set evaluation\.wikipedia\.source"):
+        override(run, ["evaluation.benchmarks=[wikipedia]"])
+    with_texts = ["evaluation.wikipedia.source=summaries.json", "evaluation.benchmarks=[wikipedia]"]
     with pytest.raises(ConfigError, match="num_documents 1000 exceeds"):
         override(run, with_texts)
     override(run, [*with_texts, "data.held_out.num_titles=1000"])

@@ -27,7 +27,7 @@ DATA = {
 def with_validation(kind="wikipedia", **validation) -> Run:
     values = get_recipe("nvembed-quickstart").model_dump(mode="json")
     values["data"]["held_out"]["num_titles"] = 100
-    values["evaluation"] |= {"num_documents": 70, "num_queries": 50}
+    values["evaluation"]["wikipedia"] |= {"num_documents": 70, "num_queries": 50}
     for stage in values["stages"]:
         stage |= {"steps": 500, "checkpoint_every_steps": 100}
     stopping = {"patience": 3, "min_delta": 0.1}
@@ -92,7 +92,9 @@ def test_instructions_of_validation_tasks_alone_are_identity():
 
 
 def test_titles_of_validation_are_kept_from_training_without_other_scores():
-    run = override(with_validation(), ["evaluation.suite=none", "evaluation.source=other.json"])
+    run = override(
+        with_validation(), ["evaluation.benchmarks=[]", "evaluation.wikipedia.source=other.json"]
+    )
     assert data_of(run).kept_for_evaluation == "other.json"
     plain = override(run, ["evaluation.validation=null"])
     assert data_of(plain).kept_for_evaluation is None
@@ -118,7 +120,7 @@ def test_more_titles_than_are_held_out_are_refused():
     with pytest.raises(ConfigError, match=r"num_titles 101 exceeds\s+data.held_out.num_titles 100"):
         override(
             with_validation(),
-            ["evaluation.suite=none", "evaluation.validation.data.num_titles=101"],
+            ["evaluation.benchmarks=[]", "evaluation.validation.data.num_titles=101"],
         )
 
 

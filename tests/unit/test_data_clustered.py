@@ -352,7 +352,7 @@ def make_run(folder: Path, **batch: Any) -> Run:
                     "steps": 14,
                 }
             ],
-            "evaluation": {"suite": "none"},
+            "evaluation": {"benchmarks": []},
         },
     )
 

@@ -71,7 +71,7 @@ def run_at(root: str) -> Run:
             "model": model,
             "data": {"root": root, "datasets": [dataset]},
             "stages": [stage],
-            "evaluation": {"suite": "none"},
+            "evaluation": {"benchmarks": []},
         },
     )
 

@@ -101,7 +101,7 @@ def make_run(root: Path, **changes: Any) -> Run:
                 "steps": 5,
             },
         ],
-        "evaluation": {"suite": "none"},
+        "evaluation": {"benchmarks": []},
     }
     for path, value in changes.items():
         here: Any = values

@@ -6,21 +6,19 @@ import numpy as np
 import pytest
 from made_up_articles import COUNT, run_over, write_articles
 from one_thread import one_thread
+from run_scoring import evaluate
 from table_model import TableModel, oracle
 from tiny_folders import save_biencoder
 
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.settings import parse
+from rayembed.errors import WorkerError
 from rayembed.evaluation import code_version as software
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.code_version import code_version, meaning
-from rayembed.evaluation.evaluate import evaluate
-from rayembed.evaluation.jobs import Done
 from rayembed.evaluation.model_spec import make_spec
-from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
-from rayembed.evaluation.pooled.model import PooledModel
-from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.pooled.here import run_here
 from rayembed.pipeline import evaluate as pipeline
 
 REAL = software.version
@@ -116,7 +114,7 @@ def test_a_training_run_takes_its_scores_again_with_other_software(tmp_path, ins
     assert evaluate(silent, run, **options) == first, "the same software"
     before = contents(tmp_path / "results")
     installed["transformers"] = "99.0"
-    with pytest.raises(AssertionError, match="embedded although"):
+    with pytest.raises(WorkerError, match="embedded although"):
         evaluate(silent, run, **options)
     evaluate(oracle(), run, **options)
     after = contents(tmp_path / "results")
@@ -149,8 +147,7 @@ def asked(tmp_path, monkeypatch):
     )
 
     def run_jobs(jobs, spec, store, workers):
-        model = PooledModel(spec, OneWorker(EncodingWorker(spec, store, "cpu")))
-        yield from (Done(job, job.run(model)) for job in jobs)
+        return run_here(jobs, spec, store)
 
     monkeypatch.setattr(pipeline, "run_jobs", run_jobs)
     monkeypatch.setattr(pipeline, "connect", lambda: None)
@@ -179,8 +176,11 @@ def test_an_evaluation_keeps_old_results_with_the_software_that_made_them(
     installed["transformers"] = "99.0"
     second = pipeline.evaluate(run)
     assert len(texts) == 4, "neither scores nor embeddings of other software are taken"
-    assert second.meta.revision != first.meta.revision
-    assert second.meta.revision.partition("-")[0] == first.meta.revision.partition("-")[0]
+    assert second.scored.meta.revision != first.scored.meta.revision
+    assert (
+        second.scored.meta.revision.partition("-")[0]
+        == first.scored.meta.revision.partition("-")[0]
+    )
     after = contents(results)
     assert {path: after[path] for path in before} == before
     (new,) = [path for path in set(after) - set(before) if path.endswith("versions.yaml")]

@@ -15,7 +15,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.folder_prompts import unsaved_prompts
-from rayembed.evaluation.loaded_spec import contextual_model
+from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.model_spec import make_spec
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
@@ -192,7 +192,8 @@ def test_a_loaded_model_is_scored_in_the_context_of_the_corpus(folders):
     meta = model_meta("tiny", "r1")
     told = Prompts(instructions={"MadeUp": "classification: "})
     prompts = ModelPrompts(told, unsaved_prompts(model.config, {}))
-    found = search(contextual_model(model, meta, prompts, seed=3))
+    spec = loaded_spec(model, meta, prompts, seed=3)
+    found = search(PooledModel(spec, OneWorker(EncodingWorker(spec, None, "cpu"))))
     context = corpus_context(model, DOCUMENTS, seed=3)
     queries = encode(model, QUERIES, role="query", instruction="classification: ", context=context)
     documents = encode(model, DOCUMENTS, role="document", context=context)

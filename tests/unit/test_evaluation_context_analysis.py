@@ -5,6 +5,8 @@ import math
 
 import numpy as np
 import pytest
+from run_scoring import evaluate_reference
+from table_model import changed
 from tiny_models import save_cde_stages, save_encoder
 from word_articles import TOPICS, run_over_words, write_word_articles
 
@@ -21,7 +23,6 @@ from rayembed.evaluation.context_topics import (
     topic_scores,
     topic_tasks,
 )
-from rayembed.evaluation.evaluate import evaluate_reference, suite_tasks
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
 from rayembed.models.build import build_model
 from rayembed.models.cde import CDE
@@ -97,7 +98,7 @@ def test_scores_by_size_are_those_of_so_many_documents(run, folder, tmp_path, mo
         task: own[task] for task in RETRIEVAL_TASKS
     }
     without = evaluate_reference(
-        folder, run, name="y", results_folder=tmp_path / "own", num_context=0
+        folder, run, name="y", results_folder=tmp_path / "own", without_context=True
     )
     assert {task: without[task] for task in RETRIEVAL_TASKS} == {
         task: scores[0] for task, scores in found[0].items()
@@ -130,9 +131,9 @@ def test_sizes_that_cannot_be_are_refused(run, folder, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'WikiSentenceRetrieval'"):
         scores_by_size(folder, run, sizes=[1], tasks=["WikiSentenceRetrievl"], **options)
     nothing = run.model_copy(
-        update={"evaluation": run.evaluation.model_copy(update={"suite": "none"})}
+        update={"evaluation": run.evaluation.model_copy(update={"benchmarks": ()})}
     )
-    with pytest.raises(ConfigError, match="suite is none"):
+    with pytest.raises(ConfigError, match="no wikipedia"):
         scores_by_size(folder, nothing, sizes=[1], **options)
 
 
@@ -201,13 +202,12 @@ def test_topics_of_the_sample_are_tasks_of_their_own(run):
     tasks = topic_tasks(run, SENTENCES)
     names = [task.metadata.name for task in tasks.values()]
     assert names == [f"{SENTENCES}-{part}" for part in ("Arts", "LifeScience", "Places")]
-    assert {task.metadata.name for task in suite_tasks(run)} >= set(RETRIEVAL_TASKS)
+    assert {task.metadata.name for task in tasks_of(run, RETRIEVAL_TASKS)} == set(RETRIEVAL_TASKS)
     with pytest.raises(ConfigError, match="no retrieval task 'WikiTopicClustering'"):
         topic_tasks(run, "WikiTopicClustering")
     few = run.data.held_out.model_copy(update={"num_titles": 45})
     smaller = run.model_copy(update={"data": run.data.model_copy(update={"held_out": few})})
-    evaluation = run.evaluation.model_copy(update={"num_documents": 30, "num_queries": 20})
-    smaller = smaller.model_copy(update={"evaluation": evaluation})
+    smaller = changed(smaller, num_documents=30, num_queries=20)
     with pytest.raises(DataError, match=r"have [01] topics with at least 20 articles"):
         topic_tasks(smaller, SENTENCES)
 

@@ -7,11 +7,12 @@ import mteb
 import numpy as np
 import pytest
 from made_up_articles import COUNT, run_over, write_articles
+from run_scoring import evaluate, tasks_of
 from table_model import NumberTokenizer, TableModel, changed, number, oracle
 
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.evaluate import evaluate, held_out_articles, suite_tasks
+from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
 
 
@@ -28,11 +29,11 @@ def run(tmp_path):
 
 
 def read(run, code):
-    return json.loads(Path(run.evaluation.translations[code]).read_text())
+    return json.loads(Path(run.evaluation.wikipedia.translations[code]).read_text())
 
 
 def samples(run):
-    return suite_tasks(run)[-1].sample.languages
+    return tasks_of(run)[-1].sample.languages
 
 
 def test_an_oracle_finds_every_counterpart_and_results_name_the_languages(run, tmp_path):
@@ -65,8 +66,12 @@ class OneOff(NumberTokenizer):
 
 
 def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
-    spanish = changed(run, translations={"spa-Latn": run.evaluation.translations["spa-Latn"]})
-    french = changed(run, translations={"fra-Latn": run.evaluation.translations["fra-Latn"]})
+    spanish = changed(
+        run, translations={"spa-Latn": run.evaluation.wikipedia.translations["spa-Latn"]}
+    )
+    french = changed(
+        run, translations={"fra-Latn": run.evaluation.wikipedia.translations["fra-Latn"]}
+    )
     model = TableModel(np.eye(COUNT))
     model.tokenizer = OneOff(set(list(samples(run)["fra-Latn"].queries.values())[::2]))
     found = {
@@ -80,11 +85,11 @@ def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
 
 
 def test_only_held_out_articles_ask_and_answer_and_counterparts_come_first(run):
-    held_out = {number(a.title) for a in held_out_articles(run)}
+    held_out = {number(a.title) for a in held_out_articles(run.wikipedia)}
     for sample in samples(run).values():
         documents = {key: number(text) for key, text in sample.documents.items()}
         assert set(documents.values()) <= held_out
-        assert len(documents) == run.evaluation.num_documents
+        assert len(documents) == run.evaluation.wikipedia.num_documents
         for query, relevant in sample.relevant.items():
             assert [documents[d] for d in relevant] == [number(sample.queries[query])]
     spanish = samples(run)["spa-Latn"]
@@ -94,15 +99,15 @@ def test_only_held_out_articles_ask_and_answer_and_counterparts_come_first(run):
 
 def test_samples_depend_on_content_and_seed_alone(run, tmp_path):
     def revision(run):
-        return suite_tasks(run)[-1].metadata.dataset["revision"]
+        return tasks_of(run)[-1].metadata.dataset["revision"]
 
     articles = read(run, "spa-Latn")
     (tmp_path / "other.json").write_text(json.dumps(dict(reversed(articles.items()))))
-    moved = {**run.evaluation.translations, "spa-Latn": f"{tmp_path}/other.json"}
+    moved = {**run.evaluation.wikipedia.translations, "spa-Latn": f"{tmp_path}/other.json"}
     assert revision(changed(run, translations=moved)) == revision(run)
     assert revision(run.model_copy(update={"seed": 1})) != revision(run)
     plain = changed(run, translations={})
-    assert [task.metadata.name for task in suite_tasks(plain)] == list(TASK_NAMES)
+    assert [task.metadata.name for task in tasks_of(plain)] == list(TASK_NAMES)
 
 
 def test_bm25_is_scored_on_it(run, tmp_path):
@@ -124,7 +129,7 @@ def test_wrong_languages_are_refused(run, tmp_path, translations, error, message
     (tmp_path / "none.json").write_text(json.dumps(nobody))
     given = {code: path.format(folder=tmp_path) for code, path in translations.items()}
     with pytest.raises(error, match=message):
-        suite_tasks(changed(run, translations=given))
+        tasks_of(changed(run, translations=given))
 
 
 def test_cut_vectors_are_scored_by_themselves(run, tmp_path):

@@ -4,14 +4,14 @@ import re
 
 import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
+from run_scoring import tasks_of
 from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
 
 from rayembed.config.evaluation import Prompts
 from rayembed.config.model import Causal2VecConfig, CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation import evaluate as measured
-from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
+from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.noise import (
     Noise,
@@ -22,6 +22,7 @@ from rayembed.evaluation.noise import (
     noise_scores,
 )
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model
@@ -42,8 +43,8 @@ def own_words(text):
 def test_noise_is_words_of_articles_that_no_task_holds(run):
     noise = Noise.of(run, 8)
     assert len(noise.sources) == COUNT - HELD_OUT
-    held_out = {word for a in held_out_articles(run) for word in own_words(a.extract)}
-    texts = [a.extract for a in held_out_articles(run)]
+    held_out = {word for a in held_out_articles(run.wikipedia) for word in own_words(a.extract)}
+    texts = [a.extract for a in held_out_articles(run.wikipedia)]
     behind = [noise.behind(text) for text in texts]
     for text, noisy in zip(texts, behind, strict=True):
         assert noisy.startswith(f"{text} The sentence number 0 ")
@@ -58,7 +59,7 @@ def test_noise_is_words_of_articles_that_no_task_holds(run):
 
 def test_every_text_gets_noise_and_nothing_else_changes(run):
     noise = Noise.of(run, 4)
-    for task in suite_tasks(run):
+    for task in tasks_of(run):
         noisy, sample = noise.added_to(task), task.sample
         assert type(noisy) is type(task)
         assert noisy.metadata.dataset["revision"] != task.metadata.dataset["revision"]
@@ -102,25 +103,18 @@ def saved(tmp_path_factory):
 def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_path, monkeypatch):
     encoded = []
 
-    def encoder_of(model, dimension):
-        embed = measured_encoder(model, dimension)
-
-        def counted(texts, role, instruction):
-            encoded.extend(texts)
-            return embed(texts, role, instruction)
-
-        return counted
-
-    measured_encoder = measured.encoder_of
-    monkeypatch.setattr(measured, "encoder_of", encoder_of)
+    encode = rayembed_spec.encode
+    monkeypatch.setattr(
+        rayembed_spec, "encode", lambda m, t, **how: encoded.extend(t) or encode(m, t, **how)
+    )
     options = {"name": "noise", "results_folder": tmp_path / "noise", "num_words": 8}
     scores = noise_scores(saved, run, **options)
-    names = [task.metadata.name for task in suite_tasks(run)]
+    names = [task.metadata.name for task in tasks_of(run)]
     assert list(scores.clean) == list(scores.noisy) == names
     assert scores.clean != scores.noisy
     assert scores.drops == {name: scores.clean[name] - scores.noisy[name] for name in names}
     noise = Noise.of(run, 8)
-    held_out = {word for a in held_out_articles(run) for word in own_words(a.extract)}
+    held_out = {word for a in held_out_articles(run.wikipedia) for word in own_words(a.extract)}
     noisy = [text for text in encoded if own_words(text) - held_out]
     clean = [text for text in encoded if not own_words(text) - held_out]
     assert {noise.behind(text) for text in clean} == set(noisy)
@@ -132,7 +126,7 @@ def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_pat
 def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
     model = load_model(saved)
     noise = Noise.of(run, 8)
-    tasks = [noise.added_to(task) for task in suite_tasks(run)]
+    tasks = [noise.added_to(task) for task in tasks_of(run)]
     bare = ModelPrompts(Prompts(table="none"), unsaved_prompts(model.config, {}))
     model.tokenizer.max_lengths = {"query": 1000, "document": 1000}
     _warn_of_cut_noise(model, "long", tasks, bare)
@@ -156,7 +150,7 @@ def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
     with pytest.raises(ConfigError, match="the encoder would read 80 tokens, and it has learnt 64"):
         noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
     none = run.model_copy(
-        update={"evaluation": run.evaluation.model_copy(update={"suite": "none"})}
+        update={"evaluation": run.evaluation.model_copy(update={"benchmarks": ()})}
     )
     with pytest.raises(ConfigError, match="no texts to put noise behind"):
         noise_scores(saved, none, name="x", results_folder=tmp_path, num_words=4)

@@ -5,16 +5,16 @@ import random
 
 import pytest
 from one_thread import one_thread
+from run_scoring import evaluate_reference, tasks_of
 from tiny_folders import ARCHITECTURES
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.evaluation_run import WikipediaTasks
 from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
 from rayembed.config.override import override
+from rayembed.config.scores import WikipediaTasks
 from rayembed.config.settings import parse
-from rayembed.evaluation.evaluate import evaluate_reference, prompts_for, run_prompts, suite_tasks
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
 from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.model_spec import make_spec
@@ -22,6 +22,7 @@ from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.prompts_table import literal_prompts, prompts_table
+from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
 from rayembed.evaluation.wikipedia_factory import wikipedia_factories
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
@@ -93,9 +94,9 @@ def by_validation(run, folder):
     """Scores of the same tasks by validation, which then has all of the held-out articles."""
     data = {"kind": "wikipedia", "num_titles": HELD_OUT, "num_queries": 40, "tasks": TASK_NAMES}
     validation = json.dumps({"data": data, "every_steps": 5})
-    changes = ["stages.one.steps=10", "evaluation.suite=none"]
+    changes = ["stages.one.steps=10", "evaluation.benchmarks=[]"]
     validated = override(run, [*changes, f"evaluation.validation={validation}"])
-    assert revisions(validation_tasks(validated)) == revisions(suite_tasks(run))
+    assert revisions(validation_tasks(validated)) == revisions(tasks_of(run))
     return validate(load_model(folder), validated), validation_prompts(validated)
 
 
@@ -128,7 +129,7 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     assert after_training == pytest.approx(alone, abs=1e-6)
     assert in_training == pytest.approx(alone, abs=1e-6)
     # Not only the scores: the very texts before the texts.
-    tasks = suite_tasks(run)
+    tasks = tasks_of(run)
     told: dict[str, list[str]] = {}
     for row in table:
         told.setdefault(row.task, []).append(row.prompt)

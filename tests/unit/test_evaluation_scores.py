@@ -6,15 +6,16 @@ import mteb
 import numpy as np
 import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
+from run_scoring import evaluate, evaluate_reference, tasks_of
 from table_model import TableModel, changed, number, oracle
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.errors import ConfigError
-from rayembed.evaluation import evaluate as evaluation
+from rayembed.errors import ConfigError, WorkerError
+from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.evaluate import evaluate, suite_tasks
-from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 
 
@@ -45,7 +46,7 @@ def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch)
     """Every text gets its own vector, so that nothing ties a query to its document."""
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        evaluation, "encode", lambda model, texts, **_: rng.normal(size=(len(texts), 64))
+        rayembed_spec, "encode", lambda model, texts, **_: rng.normal(size=(len(texts), 64))
     )
     scores = evaluate(random_model(), run, name="random", revision="1", results_folder=tmp_path)
     chance = sum(1 / math.log2(rank + 1) for rank in range(1, 11)) / 100
@@ -59,7 +60,7 @@ def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch)
 
 
 def test_only_held_out_articles_are_seen(run, tmp_path):
-    kept = {number(a.title) for a in evaluation.held_out_articles(run)}
+    kept = {number(a.title) for a in held_out_articles(run.wikipedia)}
     assert len(kept) == HELD_OUT
     model = oracle()
     evaluate(model, run, name="m", revision="1", results_folder=tmp_path)
@@ -77,7 +78,7 @@ def test_roles_and_instructions_are_those_of_training(run, tmp_path):
     seen = model.tokenizer.seen
     assert len(set(seen)) == len(seen), "a text was embedded twice"
     assert {i for _, role, i in seen if role == "document"} == {""}
-    tasks = {task.metadata.name: task for task in suite_tasks(told)}
+    tasks = {task.metadata.name: task for task in tasks_of(told)}
     sample = tasks["WikiSentenceRetrieval"]._sample
     asked = {t for t, r, i in seen if (r, i) == ("query", "find it ")}
     assert asked == set(sample.queries.values())
@@ -95,7 +96,8 @@ def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_pa
     (folder,) = (tmp_path / "results" / "org__m").iterdir()
     assert folder.name.startswith("abc-")
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    assert names == {f"{n}.json" for n in TASK_NAMES} | {"model_meta.json", "run_settings.jsonl"}
+    of_mteb = {f"{n}.json" for n in TASK_NAMES} | {"model_meta.json", "run_settings.jsonl"}
+    assert names == of_mteb | {"prompts.yaml", "versions.yaml"}
     for name in TASK_NAMES:
         assert mteb.TaskResult.from_disk(folder / f"{name}.json").get_score() == first[name]
     meta = model_meta("org/m", folder.name)
@@ -113,7 +115,7 @@ def test_other_weights_data_or_instructions_share_no_results(run, tmp_path):
         ("abc", run.model_copy(update={"seed": 1})),
     ]
     for revision, other in others:
-        with pytest.raises(AssertionError, match="embedded although"):
+        with pytest.raises(WorkerError, match="embedded although"):
             evaluate(
                 Silent(np.ones((COUNT, 4))),
                 other,
@@ -140,9 +142,7 @@ def test_bm25_is_scored_on_retrieval_only(run, tmp_path):
     scores = evaluate(Bm25(), run, name="bm25", revision=Bm25.revision, results_folder=tmp_path)
     # every text carries a word that only its own article has
     assert scores == {"WikiSentenceRetrieval": 1.0, "WikiDescriptionRetrieval": 1.0}
-    assert (
-        evaluation.evaluate_reference("bm25", run, name="bm25", results_folder=tmp_path) == scores
-    )
+    assert evaluate_reference("bm25", run, name="bm25", results_folder=tmp_path) == scores
 
 
 def test_bm25_is_lucenes_formula():
@@ -159,64 +159,36 @@ def test_bm25_is_lucenes_formula():
     assert found["none"] == {}
 
 
-def test_the_cache_of_vectors_is_bounded():
-    calls = []
-
-    def embed(texts, role, instruction):
-        calls.append(list(texts))
-        return np.stack([np.full(4, float(text)) for text in texts])
-
-    class Task:
-        name = "any"
-
-    encoder = MtebEncoder(embed, model_meta("m", "1"), cache_bytes=2 * 16)
-
-    def encode(*texts):
-        batches = [{"text": list(texts[:2])}, {"text": list(texts[2:])}]
-        return encoder.encode(batches, task_metadata=Task, hf_split="test", hf_subset="default")
-
-    expected = np.array([[3.0] * 4, [1.0] * 4, [3.0] * 4, [2.0] * 4])
-    np.testing.assert_array_equal(encode("3", "1", "3", "2"), expected)
-    np.testing.assert_array_equal(encode("3", "1", "3", "2"), expected)
-    assert calls == [["3", "1", "2"], ["2"]]
-
-
-def test_a_model_with_this_adapter_passes_mtebs_own_check():
-    def embed(texts, role, instruction):
-        return np.random.default_rng(len(texts)).normal(size=(len(texts), 8))
-
-    meta = model_meta("m", "1", similarity_fn_name="cosine")
-    results = mteb.mock_run(MtebEncoder(embed, meta)).task_results
-    ran = {name: result for name, result in results.items() if result is not None}
-    failed = {n: r for n, r in ran.items() if not isinstance(r, mteb.TaskResult)}
-    assert not failed
-    assert len(ran) >= 15
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"num_documents": 500}, r"num_documents 500 exceeds the 120 held-out"),
-        ({"instructions": {"WikiTopicClusterin": "x"}}, r"did you mean 'WikiTopicClustering'"),
+        ({"tasks": ("SciFac",)}, r"did you mean 'SciFact'"),
     ],
 )
 def test_settings_that_contradict_are_refused(run, settings, message):
     with pytest.raises(ConfigError, match=message):
-        suite_tasks(changed(run, **settings))
+        tasks_of(changed(run, **settings))
 
 
-def test_an_unknown_suite_and_a_missing_source_are_refused(run):
+def test_an_unknown_benchmark_and_a_missing_source_are_refused(run):
+    with pytest.raises(ConfigError, match="'wikipedi'"):
+        tasks_of(changed(run, benchmarks=("wikipedi",)))
     values = run.model_dump(mode="json")
-    values["evaluation"]["suite"] = "mteb"
-    with pytest.raises(ConfigError, match=r"suite.*'wikipedia' or 'none'"):
-        parse(Run, values)
-    values["evaluation"]["suite"] = "wikipedia"
     values["data"]["datasets"][0]["source"] = {"kind": "pairs", "path": "x.jsonl"}
-    with pytest.raises(ConfigError, match=r"evaluation\.source"):
-        suite_tasks(parse(Run, values))
+    with pytest.raises(ConfigError, match=r"evaluation\.wikipedia\.source"):
+        parse(Run, values)
 
 
-def test_the_suite_none_scores_nothing(run, tmp_path):
-    quiet = changed(run, suite="none")
+def test_a_run_of_an_earlier_version_is_told_what_its_settings_are_called_now(run):
+    values = run.model_dump(mode="json")
+    values["evaluation"] |= {"suite": "wikipedia", "num_documents": 10}
+    told = r"earlier version.*suite is now.*benchmarks.*num_documents is now.*wikipedia\.num_doc"
+    with pytest.raises(ConfigError, match=told):
+        parse(Run, values)
+
+
+def test_without_tasks_nothing_is_scored(run, tmp_path):
+    quiet = changed(run, benchmarks=())
     model = Silent(np.ones((COUNT, 4)))
     assert evaluate(model, quiet, name="m", revision="1", results_folder=tmp_path) == {}

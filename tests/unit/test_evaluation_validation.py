@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 from made_up_articles import HELD_OUT, run_over, write_articles
+from run_scoring import tasks_of
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
@@ -14,7 +15,6 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.evaluate import held_out_articles, suite_tasks
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.validation import (
     check_validation,
@@ -24,6 +24,7 @@ from rayembed.evaluation.validation import (
     validation_prompts,
     validation_tasks,
 )
+from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
@@ -60,16 +61,16 @@ def test_validation_and_final_scores_share_no_article_and_no_training_row(tmp_pa
         "WikiDescriptionRetrieval",
     ]
     validated = set().union(*map(words, tasks))
-    final = set().union(*(words(task) for task in suite_tasks(run)[:2]))
+    final = set().union(*(words(task) for task in tasks_of(run)[:2]))
     assert len(validated) == TITLES
     assert len(final) == HELD_OUT - TITLES
     assert not validated & final
     plain = override(run, ["evaluation.validation=null"])
-    assert validated < set().union(*(words(task) for task in suite_tasks(_sized(plain))[:2]))
+    assert validated < set().union(*(words(task) for task in tasks_of(_sized(plain))[:2]))
 
 
 def _sized(run: Run) -> Run:
-    return override(run, [f"evaluation.num_documents={HELD_OUT}"])
+    return override(run, [f"evaluation.wikipedia.num_documents={HELD_OUT}"])
 
 
 def test_holding_out_more_for_validation_leaves_the_final_scores_as_they_were(tmp_path):
@@ -77,9 +78,9 @@ def test_holding_out_more_for_validation_leaves_the_final_scores_as_they_were(tm
     smaller = override(
         run, ["evaluation.validation=null", f"data.held_out.num_titles={HELD_OUT - TITLES}"]
     )
-    assert held_out_articles(run) == held_out_articles(smaller)
-    theirs = [task.metadata.dataset["revision"] for task in suite_tasks(smaller)]
-    assert [task.metadata.dataset["revision"] for task in suite_tasks(run)] == theirs
+    assert held_out_articles(run.wikipedia) == held_out_articles(smaller.wikipedia)
+    theirs = [task.metadata.dataset["revision"] for task in tasks_of(smaller)]
+    assert [task.metadata.dataset["revision"] for task in tasks_of(run)] == theirs
 
 
 def judged(folder, *, rows=("q1\td1\t2", "q1\t3\t1", "q2\td2\t1", "q3\td1\t0")):
@@ -102,7 +103,7 @@ def beir_run(tmp_path, **data) -> Run:
         run_over(tmp_path / "articles.json"),
         [
             "stages.one.steps=10",
-            "evaluation.suite=none",
+            "evaluation.benchmarks=[]",
             f"data.root={tmp_path}",
             f"evaluation.validation={json.dumps(every)}",
         ],
@@ -173,11 +174,11 @@ def test_a_nano_task_is_scored_with_its_instruction(tmp_path, monkeypatch):
     model = load_model(save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer()))
     asked = []
 
-    def seen(model, texts, *, role, instruction, allow_empty):
+    def seen(model, texts, *, role, instruction, **_):
         asked.append((role, instruction, len(texts)))
         return encode(model, texts, role=role)
 
-    monkeypatch.setattr("rayembed.evaluation.evaluate.encode", seen)
+    monkeypatch.setattr("rayembed.evaluation.rayembed_spec.encode", seen)
     run = nano_run(tmp_path, instructions={"NanoNQRetrieval": "find"})
     check_validation(run)
     assert validate(model, run) == {"NanoNQRetrieval": pytest.approx(1.0)}

@@ -93,7 +93,7 @@ def test_a_run_that_holds_passes(run, folder):
         ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
         (["evaluation.instructions={WikiSentence: x}"], ConfigError, "no task 'WikiSentence'"),
-        (["evaluation.source=/nowhere"], AssetError, "/nowhere"),
+        (["evaluation.wikipedia.source=/nowhere"], AssetError, "/nowhere"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_the_driver(run, folder, assignments, error, message):
@@ -189,7 +189,7 @@ def test_the_instruction_of_a_task_that_is_not_trained_needs_room_too(run, folde
     none = json.dumps(dict.fromkeys(TASK_NAMES, ""))
     check_inputs(override(short, [f"evaluation.instructions={none}"]))
     validated = json.dumps({"data": {"kind": "wikipedia", "num_titles": 20}, "every_steps": 1})
-    told = ["stages.one.steps=2", "evaluation.suite=none", f"evaluation.validation={validated}"]
+    told = ["stages.one.steps=2", "evaluation.benchmarks=[]", f"evaluation.validation={validated}"]
     with pytest.raises(ConfigError, match="the instruction of the task WikiSentenceRetrieval"):
         check_inputs(override(short, told))
 
@@ -254,7 +254,7 @@ def test_told_exactly_where_tokens_of_a_text_would_be_refused(run, folder, kind)
 def test_instructions_of_rows_are_checked_in_the_plan(run, folder, tmp_path):
     rows = [{"query": f"q {i}", "positive": f"p {i}", "task": "find"} for i in range(8)]
     source = f"{{kind: pairs, path: {tmp_path}/rows.jsonl, instruction: task}}"
-    run = override(run, [f"data.datasets.wiki.source={source}", "evaluation.suite=none"])
+    run = override(run, [f"data.datasets.wiki.source={source}", "evaluation.benchmarks=[]"])
     tokenizer = check_inputs(run)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))

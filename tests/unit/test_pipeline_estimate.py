@@ -34,7 +34,7 @@ def test_more_work_takes_longer(milan):
         "stages.retrieval.steps=72",
         "model.backbone.num_layers=16",
         "placement.grad_cache=true",
-        "evaluation.num_documents=1000",
+        "evaluation.wikipedia.num_documents=1000",
     )
     base = estimate(run).seconds
     assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)

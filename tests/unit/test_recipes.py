@@ -231,7 +231,7 @@ def test_the_quickstart_evaluates_with_the_instructions_of_training():
     assert [s.pairs for s in sources] == ["description", "sentence", "topic", "topic"]
 
 
-def test_instructions_are_for_tasks_that_the_suite_has():
+def test_instructions_are_for_tasks_that_the_sample_has():
     from rayembed.evaluation import wikipedia_tasks
 
     names = {name for name in vars(wikipedia_tasks) if name.startswith("Wiki")}
@@ -244,4 +244,4 @@ def test_own_pairs_need_one_setting():
     )
     assert run.data.datasets[0].source.path == "s3://bucket/pairs.jsonl"
     assert run.model.backbone.path == MINILM
-    assert run.evaluation.suite == "none"
+    assert not run.evaluation.any_tasks

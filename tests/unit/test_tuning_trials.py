@@ -156,7 +156,7 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
 
 
 def test_a_metric_is_never_the_training_loss(tmp_path):
-    nothing = ["evaluation.validation=null", "evaluation.suite=none"]
+    nothing = ["evaluation.validation=null", "evaluation.benchmarks=[]"]
     with pytest.raises(ConfigError, match="no score to compare by"):
         check_sweep(make_sweep(tmp_path, changes=nothing))
     only_after = make_sweep(tmp_path, changes=nothing[:1])

@@ -87,12 +87,13 @@ def data_of(run: Run) -> DataRun:
 
     Where nodes are waited for, its teachers may have as many GPUs as its workers will.
     """
+    evaluation = run.evaluation
     seconds = run.placement.wait_for_nodes_seconds if run.placement.use_gpu else 0.0
     return DataRun(
         name=run.name,
         seed=run.seed,
         data=run.data,
-        kept_for_evaluation=run.evaluation.source if run.evaluation.uses_wikipedia else None,
+        kept_for_evaluation=evaluation.wikipedia.source if evaluation.uses_wikipedia else None,
         placement=TeacherPlacement(
             storage_path=run.placement.storage_path,
             gpus=run.placement.workers if seconds else 0,

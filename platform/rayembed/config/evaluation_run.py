@@ -7,45 +7,8 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
-
-
-class WikipediaTasks(Settings):
-    """Tasks over held-out articles of the Wikipedia sample, which need no hub.
-
-    The same sizes, seed and source as a training run's give the same tasks. The defaults are those
-    of the quickstart, so that scores of both stand beside each other.
-    """
-
-    source: str | None = None
-    """Asset reference of the Wikipedia JSON file; None: the English sample."""
-    num_titles: PositiveInt = 1000
-    """Held-out titles, `data.held_out.num_titles` of a training run."""
-    num_documents: PositiveInt = 500
-    """Documents of the retrieval corpora."""
-    num_queries: PositiveInt = 200
-    """Queries of the retrieval tasks."""
-    max_length: PositiveInt = 48
-    """Tokens to which the texts of retrieval are cut (by words); of other tasks half of it."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """Chooses the held-out titles and the samples."""
-
-    _no_credentials = field_validator("source")(refuse_credentials)
-
-
-class OwnSet(Settings):
-    """Queries, documents and judgements of the user's own, as a retrieval task."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """The task's name in results and tables; not that of another task."""
-    path: str = Field(min_length=1)
-    """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
-    split: str = "test"
-    """Which judgements are taken, `qrels/<split>.tsv`."""
-    instruction: str | None = None
-    """Task definition for models that take one."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class EvaluationPlacement(Settings):
@@ -84,30 +47,17 @@ class ResultsPlace(Settings):
     placement: EvaluationPlacement = EvaluationPlacement()
 
 
-class EvaluationRun(Document):
+class EvaluationRun(Scores, Document):
     """A model, the tasks that score it, and where."""
 
     model: ModelUnderTest
-    benchmarks: tuple[str, ...] = ()
-    """Names such as `MTEB(eng, v1)`, `MTEB-MINI`, `BEIR`, `MIRACL`, `AIR-Bench_24.04`, `wikipedia`;
-    all of mteb's by their own names."""
-    tasks: tuple[str, ...] = ()
-    """Single tasks of mteb by name, beside those of the benchmarks."""
-    languages: tuple[str, ...] = ()
-    """Only subsets of mteb's and AIR-Bench's tasks in these (`eng`, `deu`, …); none: all."""
-    own_sets: tuple[OwnSet, ...] = ()
-    wikipedia: WikipediaTasks = WikipediaTasks()
-    """Sizes of the benchmark `wikipedia`."""
     placement: EvaluationPlacement = EvaluationPlacement()
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "EvaluationRun":
-        if not (self.benchmarks or self.tasks or self.own_sets):
+        if not self.any_tasks:
             raise ValueError(
                 "nothing to score the model on: name a benchmark (--benchmark wikipedia needs no "
                 "hub), tasks (--tasks) or own sets (own_sets)"
             )
-        names = [own.name for own in self.own_sets]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two own sets have the name {twice[0]!r}; it must be unique")
         return self

@@ -3,86 +3,26 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import (
-    Field,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.placement import Placement
-from rayembed.config.settings import Settings, nearest
+from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.scores import OwnSet, Scores, WikipediaTasks
+from rayembed.config.settings import changed, nearest
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
-from rayembed.config.validation import ValidationConfig, WikipediaValidation
+from rayembed.config.validation import (
+    BeirValidation,
+    MtebValidation,
+    ValidationConfig,
+    WikipediaValidation,
+)
 from rayembed.config.worker_numbers import check_shares
-
-
-class EvaluationConfig(Settings):
-    """Which scores are taken, of what."""
-
-    suite: Literal["wikipedia", "none"] = "none"
-    """`wikipedia`: the tasks over the held-out titles of the Wikipedia sample."""
-    num_documents: PositiveInt = 1000
-    """Documents of the retrieval corpora."""
-    num_queries: PositiveInt = 500
-    """Queries of the retrieval tasks."""
-    max_length: PositiveInt = 128
-    """Tokens of a text."""
-    before_training: bool = True
-    """Whether the untrained model is scored for comparison."""
-    baselines: tuple[str, ...] = ()
-    """Asset references of embedding models to compare with, or `bm25`."""
-    instructions: dict[str, str] = Field(default_factory=dict)
-    """Task definition put before the queries of a task, by the task's name; as in training. The
-    model is saved with them. Tasks left out have what `evaluate_model` puts there: models with an
-    instruction template always have one; an empty text: none."""
-    source: str | None = None
-    """Asset reference of the Wikipedia JSON file; None: that of the data sets."""
-    translations: dict[str, str] = Field(default_factory=dict)
-    """mteb's code of a language (`fra-Latn`) → asset reference of the sample in it. Adds
-    the task `WikiCrossLingualRetrieval`: its articles find those of the same title in `source`."""
-    validation: ValidationConfig | None = None
-    """Scores while training goes on, by which weights are chosen; None: there are none."""
-
-    _no_credentials = field_validator("source")(refuse_credentials)
-
-    @property
-    def num_validation_titles(self) -> int:
-        """How many held-out titles are kept from the scores after training."""
-        data = None if self.validation is None else self.validation.data
-        return data.num_titles if isinstance(data, WikipediaValidation) else 0
-
-    @property
-    def uses_wikipedia(self) -> bool:
-        """Whether the Wikipedia sample's held-out titles are scored, after training or during."""
-        return self.suite == "wikipedia" or self.num_validation_titles > 0
-
-    @field_validator("baselines")
-    @classmethod
-    def _no_credentials_each(cls, baselines: tuple[str, ...]) -> tuple[str, ...]:
-        for reference in baselines:
-            refuse_credentials(reference)
-        return baselines
-
-    @field_validator("translations")
-    @classmethod
-    def _no_credentials_by_language(cls, translations: dict[str, str]) -> dict[str, str]:
-        for reference in translations.values():
-            refuse_credentials(reference)
-        return translations
-
-    @field_validator("instructions", "translations")
-    @classmethod
-    def _by_name(cls, given: dict[str, str]) -> dict[str, str]:
-        """Sorted, because the order in which they are written decides nothing."""
-        return dict(sorted(given.items()))
 
 
 class Run(Document):
@@ -219,25 +159,21 @@ class Run(Document):
             return self
         sources = [dataset.source for dataset in self.data.datasets]
         learnt = any(isinstance(source, WikipediaSource) for source in sources)
-        scored = evaluation.suite == "wikipedia"
-        if evaluation.source is None and not learnt:
-            setting, off = ("suite", "none") if scored else ("validation.data", "null")
+        scored, sizes = evaluation.scores_wikipedia, evaluation.wikipedia
+        if sizes.source is None and not learnt:
+            setting, off = ("benchmarks", "[]") if scored else ("validation.data", "null")
             raise ValueError(
-                f"evaluation.{setting} 'wikipedia' needs texts: set evaluation.source to the asset "
-                f"reference of the Wikipedia JSON file, or evaluation.{setting.split('.')[0]}={off}"
-            )
-        if scored and evaluation.num_queries > evaluation.num_documents:
-            raise ValueError(
-                f"evaluation.num_queries {evaluation.num_queries} exceeds "
-                f"evaluation.num_documents {evaluation.num_documents}: each query has its document"
+                f"evaluation.{setting} 'wikipedia' needs texts: set evaluation.wikipedia.source to "
+                "the asset reference of the Wikipedia JSON file, or "
+                f"evaluation.{setting.split('.')[0]}={off}"
             )
         held_out, for_validation = self.data.held_out.num_titles, evaluation.num_validation_titles
-        if scored and held_out - for_validation < evaluation.num_documents:
+        if scored and held_out - for_validation < sizes.num_documents:
             left = f" less the {for_validation} for validation" if for_validation else ""
             raise ValueError(
-                f"evaluation.num_documents {evaluation.num_documents} exceeds "
+                f"evaluation.wikipedia.num_documents {sizes.num_documents} exceeds "
                 f"data.held_out.num_titles {held_out}{left}, the titles that no training row "
-                "touches; hold out more, ask for fewer, or set evaluation.suite=none"
+                "touches; hold out more, ask for fewer, or set evaluation.benchmarks=[]"
             )
         if held_out < for_validation:
             raise ValueError(
@@ -290,6 +226,57 @@ class Run(Document):
         trained = {d.name: d.query_instruction for d in self.data.datasets if d.query_instruction}
         return {**trained, **self.evaluation.instructions}
 
+    @property
+    def wikipedia(self) -> WikipediaTasks:
+        """The tasks over held-out articles that are scored after training, with all their sizes."""
+        held_out = self.data.held_out.num_titles - self.evaluation.num_validation_titles
+        return self._over_titles(num_titles=held_out)
+
+    @property
+    def scores(self) -> Scores:
+        """The tasks on which the untrained model, each stage's and the baselines are scored."""
+        taken = {name: getattr(self.evaluation, name) for name in Scores.model_fields}
+        if self.evaluation.scores_wikipedia:
+            taken["wikipedia"] = self.wikipedia
+        return Scores(**taken)
+
+    @property
+    def validation_scores(self) -> Scores:
+        """The tasks of the run's validation; there must be validation."""
+        assert self.evaluation.validation is not None, "the run has no validation"
+        match self.evaluation.validation.data:
+            case WikipediaValidation(tasks=names, num_titles=number, num_queries=queries):
+                first = self.data.held_out.num_titles - number
+                sizes = self._over_titles(
+                    num_titles=number,
+                    first_title=first,
+                    num_documents=number,
+                    num_queries=min(queries, number),
+                )
+                return Scores(tasks=names, wikipedia=sizes)
+            case BeirValidation(name=name, path=path, split=split, instruction=words):
+                own = OwnSet(name=name, path=self._from_root(path), split=split, instruction=words)
+                return Scores(own_sets=(own,))
+            case MtebValidation(tasks=names):
+                return Scores(tasks=names)
+
+    def _over_titles(self, **sizes: int) -> WikipediaTasks:
+        """The sizes of the sample's tasks over held-out titles of this run."""
+        found = {"seed": self.seed, "source": self._wikipedia_source(), **sizes}
+        return changed(self.evaluation.wikipedia, **found)
+
+    def _wikipedia_source(self) -> str | None:
+        """Reference of the sample, by default that of the first data set of it."""
+        named = [d.source.path for d in self.data.datasets if isinstance(d.source, WikipediaSource)]
+        reference = self.evaluation.wikipedia.source or next(iter(named), None)
+        return None if reference is None else self._from_root(reference)
+
+    def _from_root(self, path: str) -> str:
+        """The path, a relative one below `data.root`."""
+        if self.data.root and "://" not in path and not path.startswith("/"):
+            return f"{self.data.root.rstrip('/')}/{path}"
+        return path
+
     def validation_interval(self, stage: StageConfig) -> int:
         """Steps between two scores of the stage; there must be validation."""
         assert self.evaluation.validation is not None
@@ -305,7 +292,7 @@ class Run(Document):
         """
         values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
         kept = "wikipedia" if self.evaluation.uses_wikipedia else "none"
-        values["kept_for_evaluation"] = [kept, self.evaluation.source]
+        values["kept_for_evaluation"] = [kept, self.evaluation.wikipedia.source]
         del values["data"]["root"]
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
@@ -319,7 +306,7 @@ class Run(Document):
         if isinstance(validation.data, WikipediaValidation):
             told = self.evaluation.instructions
             values["instructions"] = {n: told[n] for n in validation.data.tasks if n in told}
-            values["max_length"] = self.evaluation.max_length
+            values["max_length"] = self.evaluation.wikipedia.max_length
         return values
 
 

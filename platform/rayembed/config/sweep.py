@@ -19,10 +19,10 @@ WIKIPEDIA_SUITE_TASKS = (
     "WikiTitleDescriptionPairClassification",
     "WikiRelatednessSTS",
 )
-"""Those that `evaluation.suite` `wikipedia` scores after training."""
+"""Those that the benchmark `wikipedia` scores after training."""
 
 CROSS_LINGUAL_TASK = "WikiCrossLingualRetrieval"
-"""One more, where `evaluation.translations` name languages."""
+"""One more, where `evaluation.wikipedia.translations` name languages."""
 
 
 class GridSearch(Settings):
@@ -189,18 +189,18 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
     """
     validated = all(run.evaluation.validation is not None for run in sweep.runs.values())
-    evaluated = all(run.evaluation.suite != "none" for run in sweep.runs.values())
+    evaluated = all(run.evaluation.any_tasks for run in sweep.runs.values())
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
     if source == "validation" and not validated:
         raise ConfigError(
             f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
             "set evaluation.validation.data.kind=wikipedia, beir or mteb with --set, or metric.of="
-            "evaluation with evaluation.suite=wikipedia"
+            "evaluation with evaluation.benchmarks=[wikipedia]"
         )
     if source == "evaluation" and not evaluated:
         raise ConfigError(
-            f"metric.of 'evaluation' needs scores after training, and evaluation.suite is 'none' "
-            f"in a run of the sweep {sweep.name!r}; set evaluation.suite=wikipedia, or metric.of="
+            "metric.of 'evaluation' needs scores after training, and a run of the sweep "
+            f"{sweep.name!r} names no tasks; set evaluation.benchmarks=[wikipedia], or metric.of="
             "validation"
         )
     if source == "evaluation" and sweep.scheduler.kind != "none":
@@ -220,7 +220,7 @@ def check_metric(sweep: Sweep) -> None:
     source = metric_source(sweep)
     for label, run in sweep.runs.items():
         names: tuple[str, ...] = WIKIPEDIA_SUITE_TASKS
-        if run.evaluation.translations:
+        if run.evaluation.wikipedia.translations:
             names = (*names, CROSS_LINGUAL_TASK)
         if source == "validation":
             assert run.evaluation.validation is not None

@@ -13,9 +13,11 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.evaluate import decided, prompts_for, run_tasks, suite_tasks
-from rayembed.evaluation.loaded_spec import contextual_model
+from rayembed.evaluation.loaded_spec import loaded_spec
+from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.run_scores import decided, prompts_for
+from rayembed.evaluation.wikipedia_factory import wikipedia_factories
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
 from rayembed.models.cde import CDE
 from rayembed.models.corpus import random_documents
@@ -51,7 +53,7 @@ def scores_by_size(
 
     Raises:
         AssetError, ArtifactError: the reference leads to no model, or to one without context.
-        ConfigError: a size, a task or a suite that cannot be.
+        ConfigError: a size, a task that cannot be, or a run that does not score the sample.
     """
     folder, places = contextual_folder(str(reference))
     made = tasks_of(run, tasks)
@@ -73,9 +75,9 @@ def scores_by_size(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        scored = contextual_model(model, meta, prompts, seed=seed, num_context=size)
-        for task, score in run_tasks(scored, meta, made, results_folder).items():
-            found[size][task].append(score)
+        spec = loaded_spec(model, meta, prompts, seed=seed, num_context=size)
+        for task, value in scores_of(spec, made, results_folder, device).items():
+            found[size][task].append(value)
     return found
 
 
@@ -102,22 +104,21 @@ def load_contextual(folder: Path, device: str) -> CDE:
 
 
 def tasks_of(run: Run, names: Sequence[str]) -> list[Any]:
-    """Fresh retrieval tasks of the run's suite by these names, in the suite's order.
+    """Fresh retrieval tasks of the sample by these names, in the order of tables.
 
     Raises:
-        ConfigError: the run has no suite, or not such a retrieval task.
+        ConfigError: the run does not score the sample, or no such a retrieval task.
         DataError: the held-out articles are too few for a task.
     """
-    suite = suite_tasks(run)
-    if not suite:
+    if not run.evaluation.scores_wikipedia:
         raise ConfigError(
-            "evaluation.suite is none: there is nothing to score the model on; set "
-            "evaluation.suite=wikipedia"
+            "evaluation.benchmarks has no wikipedia: there is nothing to score the model on; set "
+            "evaluation.benchmarks=[wikipedia]"
         )
     for name in names:
         if name not in RETRIEVAL_TASKS:
             raise ConfigError(f"no retrieval task {name!r}; {nearest(name, RETRIEVAL_TASKS)}")
-    return [task for task in suite if task.metadata.name in names]
+    return [factory.load() for factory in wikipedia_factories(run.wikipedia, names)]
 
 
 def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[Any]) -> None:
@@ -138,5 +139,6 @@ def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[Any]) -> None
         if there < largest:
             raise ConfigError(
                 f"{largest} context documents are more than the {there} of the task "
-                f"{task.metadata.name}; ask for fewer or raise evaluation.num_documents"
+                f"{task.metadata.name}; ask for fewer or raise "
+                "evaluation.wikipedia.num_documents"
             )

@@ -19,14 +19,11 @@ from rayembed.data.sources.wikipedia import NO_TOPIC
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.context import DrawnContext, draw_context
 from rayembed.evaluation.context_sizes import contextual_folder, load_contextual
-from rayembed.evaluation.evaluate import (
-    decided,
-    encoder_of,
-    held_out_articles,
-    prompts_for,
-    run_tasks,
-)
-from rayembed.evaluation.mteb_model import MtebEncoder, model_meta
+from rayembed.evaluation.loaded_spec import loaded_spec
+from rayembed.evaluation.made_scores import scores_of
+from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.run_scores import decided, prompts_for
+from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS, retrieval_within
 from rayembed.models.encoding import encode_context
 from rayembed.models.fingerprints import weights_fingerprint
@@ -135,8 +132,8 @@ def topic_scores(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        encoder = MtebEncoder(encoder_of(model), meta, prompts=prompts)
-        scores = run_tasks(encoder, meta, list(tasks.values()), results_folder)
+        spec = loaded_spec(model, meta, prompts, num_context=0)  # the corpus that was just set
+        scores = scores_of(spec, list(tasks.values()), results_folder, device)
         for topic in tasks:
             found[topic].setdefault(label, []).append(scores[names[topic]])
     return TopicScores(
@@ -157,7 +154,7 @@ def topic_tasks(run: Run, task: str) -> dict[str, Any]:
     """
     if task not in RETRIEVAL_TASKS:
         raise ConfigError(f"no retrieval task {task!r}; {nearest(task, RETRIEVAL_TASKS)}")
-    articles = held_out_articles(run)
+    articles = held_out_articles(run.wikipedia)
     groups: dict[str, list[Any]] = {}
     for article in articles:
         if article.topic and article.topic != NO_TOPIC:
@@ -171,7 +168,7 @@ def topic_tasks(run: Run, task: str) -> dict[str, Any]:
             f"{MIN_DOCUMENTS} articles, 2 are needed; raise data.held_out.num_titles to what the "
             "model was trained with"
         )
-    sizes = run.evaluation
+    sizes = run.wikipedia
     return {
         topic: retrieval_within(
             topic,

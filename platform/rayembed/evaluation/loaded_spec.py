@@ -1,4 +1,4 @@
-"""A contextual model that is loaded already as a model under evaluation."""
+"""A model that is loaded already as a model under evaluation."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,6 @@ from mteb.models import ModelMeta
 from mteb.types import PromptType
 
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
-from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
-from rayembed.evaluation.pooled.model import PooledModel
-from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
 from rayembed.evaluation.way import Way
@@ -50,16 +47,16 @@ class LoadedSpec:
         return Embedder(literal, plain, self.dimension or self.model.dimensions[0])
 
 
-def contextual_model(
+def loaded_spec(
     model: EmbeddingModel,
     meta: ModelMeta,
     prompts: ModelPrompts,
     *,
-    seed: int,
+    seed: int = 0,
     num_context: int | None = None,
     dimension: int | None = None,
-) -> PooledModel:
-    """A model of mteb that embeds each task's texts in the context of the task's corpus.
+) -> LoadedSpec:
+    """The spec of a loaded model; a contextual one embeds in the context of each task's corpus.
 
     Args:
         seed: of the draw of context documents.
@@ -67,7 +64,5 @@ def contextual_model(
             has, if any.
         dimension: so many first values of each vector are kept; None: all.
     """
-    number = model.max_context if num_context is None else num_context
-    spec = LoadedSpec(model, meta, prompts, seed, number or 0, dimension=dimension)
-    device = str(next(model.parameters()).device)
-    return PooledModel(spec, OneWorker(EncodingWorker(spec, None, device)))
+    number = model.max_context if num_context is None and model.uses_context else num_context
+    return LoadedSpec(model, meta, prompts, seed, number or 0, dimension=dimension)

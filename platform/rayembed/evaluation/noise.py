@@ -19,18 +19,16 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.run import Run
 from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.evaluate import (
-    all_articles,
-    as_mteb_model,
-    decided,
-    held_out_articles,
-    prompts_for,
-    run_dtype,
-    run_tasks,
-    suite_tasks,
-)
+from rayembed.evaluation.loaded_spec import loaded_spec
+from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.run_scores import decided, prompts_for, run_dtype
+from rayembed.evaluation.wikipedia_factory import (
+    all_articles,
+    held_out_articles,
+    wikipedia_factories,
+)
 from rayembed.evaluation.wikipedia_samples import (
     CrossLingualSample,
     RetrievalSample,
@@ -84,15 +82,15 @@ def noise_scores(
 
     Raises:
         AssetError, ArtifactError: the reference leads to no model.
-        ConfigError: the run has no suite, or the model has learnt too few positions.
+        ConfigError: the run does not score the sample, or the model has learnt too few positions.
         DataError: there are no articles beside the held-out ones.
     """
-    tasks = suite_tasks(run)
-    if not tasks:
+    if not run.evaluation.scores_wikipedia:
         raise ConfigError(
-            "evaluation.suite is none: there are no texts to put noise behind; set "
-            "evaluation.suite=wikipedia"
+            "evaluation.benchmarks has no wikipedia: there are no texts to put noise behind; set "
+            "evaluation.benchmarks=[wikipedia]"
         )
+    tasks = [factory.load() for factory in wikipedia_factories(run.wikipedia)]
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
     prompts = prompts_for(folder, run)
@@ -109,8 +107,8 @@ def noise_scores(
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
-        scored = as_mteb_model(model, meta, prompts, seed=run.seed)
-        scores.append(run_tasks(scored, meta, made, results_folder))
+        spec = loaded_spec(model, meta, prompts, seed=run.seed)
+        scores.append(scores_of(spec, made, results_folder, device))
     return NoiseScores(*scores)
 
 
@@ -129,8 +127,12 @@ class Noise:
         Raises:
             DataError: there are no articles beside the held-out ones.
         """
-        held_out = {article.title for article in held_out_articles(run)}
-        others = [a for a in all_articles(run) if a.title not in held_out and _long(a, num_words)]
+        held_out = {article.title for article in held_out_articles(run.wikipedia)}
+        others = [
+            a
+            for a in all_articles(run.wikipedia)
+            if a.title not in held_out and _long(a, num_words)
+        ]
         if not others:
             raise DataError(
                 f"no article beside the held-out ones has {num_words} words for the noise; hold "
@@ -224,7 +226,8 @@ def _warn_of_cut_noise(model: Any, name: str, tasks: Sequence[Any], prompts: Mod
     if cut:
         logger.warning(
             "%s: %d of %d texts with noise are longer than it reads, so that some of the noise is "
-            "not seen and the drop is smaller; lower evaluation.max_length to score shorter texts",
+            "not seen and the drop is smaller; lower evaluation.wikipedia.max_length to score "
+            "shorter texts",
             *(name, cut, number),
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.scores import WIKIPEDIA, Scores
 from rayembed.errors import RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.averages import main_score
@@ -20,14 +20,11 @@ from rayembed.evaluation.jobs import ScoreTask, TaskFactory
 from rayembed.evaluation.own_set import OwnSet
 from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
-from rayembed.evaluation.wikipedia_factory import wikipedia_factories
-
-WIKIPEDIA = "wikipedia"
-"""The benchmark of the sample's tasks."""
+from rayembed.evaluation.wikipedia_factory import is_wikipedia_task, wikipedia_factories
 
 
-def task_factories(run: EvaluationRun) -> list[TaskFactory]:
-    """All tasks that the run names, each once, without those of AIR-Bench.
+def task_factories(scores: Scores) -> list[TaskFactory]:
+    """All tasks that are named, each once, without those of AIR-Bench.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
@@ -35,19 +32,19 @@ def task_factories(run: EvaluationRun) -> list[TaskFactory]:
         ConfigError: an unknown benchmark, task or language.
     """
     found: dict[str, MtebTask] = {}
-    for benchmark in run.benchmarks:
+    for benchmark in scores.benchmarks:
         if benchmark == WIKIPEDIA or benchmark in VERSIONS:
             continue
         for task in benchmark_tasks(benchmark, also=(*VERSIONS, WIKIPEDIA)):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
-    for task in named_tasks(run.tasks):
+    for task in named_tasks(name for name in scores.tasks if not is_wikipedia_task(name)):
         found[task.name] = _both(found[task.name], task) if task.name in found else task
     of_mteb = tuple(found.values())
-    if run.languages and of_mteb:
-        of_mteb = of_languages(of_mteb, run.languages)
-    own = [OwnSet(s.name, s.path, s.split, s.instruction or "") for s in run.own_sets]
-    sample = wikipedia_factories(run.wikipedia) if WIKIPEDIA in run.benchmarks else []
-    return [*sample, *of_mteb, *own]
+    if scores.languages and of_mteb:
+        of_mteb = of_languages(of_mteb, scores.languages)
+    own = [OwnSet(s.name, s.path, s.split, s.instruction or "") for s in scores.own_sets]
+    named = None if WIKIPEDIA in scores.benchmarks else scores.tasks
+    return [*wikipedia_factories(scores.wikipedia, named), *of_mteb, *own]
 
 
 def _both(one: MtebTask, other: MtebTask) -> MtebTask:

@@ -60,7 +60,7 @@ def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str
         task.metadata.name: [
             prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)
         ]
-        for task in tasks
+        for task in _parts(tasks)
     }
 
 

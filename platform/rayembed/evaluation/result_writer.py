@@ -57,7 +57,8 @@ class ResultWriter:
             for scores in result.scores.values():  # not in the order in which they were done
                 scores.sort(key=lambda score: str(score["hf_subset"]))
         self._cache.save_to_cache(result, self.meta)
-        return result
+        # As it is read next time: what is written down is rounded.
+        return mteb.TaskResult.from_disk(self._path(result.task_name))
 
     def keep(self, name: str, content: str) -> Path:
         """Write a file of ours beside mteb's."""

@@ -36,6 +36,42 @@ _NARROW: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
+class ScoreKey:
+    """Of which model scores are, in a run's table."""
+
+    stage: str | None = None
+    """Name of the stage whose model it is; None: the untrained model, or a baseline."""
+    baseline: str | None = None
+    """Name of another model."""
+    dimension: int | None = None
+    """So many first values of each vector (Matryoshka); None: all."""
+    without_context: bool = False
+    """Whether a contextual model embeds behind its null token."""
+
+    def label(self, stages: Sequence[str]) -> str:
+        """What a reader sees.
+
+        Args:
+            stages: names of all stages of the run, in their order.
+        """
+        if self.dimension is not None:
+            return f"the same, {self.dimension} dimensions"
+        if self.without_context:
+            return "the same, without context"
+        if self.baseline is not None:
+            return self.baseline
+        if self.stage is None:
+            return "untrained"
+        return f"stage {stages.index(self.stage) + 1}: {self.stage}"
+
+
+UNTRAINED = ScoreKey()
+
+RunScores = Mapping[ScoreKey, Mapping[str, float]]
+"""Model → task name → main score, of one run."""
+
+
+@dataclass(frozen=True)
 class Cell:
     """One score of a table as a reader sees it."""
 
@@ -120,6 +156,12 @@ class ScoreTable:
         return None if score is None or base is None else score - base
 
 
+def run_table(scores: RunScores, stages: Sequence[str]) -> ScoreTable:
+    """The table of a run, with differences from the untrained model."""
+    rows = {key.label(stages): tasks for key, tasks in scores.items()}
+    return ScoreTable(rows, UNTRAINED.label(stages) if UNTRAINED in scores else None)
+
+
 def heading(task: str) -> tuple[str, str]:
     """Readable name of a task and of its main score."""
     return _HEADINGS.get(task, (task, ""))
@@ -128,7 +170,7 @@ def heading(task: str) -> tuple[str, str]:
 def rich_table(table: ScoreTable, *, title: str = "Held-out scores") -> Table:
     """The table for a terminal: the best score of a task in bold, under it the gain on the base.
 
-    Five models on the six tasks of the Wikipedia suite fit into 80 columns.
+    Five models on the six tasks of the Wikipedia sample fit into 80 columns.
     """
     shown = Table(
         title=title,

@@ -2,31 +2,30 @@
 
 import logging
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import mteb
 
-from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
-from rayembed.config.validation import (
-    BeirValidation,
-    MtebValidation,
-    ValidationConfig,
-    WikipediaValidation,
-)
-from rayembed.data.sources.wikipedia import read_articles, validation_titles
+from rayembed.config.validation import BeirValidation, MtebValidation, WikipediaValidation
 from rayembed.errors import ConfigError, DataError
-from rayembed.evaluation.evaluate import as_mteb_model, run_prompts, wikipedia_source
+from rayembed.evaluation.jobs import TaskFactory
+from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.plan import task_factories
+from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
+from rayembed.evaluation.run_scores import run_prompts
+from rayembed.evaluation.score import Store, score
+from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.contract import EmbeddingModel
 
 logger = logging.getLogger(__name__)
@@ -39,22 +38,33 @@ MAX_DOCUMENTS = 200_000
 """More would make every score of a training run as long as an evaluation of its own."""
 
 
+def validation_factories(run: Run) -> list[TaskFactory]:
+    """The tasks of the run's validation, as something to send to whoever scores.
+
+    Raises:
+        ConfigError: an unknown task, a task that models are compared by, or no source.
+        DataError: the user's files are not in order, or are no small set.
+    """
+    assert run.evaluation.validation is not None, "the run has no validation"
+    data = run.evaluation.validation.data
+    if isinstance(data, MtebValidation):
+        _check_small(data.tasks)
+    if isinstance(data, WikipediaValidation):
+        _check_of_the_sample(data.tasks)
+    factories = task_factories(run.validation_scores)
+    for factory in factories:
+        if isinstance(factory, OwnSet):
+            _check_size(factory)
+    return factories
+
+
 def validation_tasks(run: Run) -> list[Any]:
     """Fresh mteb tasks of the run's validation. Data of the hub are not loaded yet.
 
     Raises:
-        ConfigError: an unknown task, a task that models are compared by, or no source.
-        DataError: the user's files are not in order, or held-out articles are too few.
+        ConfigError, DataError: as `validation_factories`, or held-out articles are too few.
     """
-    data = _settings(run).data
-    match data:
-        case WikipediaValidation():
-            return _wikipedia(run, data)
-        case BeirValidation(path=path):
-            relative = run.data.root and "://" not in path and not Path(path).is_absolute()
-            return [_own_task(data, join(run.data.root, path) if relative else path)]
-        case MtebValidation(tasks=names):
-            return [_nano_task(name) for name in names]
+    return [factory.load() for factory in validation_factories(run)]
 
 
 def check_validation(run: Run) -> None:
@@ -88,6 +98,9 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
 
     A contextual model has documents of each task's corpus as context, as in the scores after
     training.
+
+    Raises:
+        RayembedError: a task cannot be scored.
     """
     meta = model_meta(
         f"{run.name}-validation",
@@ -96,27 +109,21 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
         embed_dim=model.dimensions[0],
         similarity_fn_name="cosine",
     )
-
-    scored = as_mteb_model(model, meta, validation_prompts(run), seed=run.seed)
-    scores: dict[str, float] = {}
-    for task in validation_tasks(run):
-        result = mteb.evaluate(
-            scored,
-            task,
-            cache=None,
-            co2_tracker=False,
-            encode_kwargs={"batch_size": 256, "show_progress_bar": False},
-            overwrite_strategy="always",
-            show_progress_bar=False,
-        )
-        scores[task.metadata.name] = float(result.task_results[0].get_score())
-    return scores
+    spec = loaded_spec(model, meta, validation_prompts(run), seed=run.seed)
+    pool = partial(run_here, device=str(next(model.parameters()).device))
+    with tempfile.TemporaryDirectory(prefix="validation-") as folder:
+        store = Store(join(folder, "results"), join(folder, "embeddings"))
+        scored = score(spec, validation_factories(run), pool, store)
+    for _, error in scored.failed:
+        raise error
+    return scored.scores
 
 
 def validation_prompts(run: Run) -> ModelPrompts:
     """What stands before the texts of the run's validation: as in the scores after training."""
     given: dict[str, str] = {}
-    match _settings(run).data:
+    assert run.evaluation.validation is not None, "the run has no validation"
+    match run.evaluation.validation.data:
         case MtebValidation(instructions=instructions):
             given = instructions
         case BeirValidation(name=name, instruction=instruction) if instruction:
@@ -134,52 +141,34 @@ def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) ->
     return total / math.fsum(shares.values())
 
 
-def _settings(run: Run) -> ValidationConfig:
-    assert run.evaluation.validation is not None, "the run has no validation"
-    return run.evaluation.validation
-
-
-def _wikipedia(run: Run, data: WikipediaValidation) -> list[Any]:
-    for name in data.tasks:
+def _check_of_the_sample(names: Sequence[str]) -> None:
+    for name in names:
         if name not in TASK_NAMES:
             raise ConfigError(
                 f"evaluation.validation.data.tasks: no task {name!r}; {nearest(name, TASK_NAMES)}"
             )
-    articles = read_articles(resolve(wikipedia_source(run)))
-    held_out = run.data.held_out.num_titles
-    titles = validation_titles(articles, held_out, data.num_titles, run.seed)
-    return wikipedia_tasks(
-        [article for article in articles if article.title in titles],
-        num_documents=data.num_titles,
-        num_queries=data.num_queries,
-        max_length=run.evaluation.max_length,
-        seed=run.seed,
-        names=data.tasks,
-    )
 
 
-def _own_task(data: BeirValidation, path: str) -> Any:
-    own = OwnSet(data.name, path, data.split, data.instruction)
+def _check_size(own: OwnSet) -> None:
     if own.about.documents > MAX_DOCUMENTS:
         raise DataError(
-            f"the set at {path!r} has {own.about.documents:,} documents, more than "
+            f"the set at {own.path!r} has {own.about.documents:,} documents, more than "
             f"{MAX_DOCUMENTS:,}: validation needs a small set that is scored in a minute; take a "
             "sample of the corpus with all relevant documents"
         )
-    return own.load()
 
 
-def _nano_task(name: str) -> Any:
+def _check_small(names: Sequence[str]) -> None:
     allowed = {
         task.metadata.name
         for benchmark in ALLOWED_BENCHMARKS
         for task in mteb.get_benchmark(benchmark).tasks
     }
-    if name not in allowed:
-        raise ConfigError(
-            f"evaluation.validation.data.tasks: {name!r} is no task of {ALLOWED_BENCHMARKS[0]}, "
-            "and what models are compared by must not choose among them; "
-            f"{nearest(name, allowed)} For your own queries set evaluation.validation.data.kind="
-            "beir"
-        )
-    return mteb.get_task(name)
+    for name in names:
+        if name not in allowed:
+            raise ConfigError(
+                f"evaluation.validation.data.tasks: {name!r} is no task of "
+                f"{ALLOWED_BENCHMARKS[0]}, and what models are compared by must not choose among "
+                f"them; {nearest(name, allowed)} For your own queries set evaluation.validation."
+                "data.kind=beir"
+            )

@@ -322,7 +322,7 @@ def _by_topic(articles: Sequence[Article], seed: int, purpose: str) -> dict[str,
         raise DataError(
             f"{purpose}: the {len(articles)} held-out articles have {len(large)} topics with at "
             f"least {MIN_PER_TOPIC} articles, 2 are needed; raise data.held_out.num_titles or set "
-            "evaluation.suite to none"
+            "evaluation.benchmarks=[]"
         )
     return large
 

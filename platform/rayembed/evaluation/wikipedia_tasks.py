@@ -323,7 +323,7 @@ RETRIEVAL_TASKS = TASK_NAMES[:2]
 """Those with documents and queries."""
 
 CROSS_LINGUAL = WikiCrossLingualRetrieval.metadata.name
-"""The task that a suite has besides when it names the sample in other languages."""
+"""One more task, where the sample is named in other languages."""
 
 
 def retrieval_within(

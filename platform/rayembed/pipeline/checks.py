@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import DatasetConfig
+from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
 from rayembed.config.model import (
     BiEncoderConfig,
@@ -26,10 +27,13 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.sources.convert import with_source_path
 from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
-from rayembed.evaluation.evaluate import BM25, run_prompts, suite_tasks
+from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts import check_instructions as check_task_names
 from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.run_scores import run_prompts
 from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
+from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.load import check_loadable
@@ -71,11 +75,15 @@ def check_inputs(run: Run) -> PromptTokenizer:
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
     check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
-    if run.evaluation.suite != "none":
+    if run.evaluation.any_tasks:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
-        check_prompts(tokenizer, suite_tasks(run), run_prompts(run))
+        tasks = [factory.load() for factory in task_factories(run.scores)]
+        named = [own.name for own in run.evaluation.own_sets]
+        settings = Prompts(instructions=run.evaluation.instructions)
+        check_task_names(settings, (*TASK_NAMES, CROSS_LINGUAL, *named))
+        check_prompts(tokenizer, tasks, run_prompts(run))
     if run.evaluation.validation is not None:
         check_validation(run)
         check_prompts(tokenizer, validation_tasks(run), validation_prompts(run))

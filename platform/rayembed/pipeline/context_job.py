@@ -223,13 +223,10 @@ def trained_model(run: Run) -> str:
 
 
 def _where(run: Run) -> dict[str, Any]:
-    placement = run.placement
     return {
         "name": f"{run.name}-context",
-        "results_folder": join(placement.storage_path, FOLDER),
-        "num_cpus": placement.cpus_per_worker,
-        "num_gpus": 1.0 if placement.use_gpu else 0.0,
-        "num_threads": placement.threads_per_worker,
+        "results_folder": join(run.placement.storage_path, FOLDER),
+        "placement": run.placement,
     }
 
 
@@ -324,7 +321,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="path.to.setting=value",
-        help="change a setting of it, such as evaluation.num_queries=50; may be given often",
+        help="change a setting of it, evaluation.wikipedia.num_queries=50, say; may be given often",
     )
     parser.add_argument(
         "--output",

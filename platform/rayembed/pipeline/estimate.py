@@ -84,10 +84,11 @@ def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
 
 def _of_scores(run: Run, a_token: float) -> float:
     settings = run.evaluation
-    if settings.suite == "none":
+    if not settings.scores_wikipedia:  # the sizes of other tasks are not known here
         return 0.0
-    texts = 2 * (settings.num_documents + settings.num_queries) + _SHORT_TEXTS / 2
-    tokens = _FILLED * settings.max_length * texts
+    sizes = settings.wikipedia
+    texts = 2 * (sizes.num_documents + sizes.num_queries) + _SHORT_TEXTS / 2
+    tokens = _FILLED * sizes.max_length * texts
     own = len(run.stages) + settings.before_training
     encoders = sum(reference != "bm25" for reference in settings.baselines)
     return tokens * (own * a_token + encoders * _MINILM)

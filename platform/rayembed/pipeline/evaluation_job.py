@@ -95,14 +95,10 @@ def _evaluate(run: EvaluationRun) -> int:
 
 def _print_dry_run(run: EvaluationRun, out: TextIO, tables: TextIO) -> None:
     """The resolved evaluation, and what stands before the texts of each task."""
-    from rayembed.config.evaluation import BM25
-    from rayembed.evaluation.benchmarks import MtebTask
-    from rayembed.evaluation.model_spec import make_spec
+    from rayembed.evaluation.bm25 import Bm25
     from rayembed.evaluation.plan import task_factories
     from rayembed.evaluation.prompts_table import format_prompts, prompts_table
-    from rayembed.pipeline.evaluate import air_bench_of
-    from rayembed.pipeline.storage import absolute_storage
-    from rayembed.registry.tracking_uri import resolve_tracking_uri
+    from rayembed.pipeline.evaluate import air_bench_of, evaluated_model
 
     out.write(f"# evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
@@ -110,21 +106,17 @@ def _print_dry_run(run: EvaluationRun, out: TextIO, tables: TextIO) -> None:
     air = air_bench_of(run)
     count = sum(f.num_texts for f in factories) + sum(job.num_texts for job in air)
     tables.write(f"{len(factories) + len(air)} tasks, about {count:,} texts\n")
-    if run.model.reference != BM25:
-        storage = absolute_storage(run.placement.storage_path)
-        tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, storage)
-        own = [factory.name for factory in factories if not isinstance(factory, MtebTask)]
-        device = "cuda" if run.placement.use_gpu else "cpu"
-        spec = make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, device=device)
-        tables.write(f"model {spec.meta.name}, revision {spec.meta.revision}\n")
+    model = evaluated_model(run, factories)
+    if not isinstance(model, Bm25):
+        tables.write(f"model {model.meta.name}, revision {model.meta.revision}\n")
         loaded = [factory.load() for factory in factories]
-        tables.write(format_prompts(prompts_table(spec, loaded)) + "\n")
+        tables.write(format_prompts(prompts_table(model, loaded)) + "\n")
 
 
 def _print_benchmarks(out: TextIO) -> None:
+    from rayembed.config.scores import WIKIPEDIA
     from rayembed.evaluation.air_bench.catalogue import VERSIONS
     from rayembed.evaluation.benchmarks import benchmark_names
-    from rayembed.evaluation.plan import WIKIPEDIA
 
     for name in (WIKIPEDIA, *VERSIONS, *benchmark_names()):
         out.write(f"{name}\n")

@@ -38,7 +38,7 @@ def benchmark_averages(evaluated: Evaluated) -> dict[str, dict[str, float]]:
 def _by_language(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
     names = {task.name for task in benchmark_tasks(benchmark)}
     scores: dict[str, float] = {}
-    for scoring in evaluated.scorings:
+    for scoring in evaluated.scored.tasks:
         if scoring.name in names:
             scores |= scoring.by_subset()
     return scores | miracl_averages(scores)
@@ -48,7 +48,7 @@ def _scores_in(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
     """Score by task on the benchmark's own splits and subsets, of those that were asked for."""
     tasks = {task.name: task for task in benchmark_tasks(benchmark)}
     found = {}
-    for scoring in evaluated.scorings:
+    for scoring in evaluated.scored.tasks:
         task = tasks.get(scoring.name)
         score = scoring.score if task is None else scoring.score_in(task)
         if score is not None:
@@ -59,7 +59,7 @@ def _scores_in(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
 def print_evaluated(evaluated: Evaluated, out: TextIO, *, tracking_uri: str) -> None:
     """Print scores by task, averages, what failed, where the files are, what to run next."""
     console = Console(file=out, width=WIDTH, soft_wrap=True, highlight=False)
-    if evaluated.scorings:
+    if evaluated.scored.tasks:
         console.print(_scores_table(evaluated))
     for benchmark, values in benchmark_averages(evaluated).items():
         table = _table(f"Averages of {benchmark}")
@@ -76,8 +76,10 @@ def print_evaluated(evaluated: Evaluated, out: TextIO, *, tracking_uri: str) -> 
         for name, error in evaluated.failed:
             table.add_row(name, str(error))
         console.print(table)
-    console.print(f"Model      {evaluated.meta.name} at revision {evaluated.meta.revision}")
-    console.print(f"Results    {evaluated.results}")
+    console.print(
+        f"Model      {evaluated.scored.meta.name} at revision {evaluated.scored.meta.revision}"
+    )
+    console.print(f"Results    {evaluated.scored.results}")
     if tracking_uri.startswith("http"):
         console.print(f"MLflow     {tracking_uri}")
     else:
@@ -85,20 +87,20 @@ def print_evaluated(evaluated: Evaluated, out: TextIO, *, tracking_uri: str) -> 
     if evaluated.failed:
         console.print("Next       the same command again does what is missing, and nothing else")
         return
-    results = evaluated.results.rsplit("/results/", 1)[0]
+    results = evaluated.scored.results.rsplit("/results/", 1)[0]
     complete = list(benchmark_averages(evaluated))
     chosen = f" --benchmark {shlex.quote(complete[0])}" if complete else ""
     console.print(f"Next       python jobs/compare_models.py --results {results}{chosen}")
 
 
 def _scores_table(evaluated: Evaluated) -> Table:
-    table = _table(f"Scores of {evaluated.meta.name}")
+    table = _table(f"Scores of {evaluated.scored.meta.name}")
     table.add_column("Task")
     table.add_column("Type")
     table.add_column("Metric")
     table.add_column("Score", justify="right")
     table.add_column("Seconds", justify="right")
-    for scoring in evaluated.scorings:
+    for scoring in evaluated.scored.tasks:
         metadata = scoring.factory.load().metadata
         score, seconds = MISSING, MISSING
         if scoring.score is not None:

@@ -21,7 +21,7 @@ def track(evaluated: Evaluated, tracking_uri: str) -> bool:
     Raises:
         TrackingError: MLflow is away or refuses.
     """
-    run, meta = evaluated.run, evaluated.meta
+    run, meta = evaluated.run, evaluated.scored.meta
     key = fingerprint([str(meta.name), str(meta.revision)])
     name = f"{meta.name}@{meta.revision}"
     place = hashlib.sha256(f"{tracking_uri} {name}".encode()).hexdigest()[:12]
@@ -31,21 +31,24 @@ def track(evaluated: Evaluated, tracking_uri: str) -> bool:
         name.replace("/", "__"),
         key,
         flatten({"model": run.model.model_dump(mode="json")}),
-        {"rayembed.results": evaluated.results, "rayembed.model_revision": str(meta.revision)},
+        {
+            "rayembed.results": evaluated.scored.results,
+            "rayembed.model_revision": str(meta.revision),
+        },
         folder=cache_folder() / "evaluation-runs" / place,
         total_steps=1,
     )
     complete = False
     try:
         tracker.log_provenance(collect_provenance({}))
-        tracker.log_scores("score", evaluated.scores, 0)
+        tracker.log_scores("score", evaluated.scored.scores, 0)
         for benchmark, values in benchmark_averages(evaluated).items():
             tracker.log_scores(f"average/{benchmark}", values, 0)
         for folder, version, retriever in dev_places(evaluated.air_bench):
             found = read_dev_scores(folder, version, retriever)
             known = {name: score for name, score in found.scores.items() if score is not None}
             tracker.log_scores(f"dev/{version}", known, 0)
-        tracker.log_artifact(evaluated.local, "results")
+        tracker.log_artifact(evaluated.scored.local, "results")
     finally:
         complete = tracker.close("FAILED" if evaluated.failed else "FINISHED")
     return complete

@@ -75,9 +75,7 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
             name=label.replace(" ", "-"),
             results_folder=join(absolute_storage(placement.storage_path), "noise"),
             num_words=num_words,
-            num_cpus=placement.cpus_per_worker,
-            num_gpus=1.0 if placement.use_gpu else 0.0,
-            num_threads=placement.threads_per_worker,
+            placement=placement,
         )
         for label, reference in models.items()
     }
@@ -167,7 +165,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="path.to.setting=value",
-        help="change a setting of it, such as evaluation.num_queries=50; may be given often",
+        help="change a setting of it, evaluation.wikipedia.num_queries=50, say; may be given often",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Category, main score and data set of a task by its name: of the Wikipedia suite and of mteb."""
+"""Category, main score and data set of a task by its name: of the Wikipedia sample and of mteb."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from rayembed.registry.scores import TaskFacts
 
 
 def task_facts(task: str) -> TaskFacts | None:
-    """The facts of a task; None: neither the suite nor mteb has it."""
+    """The facts of a task; None: neither the sample nor mteb has it."""
     if task in (*wikipedia_tasks.TASK_NAMES, wikipedia_tasks.CROSS_LINGUAL):
         return _facts(getattr(wikipedia_tasks, task).metadata)
     import mteb

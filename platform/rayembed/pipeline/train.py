@@ -1,24 +1,20 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.storage import join
-from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
-from rayembed.evaluation.evaluate import scored_revision
-from rayembed.evaluation.on_ray import evaluate_on_ray
 from rayembed.evaluation.plots import loss_curve, score_bars
-from rayembed.evaluation.tables import ScoreTable, csv_table, markdown_table
+from rayembed.evaluation.score import Scored
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, csv_table, markdown_table, run_table
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
@@ -27,6 +23,7 @@ from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
+from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.task_facts import task_facts
 from rayembed.pipeline.validation import (
@@ -40,7 +37,6 @@ from rayembed.pipeline.validation import (
 from rayembed.pipeline.version_of_run import (
     keep_version_scores,
     register_version,
-    results_of,
     write_if_other,
 )
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
@@ -63,11 +59,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BASE = "untrained"
-"""Label of the model before training."""
-
-NO_CONTEXT = "the same, without context"
-"""Label of a contextual model behind the null token."""
+End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, Scored], Mapping[str, Any]], T]
+"""Makes of a run's scores and its provenance what the caller wants."""
 
 
 @dataclass(frozen=True)
@@ -131,12 +124,15 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
         run: Run,
         folders: RunFolders,
         tracker: Tracker,
-        scores: dict[str, dict[str, float]],
+        scores: dict[ScoreKey, Scored],
         found: Mapping[str, Any],
     ) -> Trained:
-        label = f"stage {len(run.stages)}: {last}"
+        scored = scores.get(ScoreKey(last))
         return Trained(
-            scores.get(label, {}), folders.model(last), folders.weights(last), tracker.run_id
+            scored.scores if scored else {},
+            folders.model(last),
+            folders.weights(last),
+            tracker.run_id,
         )
 
     with _claimed(run, wait=True) as (claimed, folders):
@@ -156,7 +152,7 @@ def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
 def _train(
     run: Run,
     folders: RunFolders,
-    end: Callable[[Run, RunFolders, Tracker, dict[str, dict[str, float]], Mapping[str, Any]], T],
+    end: End[T],
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
     """What `end` makes of the run's scores, and whether MLflow has everything."""
@@ -206,19 +202,22 @@ def _train_and_score(
     folders: RunFolders,
     tracker: Tracker,
     trial: TrialOf | None = None,
-) -> dict[str, dict[str, float]]:
-    """Scores by label: the untrained model, each stage, the baselines."""
+) -> dict[ScoreKey, Scored]:
+    """Scores of the untrained model, of each stage's, and of the baselines; none where the run
+    names no tasks.
+    """
 
     def tell(name: str, values: dict[str, float], step: int) -> None:
         tracker.log_scores(name, values, step)
         if trial is not None:
             trial.on_scores(name, values, step)
 
-    scores: dict[str, dict[str, float]] = {}
-    scored = run.evaluation.suite != "none"
-    if scored and run.evaluation.before_training:
-        scores[BASE] = _score(run, BASE, None, folders)
-        tell("eval", scores[BASE], 0)
+    scores: dict[ScoreKey, Scored] = {}
+    scorer = RunScorer(run, folders)
+    if run.evaluation.any_tasks and run.evaluation.before_training:
+        export_on_ray(run, None, folders.model(scorer.untrained))
+        scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
+        tell("eval", scores[UNTRAINED].scores, 0)
         folders.files.keep()
     start_weights, offset = None, 0
     for index, stage in enumerate(run.stages):
@@ -248,72 +247,30 @@ def _train_and_score(
             kept = kept_step(weights) or str(stage.steps)
             tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
-        if scored:
-            scores[f"stage {index + 1}: {stage.name}"] = _score(run, stage.name, weights, folders)
-            tell("eval", scores[f"stage {index + 1}: {stage.name}"], offset)
-        else:
-            export_on_ray(run, weights, folders.model(stage.name))
+        export_on_ray(run, weights, folders.model(stage.name))
+        if run.evaluation.any_tasks:
+            key = ScoreKey(stage.name)
+            scores[key] = scorer.score(folders.model(stage.name), stage.name)
+            tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
-    if scored:
-        last = folders.model(run.stages[-1].name)
-        for dimension in saved_dimensions(resolve(join(last, SETTINGS_FILE)))[1:]:
-            name = f"{run.name}-{run.stages[-1].name}"
-            label = f"the same, {dimension} dimensions"
-            scores[label] = _evaluate(run, last, name, folders, dimension=dimension)
-            tell(f"eval_{dimension}", scores[label], offset)
-        if isinstance(run.model, CDEConfig):
-            name = f"{run.name}-{run.stages[-1].name}"
-            scores[NO_CONTEXT] = _evaluate(run, last, name, folders, num_context=0)
-            tell("eval_no_context", scores[NO_CONTEXT], offset)
-        for reference in run.evaluation.baselines:
-            label = _baseline_name(reference)
-            logger.info("scoring %s for comparison", label)
-            scores[label] = _evaluate(run, reference, label, folders)
+    if run.evaluation.any_tasks:
+        scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
-
-
-def _score(run: Run, name: str, weights: str | None, folders: RunFolders) -> dict[str, float]:
-    logger.info("scoring %s", name)
-    model = folders.model(name)
-    export_on_ray(run, weights, model)
-    return _evaluate(run, model, f"{run.name}-{name}", folders)
-
-
-def _evaluate(
-    run: Run,
-    reference: str,
-    name: str,
-    folders: RunFolders,
-    *,
-    dimension: int | None = None,
-    num_context: int | None = None,
-) -> dict[str, float]:
-    placement = run.placement
-    return evaluate_on_ray(
-        reference,
-        run,
-        name=name,
-        results_folder=folders.results,
-        num_cpus=placement.cpus_per_worker,
-        num_gpus=1.0 if placement.use_gpu else 0.0,
-        num_threads=placement.threads_per_worker,
-        dimension=dimension,
-        num_context=num_context,
-    )
 
 
 def _register(
     run: Run,
     folders: RunFolders,
     tracker: Tracker,
-    scores: dict[str, dict[str, float]],
+    scores: dict[ScoreKey, Scored],
     found: Mapping[str, Any],
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
     last = run.stages[-1].name
     model = folders.model(last)
-    table = ScoreTable(scores, base=BASE if BASE in scores else None)
+    by_model = {key: scored.scores for key, scored in scores.items()}
+    table = run_table(by_model, [stage.name for stage in run.stages])
     if scores:
         (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
         (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
@@ -329,26 +286,23 @@ def _register(
     if (folders.local / VALIDATION_FILE).exists():
         tracker.log_artifact(folders.local / VALIDATION_FILE)
     dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
-    with tempfile.TemporaryDirectory(prefix="results-") as scratch:
-        results = None
-        if scores:
-            revision = scored_revision(resolve_model(model), run)
-            results = results_of(folders.results, revision, Path(scratch))
-        measured = read_results(results, task_facts) if results is not None else ()
-        card = model_card(
-            run,
-            dimensions=dimensions[0],
-            scores=markdown_table(table) if scores else "",
-            provenance=found,
-            registered_model=run.placement.registered_model or run.name,
-            results=measured,
-            base_licence=base_licence(run.model.backbone.path),
-            data_licences=data_licences(run),
-        )
-        write_if_other(join(model, CARD_FILE), card.encode())
-        version = register_version(run, resolve_model(model), tracker, scores, dimensions, card)
-        if measured:
-            keep_version_scores(tracker, version, measured, results)
+    scored = scores.get(ScoreKey(last))
+    measured = read_results(scored.local, task_facts) if scored else ()
+    card = model_card(
+        run,
+        dimensions=dimensions[0],
+        scores=markdown_table(table) if scores else "",
+        provenance=found,
+        registered_model=run.placement.registered_model or run.name,
+        results=measured,
+        base_licence=base_licence(run.model.backbone.path),
+        data_licences=data_licences(run),
+    )
+    write_if_other(join(model, CARD_FILE), card.encode())
+    values = scored.scores if scored else {}
+    version = register_version(run, resolve_model(model), tracker, values, dimensions, card)
+    if scored:
+        keep_version_scores(tracker, version, measured, scored.local)
     return Outcome(
         run=run,
         table=table if scores else None,
@@ -364,12 +318,3 @@ def _register(
 def _data_warnings(plans: Mapping[str, str]) -> list[str]:
     """What the stages ask of the data and these do not give; what stages share is told once."""
     return list(dict.fromkeys(line for plan in plans.values() for line in data_warnings(plan)))
-
-
-def _baseline_name(reference: str) -> str:
-    """A short name of a baseline: the last part of its reference that says something."""
-    if reference == "bm25":
-        return "BM25"
-    path = reference.partition("?")[0]
-    parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
-    return parts[-1].partition("==")[0].partition("@")[0].replace("gt_", "").replace("_", "-")

@@ -6,7 +6,9 @@ from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.model import BackboneConfig, BiEncoderConfig
 from rayembed.config.pooling import MeanPooling
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.recipes.building_blocks import on_a_laptop
@@ -26,7 +28,7 @@ def own_pairs() -> Run:
             held_out=HeldOutConfig(num_titles=0),
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=on_a_laptop(grad_cache=True),
     )
 
@@ -56,10 +58,8 @@ def quickstart() -> Run:
             ),
         ),
         evaluation=EvaluationConfig(
-            suite="wikipedia",
-            num_documents=1000,
-            num_queries=500,
-            max_length=128,
+            benchmarks=(WIKIPEDIA,),
+            wikipedia=WikipediaTasks(num_documents=1000, num_queries=500, max_length=128),
             baselines=("bm25",),
         ),
         placement=on_a_laptop(grad_cache=True),

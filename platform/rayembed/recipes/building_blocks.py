@@ -10,7 +10,8 @@ from rayembed.assets.samples import (
     SENTENCE_TASK,
 )
 from rayembed.config.placement import Placement, ZeroStage
-from rayembed.config.run import EvaluationConfig
+from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
 
 EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
     "WikiSentenceRetrieval": SENTENCE_TASK,
@@ -33,14 +34,16 @@ def sample_scores(
 ) -> EvaluationConfig:
     """Scores over held-out titles of the Wikipedia sample, beside those of BM25 and all-MiniLM."""
     return EvaluationConfig(
-        suite="wikipedia",
-        num_documents=num_documents,
-        num_queries=num_queries,
-        max_length=max_length,
+        benchmarks=(WIKIPEDIA,),
+        wikipedia=WikipediaTasks(
+            source=source,
+            num_documents=num_documents,
+            num_queries=num_queries,
+            max_length=max_length,
+            translations=dict(translations or {}),
+        ),
         baselines=("bm25", MINILM),
         instructions=dict(instructions or {}),
-        source=source,
-        translations=dict(translations or {}),
     )
 
 

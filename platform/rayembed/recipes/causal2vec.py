@@ -18,7 +18,8 @@ from rayembed.config.model import (
     ExamplesConfig,
     LoraConfig,
 )
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
@@ -236,7 +237,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
                 checkpoint_every_steps=250,
             ),
         ),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=on_gpus(micro_batch_tokens=16_384),
     )
 

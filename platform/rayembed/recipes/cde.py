@@ -16,7 +16,8 @@ from rayembed.config.model import (
     CDEConfig,
     FirstStageConfig,
 )
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
@@ -83,7 +84,7 @@ def small_unsupervised() -> Run:
                 num_negatives=0,
             ),
         ),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=on_gpus(micro_batch_tokens=65_536, gradient_checkpointing=False),
     )
 
@@ -118,7 +119,7 @@ def own_pairs() -> Run:
         model=changed(run.model, num_context=_PAIRS, **lengths),
         data=DataConfig(datasets=(pairs,), held_out=HeldOutConfig(num_titles=0)),
         stages=(stage,),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=changed(run.placement, grad_cache=True),
     )
 

@@ -13,7 +13,8 @@ from rayembed.config.model import (
 from rayembed.config.nomic_moe import ExpertsConfig
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
@@ -205,7 +206,7 @@ def nomic_8() -> dict[str, Run]:
                     checkpoint_every_steps=500,
                 ),
             ),
-            evaluation=EvaluationConfig(suite="none"),
+            evaluation=EvaluationConfig(),
             placement=Placement(
                 workers=8,
                 use_gpu=True,

@@ -8,7 +8,8 @@ from rayembed.assets.samples import MINILM, WIKIPEDIA_EN, WIKIPEDIA_ES, WIKIPEDI
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.model import BackboneConfig, NomicMoeConfig
 from rayembed.config.nomic_moe import SEARCH_PREFIXES, BalanceConfig, ExpertsConfig
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
@@ -86,7 +87,7 @@ def v2_moe() -> Run:
                 checkpoint_every_steps=1000,
             ),
         ),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=on_gpus(workers=16, zero_stage=2, micro_batch_tokens=65_536),
     )
 

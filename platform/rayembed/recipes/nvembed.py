@@ -19,7 +19,8 @@ from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.mining import MiningConfig, PercPos
 from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
-from rayembed.config.run import EvaluationConfig, Run
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import LabelForm, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
@@ -166,7 +167,7 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
                 "blend", everything, in_batch=False, steps=18_000, learning_rate=1.5e-5
             ),
         ),
-        evaluation=EvaluationConfig(suite="none"),
+        evaluation=EvaluationConfig(),
         placement=on_gpus(micro_batch_tokens=16_384),
     )
 

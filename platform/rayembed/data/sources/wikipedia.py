@@ -85,7 +85,7 @@ def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> 
 
     Whether a title is among them depends on no order, so adding articles moves few titles.
     """
-    return frozenset(_held_out_in_order(articles, num_titles, seed))
+    return frozenset(held_out_in_order(articles, num_titles, seed))
 
 
 def validation_titles(
@@ -95,11 +95,12 @@ def validation_titles(
 
     The others are those that would be held out alone with `num_titles - num_validation`.
     """
-    ordered = _held_out_in_order(articles, num_titles, seed)
+    ordered = held_out_in_order(articles, num_titles, seed)
     return frozenset(ordered[max(0, num_titles - num_validation) :])
 
 
-def _held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -> list[str]:
+def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -> list[str]:
+    """The titles of `held_out_titles`, in the order of that hash."""
     titles = {article.title for article in articles}
     ordered = sorted(titles, key=lambda title: (seeded_hash(seed, "held-out", title), title))
     return ordered[:num_titles]

@@ -5,7 +5,6 @@ What is done stands in `encoding_worker`, `model` and `jobs`; here is only who d
 
 import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayError, RayTaskError
 
 from rayembed.errors import PlacementError, RayembedError, WorkerError
-from rayembed.evaluation.jobs import Done, Job, Outcome, longest_first
+from rayembed.evaluation.jobs import Done, Job, longest_first
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import Call, bucket_of, do
 from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, ProgressLog, Told
@@ -58,6 +58,13 @@ class Workers:
     def runners(self) -> int:
         """Tasks that run side by side."""
         return self.tasks_at_once or min(self.number + 1, 8)
+
+    @property
+    def in_one_process(self) -> bool:
+        """Whether one process embeds and scores: further ones would share its cores and only add
+        their imports. Beside a GPU they fit classifiers while it embeds.
+        """
+        return self.number == 1 and not self.gpu and self.tasks_at_once is None
 
 
 class Worker:
@@ -272,7 +279,6 @@ def workers_on_ray(
         PlacementError: the cluster has not got what they need.
         RayembedError: the model cannot be loaded.
     """
-    _check_room(workers)
     threads = workers.threads or max(1, int(workers.cpus))
     # Calls are not tried again by Ray: the pool gives them to a worker that lives.
     actor = ray.remote(
@@ -305,10 +311,88 @@ def run_jobs(
 
     Raises:
         PlacementError, RayembedError: as `workers_on_ray`.
+        WorkerError: a lone worker died over the same jobs again and again.
     """
-    if jobs:
-        with workers_on_ray(spec, store, workers) as handles:
-            yield from run_on_workers(jobs, spec, workers, handles)
+    if not jobs:
+        return
+    _check_room(workers)
+    if workers.in_one_process:
+        yield from _run_in_one_process(jobs, spec, store, workers)
+        return
+    with workers_on_ray(spec, store, workers) as handles:
+        yield from run_on_workers(jobs, spec, workers, handles)
+
+
+def _run_in_one_process(
+    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
+) -> Iterator[Done]:
+    """As `run_jobs`, by one Ray task that does one job after the other. Where its process dies,
+    another one does those that are left.
+    """
+    threads = workers.threads or max(1, int(workers.cpus))
+    told = ray.remote(num_cpus=0)(Told).remote()
+    task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
+    left = {job.name: job for job in longest_first(jobs)}
+    log, deaths = ProgressLog(jobs), 0
+    while left:
+        stream = task.remote(list(left.values()), spec, store, threads, told)
+        try:
+            for done in _as_they_come(stream, log, told):
+                del left[done.job.name]
+                deaths = 0
+                yield done
+        except RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, RayembedError) else error) from error
+        except RayError as error:
+            deaths += 1
+            if deaths >= workers.tries:
+                raise WorkerError(
+                    f"{deaths} processes died over the evaluation of {next(iter(left))}: {error}\n"
+                    "If memory ran out, lower model.tokens_per_batch or give the nodes more; "
+                    "submit the job again. What was embedded is kept."
+                ) from error
+            logger.warning("the evaluation's process died; another one goes on with what is left")
+
+
+def _as_they_come(stream: Any, log: ProgressLog, told: Any) -> Iterator[Done]:
+    """What a streaming task yields, with a line of progress every few seconds meanwhile."""
+    while True:
+        ready, _ = ray.wait([stream], timeout=SECONDS_BETWEEN_LOGS, fetch_local=False)
+        log.show(ray.get(told.read.remote()))
+        if not ready:
+            continue
+        try:
+            reference = next(stream)
+        except StopIteration:
+            return
+        done: Done = ray.get(reference)
+        log.finished.add(done.job.name)
+        yield done
+
+
+def _run_all(
+    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, threads: int, told: Any
+) -> Iterator[Done]:
+    """The jobs in this process, whose progress `told` hears of; a Ray task."""
+    import torch
+
+    torch.set_num_threads(threads)
+    logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    yield from run_here(jobs, spec, store, progress=_telling(told))
+
+
+def _telling(told: Any) -> Progress:
+    """Tells `told` of progress, not more often than a user could read."""
+    last = 0.0
+
+    def tell(name: str, done: int, known: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > _SECONDS_BETWEEN_TELLS:
+            last = time.monotonic()
+            told.tell.remote(name, done, known)
+
+    return tell
 
 
 def run_on_workers(
@@ -339,46 +423,25 @@ def run_on_workers(
 
 def _done(job: Job, reference: Any) -> Done:
     try:
-        outcome, error, seconds = ray.get(reference)
+        done: Done = ray.get(reference)
     except RayError as lost:
         return Done(job, error=WorkerError(f"{job.name} was lost with its process: {lost}"))
-    return Done(job, outcome, error, seconds)
+    return done
 
 
-def _run(
-    job: Job,
-    spec: ModelSpec,
-    handles: Sequence[Any],
-    tries: int,
-    told: Any,
-) -> tuple[Outcome | None, RayembedError | None, float]:
-    """The job's outcome, or its error as a value, and the seconds it took; a Ray task."""
-    import datasets
-
-    datasets.disable_progress_bars()
+def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, told: Any) -> Done:
+    """The job with its outcome, or its error as a value; a Ray task."""
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    last = 0.0
+    tell, loads = _telling(told), SharedLoads(told, job.name)
 
-    def tell(_task: str, done: int, known: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > _SECONDS_BETWEEN_TELLS:
-            last = time.monotonic()
-            told.tell.remote(job.name, done, known)
+    def make_model() -> PooledModel:
+        pool = RayPool(handles, tries, loads)
+        return PooledModel(spec, pool, progress=lambda _, done, known: tell(job.name, done, known))
 
-    began = time.monotonic()
-    loads = SharedLoads(told, job.name)
-    model = PooledModel(spec, RayPool(handles, tries, loads), progress=tell)
     try:
-        outcome = job.run(model)
-    except RayembedError as error:
-        return None, error, time.monotonic() - began
-    except Exception as error:  # noqa: BLE001 # of mteb, of a task's code or its data: told by name
-        logger.warning("%s failed:\n%s", job.name, traceback.format_exc())
-        told_as = WorkerError(f"{job.name}: {type(error).__name__}: {error}")
-        return None, told_as, time.monotonic() - began
+        return finish(job, make_model)
     finally:
         loads.settle()
-    return outcome, None, time.monotonic() - began
 
 
 def _check_room(workers: Workers) -> None:

@@ -1,0 +1,77 @@
+"""Jobs of an evaluation in this process, one after the other."""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import datasets
+
+from rayembed.errors import RayembedError, WorkerError
+from rayembed.evaluation.jobs import Done, Job, longest_first
+from rayembed.evaluation.model_spec import ModelSpec
+from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.model import PooledModel
+from rayembed.evaluation.pooled.pool import OneWorker
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with a job's name, its texts embedded by now, and all that are known of."""
+
+
+def run_here(
+    jobs: Sequence[Job],
+    spec: ModelSpec,
+    store: EmbeddingStore | None,
+    *,
+    device: str = "cpu",
+    progress: Progress = lambda _name, _done, _of: None,
+) -> Iterator[Done]:
+    """Each job with its outcome or its error, as they come; one that fails stops no other.
+
+    The model is loaded once, and not at all without a job.
+
+    Raises:
+        RayembedError: the model cannot be loaded.
+    """
+    if not jobs:
+        return
+    worker = OneWorker(EncodingWorker(spec, store, device))
+    for job in longest_first(jobs):
+
+        def tell(_task: str, done: int, known: int, name: str = job.name) -> None:
+            progress(name, done, known)
+
+        yield finish(job, partial(PooledModel, spec, worker, progress=tell))
+
+
+def finish(job: Job, make_model: Callable[[], Any]) -> Done:
+    """The job done by a model of mteb that is made for it; its error as a value."""
+    began = time.monotonic()
+    try:
+        with _no_progress_bars():
+            outcome = job.run(make_model())
+    except RayembedError as error:
+        return Done(job, error=error, seconds=time.monotonic() - began)
+    except Exception as error:  # noqa: BLE001 # of mteb, of a task's code or its data: told by name
+        logger.warning("%s failed:\n%s", job.name, traceback.format_exc())
+        told = WorkerError(f"{job.name}: {type(error).__name__}: {error}")
+        return Done(job, error=told, seconds=time.monotonic() - began)
+    return Done(job, outcome, seconds=time.monotonic() - began)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Without the bar that mteb draws for each corpus it maps, which clutters a job's log."""
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

@@ -1,0 +1,106 @@
+"""What the models of a training run are scored with: their settings, and what stands before texts.
+
+Whoever takes scores for a run (after a stage, in validation, in an analysis) asks here, so that a
+model has the same scores wherever they are taken.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.backbone import Dtype
+from rayembed.config.document import fingerprint
+from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
+from rayembed.config.run import Run
+from rayembed.evaluation.bm25 import Bm25, bm25_meta
+from rayembed.evaluation.code_version import code_version
+from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
+from rayembed.evaluation.model_spec import ModelSpec, make_spec
+from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.prompts_table import literal_prompts
+from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
+from rayembed.hardware import settled, wide_enough
+from rayembed.models.export import SETTINGS_FILE
+from rayembed.models.json_file import read_json
+from rayembed.models.load import check_loadable
+
+
+def run_model(
+    run: Run,
+    reference: str,
+    *,
+    name: str,
+    dimensions: int | None = None,
+    without_context: bool = False,
+) -> ModelSpec | Bm25:
+    """A model of the run, or one that it is compared with, as it is scored for the run.
+
+    Args:
+        reference: `bm25`, or an asset reference of a saved model.
+        name: of the model in results.
+        dimensions: so many first values of each vector are kept (Matryoshka); None: all.
+        without_context: whether a contextual model embeds behind its null token.
+
+    Raises:
+        AssetError, ArtifactError: the reference leads to no model.
+        ConfigError: an instruction for a task that is not known.
+    """
+    if reference == BM25:
+        return Bm25(bm25_meta(name, bm25_revision()))
+    device = "cuda" if run.placement.use_gpu else "cpu"
+    settings = ModelUnderTest(
+        reference=reference,
+        name=name,
+        dtype=run_dtype(run, device),
+        dimensions=dimensions,
+        context="none" if without_context else "corpus",
+        context_seed=run.seed,
+        prompts=_given(resolve_model(reference), run),
+    )
+    own = (*TASK_NAMES, CROSS_LINGUAL, *(own.name for own in run.evaluation.own_sets))
+    return make_spec(settings, own_tasks=own, device=device)
+
+
+def bm25_revision() -> str:
+    """Under which results of BM25 are kept."""
+    return f"{Bm25.revision}-{code_version().scores[:8]}"
+
+
+def run_dtype(run: Run, device: str) -> Dtype:
+    """The number type in which all models of a run are scored: the run's own, widened to float32
+    where the device emulates it.
+    """
+    return wide_enough(settled(run.model.backbone.dtype, device), device)
+
+
+def prompts_for(folder: Path, run: Run) -> ModelPrompts:
+    """What stands before texts for the model of a folder, as `jobs/evaluate_model.py` has it."""
+    return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
+
+
+def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
+    """What stands before texts for a model of the run that lies in no folder yet."""
+    return ModelPrompts(settings or Prompts(), unsaved_prompts(run.model, run.instructions))
+
+
+def decided(tasks: Sequence[Any], prompts: ModelPrompts, *others: object) -> str:
+    """Names what a score comes from besides weights: data, prompts, software.
+
+    Args:
+        others: plain values that decide it, too.
+    """
+    data = {task.metadata.name: task.metadata.dataset["revision"] for task in tasks}
+    return fingerprint([data, literal_prompts(prompts, tasks), code_version().scores, *others])
+
+
+def _given(folder: Path, run: Run) -> Prompts:
+    """The run's instructions, for a model that knows such: of others' encoders the folder alone
+    counts.
+    """
+    known = (folder / SETTINGS_FILE).is_file() or _is_nvembed(folder / "config.json")
+    return Prompts(instructions=run.evaluation.instructions if known else {})
+
+
+def _is_nvembed(config: Path) -> bool:
+    return config.is_file() and read_json(config).get("model_type") == "nvembed"

@@ -1,0 +1,110 @@
+"""Scores of the models of a training run: by the one road, on the run's workers."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from rayembed.assets.resolver import resolve
+from rayembed.assets.storage import join, remove_folder
+from rayembed.config.model import CDEConfig
+from rayembed.config.run import Run
+from rayembed.config.yaml_text import write_yaml
+from rayembed.evaluation.plan import task_factories
+from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.run_scores import run_model
+from rayembed.evaluation.score import Scored, Store, score
+from rayembed.evaluation.tables import ScoreKey
+from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.pipeline.run_folders import RunFolders
+
+logger = logging.getLogger(__name__)
+
+
+class RunScorer:
+    """Takes the scores of a run's models. Results lie in the run's folder."""
+
+    untrained = "untrained"
+    """Name of the model before training, in storage and in results."""
+
+    def __init__(self, run: Run, folders: RunFolders) -> None:
+        self._run, self._folders = run, folders
+        self._tasks = task_factories(run.scores)
+        placement = run.placement
+        self._workers = Workers(
+            number=placement.fewest_workers,
+            cpus=placement.cpus_per_worker,
+            threads=placement.threads_per_worker,
+            gpu=placement.use_gpu,
+        )
+
+    def score(
+        self,
+        reference: str,
+        name: str,
+        *,
+        dimensions: int | None = None,
+        without_context: bool = False,
+        compared: bool = False,
+    ) -> Scored:
+        """Scores of a saved model on the run's tasks.
+
+        Args:
+            reference: where every node finds it.
+            name: of the model, which stands behind the run's name in results.
+            dimensions: so many first values of each vector are kept; None: all.
+            without_context: whether a contextual model embeds behind its null token.
+            compared: whether it is no model of the run; its results have its name alone.
+
+        Raises:
+            RayembedError: a task cannot be scored; those that are done are kept.
+        """
+        logger.info("scoring %s", name)
+        run = self._run
+        model = run_model(
+            run,
+            reference,
+            name=f"rayembed/{name if compared else f'{run.name}-{name}'}",
+            dimensions=dimensions,
+            without_context=without_context,
+        )
+        about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
+        pool = partial(run_jobs, workers=self._workers)
+        store = Store(self._folders.results, join(self._folders.storage, "embeddings"))
+        scored = score(model, self._tasks, pool, store, about=about)
+        for _, error in scored.failed:
+            raise error
+        # They were for tasks with the same texts, and for a run that is killed meanwhile.
+        remove_folder(store.embeddings)
+        return scored
+
+    def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, Scored]:
+        """Scores of the last stage's model at smaller widths and without context, and of the
+        baselines.
+
+        Args:
+            tell: takes the name of a curve in MLflow and its scores.
+        """
+        run, found = self._run, {}
+        last = run.stages[-1].name
+        model = self._folders.model(last)
+        for dimension in saved_dimensions(resolve(join(model, SETTINGS_FILE)))[1:]:
+            scored = self.score(model, last, dimensions=dimension)
+            found[ScoreKey(last, dimension=dimension)] = scored
+            tell(f"eval_{dimension}", scored.scores)
+        if isinstance(run.model, CDEConfig):
+            scored = self.score(model, last, without_context=True)
+            found[ScoreKey(last, without_context=True)] = scored
+            tell("eval_no_context", scored.scores)
+        for reference in run.evaluation.baselines:
+            name = baseline_name(reference)
+            found[ScoreKey(baseline=name)] = self.score(reference, name, compared=True)
+        return found
+
+
+def baseline_name(reference: str) -> str:
+    """A short name of a baseline: the last part of its reference that says something."""
+    if reference == "bm25":
+        return "BM25"
+    path = reference.partition("?")[0]
+    parts = [part for part in path.split("/") if part not in ("", "model", "pypi:", "hf:")]
+    return parts[-1].partition("==")[0].partition("@")[0].replace("gt_", "").replace("_", "-")
