@@ -13,8 +13,8 @@ import sys
 from statistics import fmean
 
 from rayembed.evaluation.spread import shown
+from rayembed.evaluation.tables import ScoreKey
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
-from rayembed.pipeline.train import NO_CONTEXT
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 
 RANDOM, CLUSTERED, FILTERED, CONTEXT = (
@@ -68,7 +68,7 @@ COMPARISON = Comparison(
         "untrained": (RANDOM, UNTRAINED),
         "untrained, with context": (CONTEXT, UNTRAINED),
         **{label: (label, TRAINED) for label in (RANDOM, CLUSTERED, FILTERED, CONTEXT)},
-        WITHOUT: (CONTEXT, NO_CONTEXT),
+        WITHOUT: (CONTEXT, ScoreKey(without_context=True).label(())),
     },
     base=RANDOM,
     corner="batches",

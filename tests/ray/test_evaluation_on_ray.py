@@ -3,12 +3,14 @@
 import math
 import os
 import sys
+from dataclasses import dataclass
 
 import pytest
 import ray
 from made_up_articles import run_over, write_articles
 from one_thread import one_thread
 from rayembed.evaluation.evaluate import evaluate_reference
+from run_scoring import evaluate_reference
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
@@ -16,7 +18,7 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import AssetError, ConfigError, WorkerError
 from rayembed.evaluation.context_sizes import scores_by_size
-from rayembed.evaluation.on_ray import evaluate_on_ray, measured_on_ray
+from rayembed.evaluation.on_ray import measured_on_ray
 from rayembed.models.build import build_model
 from rayembed.training.on_ray import export_on_ray
 
@@ -25,42 +27,90 @@ pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_a_task_gives_the_scores_of_this_process(cluster, tmp_path):
-    run = run_over(write_articles(tmp_path / "articles.json"))
+def run_of(folder, **evaluation):
+    run = run_over(write_articles(folder / "articles.json"), **evaluation)
+    return override(run, [f"placement.storage_path={folder}/out", "placement.threads_per_worker=1"])
+
+
+def scorer_of(run, folder):
+    return RunScorer(run, RunFolders(StoredFolder(str(folder), folder)))
+
+
+def test_a_run_has_the_scores_of_this_process(cluster, tmp_path):
+    run = run_of(tmp_path)
     model = save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer())
     with one_thread():
         here = evaluate_reference(model, run, name="tiny", results_folder=tmp_path / "here")
-    there = evaluate_on_ray(
-        model, run, name="tiny", results_folder=tmp_path / "there", num_threads=1
-    )
+    scorer = scorer_of(run, tmp_path / "there")
+    there = scorer.score(str(model), "tiny", compared=True).scores
     assert there == pytest.approx(here, abs=1e-4)
     assert all(math.isfinite(score) for score in here.values())
-    words = evaluate_on_ray("bm25", run, name="bm25", results_folder=tmp_path / "bm25")
+    words = scorer.score("bm25", "BM25", compared=True).scores
     assert words == {"WikiSentenceRetrieval": 1.0, "WikiDescriptionRetrieval": 1.0}
-    files = sorted(path.name for path in (tmp_path / "there").rglob("*.json"))
-    assert files == sorted(path.name for path in (tmp_path / "here").rglob("*.json"))
+    files = {path.name for path in (tmp_path / "there").rglob("*.json")}
+    assert files == {path.name for path in (tmp_path / "here").rglob("*.json")}
+    assert not (tmp_path / "there" / "embeddings").exists(), "they were for these tasks alone"
 
 
 def test_errors_come_back_as_they_were_raised(cluster, tmp_path):
-    run = run_over(write_articles(tmp_path / "articles.json"), instructions={"Wiki": "x"})
-    with pytest.raises(ConfigError, match="no task 'Wiki'"):
-        evaluate_on_ray("bm25", run, name="bm25", results_folder=tmp_path)
+    run = run_of(tmp_path)
     with pytest.raises(AssetError, match="nothing-there"):
-        evaluate_on_ray("/nothing-there", run, name="x", results_folder=tmp_path)
+        scorer_of(run, tmp_path / "out").score("/nothing-there", "x")
+    model = save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer())
+    spec = run_model(run, str(model), name="rayembed/x")
+    tasks = [ScoreTask(factory) for factory in task_factories(run.scores)]
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ArtifactError):
+        list(run_jobs(tasks, spec, None, Workers()))
+
+
+@dataclass(frozen=True)
+class Dies:
+    """A job whose process dies, as often as files can be made in a folder."""
+
+    folder: str
+    times: int
+    name: str = "dies"
+    num_texts: int = 1_000_000
+
+    def run(self, model):
+        before = len(os.listdir(self.folder))
+        if before < self.times:
+            open(f"{self.folder}/{before}", "w").close()
+            os._exit(1)
+        return {"deaths": before}
+
+
+def test_a_process_that_dies_has_another_one_do_what_is_left(cluster, tmp_path):
+    run = run_of(tmp_path)
+    model = save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer())
+    spec = run_model(run, str(model), name="rayembed/x")
+    (tmp_path / "some").mkdir()
+    (tmp_path / "many").mkdir()
+    task = ScoreTask(task_factories(run.scores)[0])
+    done = list(run_jobs([task, Dies(f"{tmp_path}/some", 2)], spec, None, Workers(tries=3)))
+    assert [one.job.name for one in done] == ["dies", "WikiSentenceRetrieval"]
+    assert done[0].outcome == {"deaths": 2}
+    assert done[1].error is None
+    with pytest.raises(
+        WorkerError, match=r"3 processes died over the evaluation of dies(.|\n)*submit"
+    ):
+        list(run_jobs([task, Dies(f"{tmp_path}/many", 9)], spec, None, Workers(tries=3)))
 
 
 def dies(*_):
     os._exit(1)
 
 
-def test_a_task_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp_path, monkeypatch):
+def test_an_export_whose_process_dies_is_an_error_that_says_what_to_do(
+    cluster, tmp_path, monkeypatch
+):
     run = run_over(tmp_path / "articles.json")
-    monkeypatch.setattr("rayembed.evaluation.on_ray._evaluate", dies)
-    with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
-        evaluate_on_ray("bm25", run, name="x", results_folder=tmp_path)
     monkeypatch.setattr("rayembed.training.on_ray.export", dies)
     with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
         export_on_ray(run, None, str(tmp_path / "model"))
+    with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
+        measured_on_ray(dies, "x", placement=run.placement)
 
 
 def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
@@ -75,10 +125,11 @@ def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
     model = build_model(parse(CDEConfig, config), save_cde_stages(tmp_path), seed=5)
     model.save(tmp_path / "model")
     asked = {"name": "tiny", "sizes": [0, 4], "draws": 1}
+    place = {"placement": run.placement}
     with one_thread():
         here = scores_by_size(tmp_path / "model", run, results_folder=tmp_path / "here", **asked)
     there = measured_on_ray(
-        scores_by_size, tmp_path / "model", run, results_folder=tmp_path / "there", **asked
+        scores_by_size, tmp_path / "model", run, results_folder=tmp_path / "there", **asked, **place
     )
     assert there.keys() == here.keys()
     for size, scores in here.items():
@@ -89,5 +140,5 @@ def test_an_analysis_of_a_model_is_that_of_this_process(cluster, tmp_path):
             tmp_path / "model",
             run,
             results_folder=tmp_path,
-            **asked | {"sizes": [9]},
+            **asked | place | {"sizes": [9]},
         )

@@ -1,5 +1,7 @@
 """Scores of a run's models in this process, by the one road."""
 
+import tempfile
+
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.mteb_model import model_meta
@@ -24,7 +26,8 @@ def evaluate(
     others = [dimension, num_context]
     meta = model_meta(
         name,
-        f"{revision}-{decided(tasks_of(run), prompts, *others)[:8]}",
+        f"{'' if dimension is None else f'first{dimension}-'}{revision}-"
+        f"{decided(tasks_of(run), prompts, *others)[:8]}",
         embed_dim=dimension or model.dimensions[0],
         similarity_fn_name="cosine",
     )
@@ -49,8 +52,9 @@ def evaluate_reference(
 
 
 def _scores(model, run, results_folder):
-    store = Store(str(results_folder), f"{results_folder}/embeddings")
-    scored = score(model, task_factories(run.scores), run_here, store)
+    with tempfile.TemporaryDirectory() as embeddings:
+        store = Store(str(results_folder), embeddings)
+        scored = score(model, task_factories(run.scores), run_here, store)
     for _, error in scored.failed:
         raise error
     return scored.scores

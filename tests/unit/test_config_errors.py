@@ -138,9 +138,9 @@ def test_scores_need_texts():
     with pytest.raises(ConfigError, match=r"needs texts: set evaluation\.wikipedia\.source"):
         override(run, ["evaluation.benchmarks=[wikipedia]"])
     with_texts = ["evaluation.wikipedia.source=summaries.json", "evaluation.benchmarks=[wikipedia]"]
-    with pytest.raises(ConfigError, match="num_documents 1000 exceeds"):
+    with pytest.raises(ConfigError, match="num_documents 500 exceeds"):
         override(run, with_texts)
-    override(run, [*with_texts, "data.held_out.num_titles=1000"])
+    override(run, [*with_texts, "data.held_out.num_titles=500"])
 
 
 def test_a_group_without_its_kind_says_which_there_are():

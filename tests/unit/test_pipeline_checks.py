@@ -92,7 +92,7 @@ def test_a_run_that_holds_passes(run, folder):
             r"^data\.datasets\.wiki\.mining\.rescoring\.model cannot be used: .*BertModel",
         ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
-        (["evaluation.instructions={WikiSentence: x}"], ConfigError, "no task 'WikiSentence'"),
+        (["evaluation.instructions={WikiSentence: x}"], ConfigError, "of task 'WikiSentence'"),
         (["evaluation.wikipedia.source=/nowhere"], AssetError, "/nowhere"),
     ],
 )  # fmt: skip

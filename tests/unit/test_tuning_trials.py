@@ -91,7 +91,7 @@ def test_runs_that_are_scored_otherwise_are_another_sweep(tmp_path):
 
     whole = scored()
     for change in ("num_documents=900", "num_queries=50", "max_length=64"):
-        other = scored(f"evaluation.{change}")
+        other = scored(f"evaluation.wikipedia.{change}")
         assert other.base.fingerprint == whole.base.fingerprint
         assert other.fingerprint != whole.fingerprint, change
     for change in ("baselines=[bm25]", "before_training=false"):

@@ -82,11 +82,18 @@ class RayembedSpec:
 
     @property
     def meta(self) -> ModelMeta:
-        """Name and a revision `<weights>-<all else that could change a score>`."""
+        """Name and a revision `<weights>-<all else that could change a score>`.
+
+        That of cut vectors begins with `first256-`, that without context with `context0-`, so that
+        scores of the model as it is are found by how their revision begins.
+        """
         decided = fingerprint([self.fingerprint, self.prompts.fingerprint, self.code.scores])
+        changed = "" if self.settings.dimensions is None else f"first{self.dimensions}-"
+        if self.places and self.settings.context == "none":
+            changed += "context0-"
         return model_meta(
             self.name,
-            f"{self.weights}-{decided[:8]}",
+            f"{changed}{self.weights}-{decided[:8]}",
             n_parameters=self.num_parameters,
             embed_dim=self.dimensions,
             max_tokens=max(length for _, length in self.max_lengths),
