@@ -1,4 +1,4 @@
-"""Compare models by their results, beside the figures of the papers."""
+"""Compare models by their results: tables, plots, differences from a baseline."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Search the settings of a recipe, or measure a table of a paper, over the cluster."""
+"""Search the settings of a recipe over the cluster."""
 
 import sys
 

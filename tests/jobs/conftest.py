@@ -41,11 +41,12 @@ time.sleep(600)
 def small_checkout(tmp_path_factory):
     """A checkout with the real library (its docstring changed), cluster files and three jobs."""
     checkout = tmp_path_factory.mktemp("checkout")
-    shutil.copytree(
-        ROOT / "platform" / "rayembed",
-        checkout / "platform" / "rayembed",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    for package in ("rayembed", "rayembed_papers"):
+        shutil.copytree(
+            ROOT / "platform" / package,
+            checkout / "platform" / package,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     (checkout / "platform" / "rayembed" / "__init__.py").write_text('"""The uploaded copy."""\n')
     (checkout / "cluster").mkdir()
     shutil.copy(ROOT / "cluster" / "runtime_env.yaml", checkout / "cluster")

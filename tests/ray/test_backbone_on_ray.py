@@ -10,10 +10,10 @@ import ray
 from made_up_benchmarks import GLUE, glue_files, write_copies
 from tiny_models import save_encoder
 
-from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.config.settings import parse
-from rayembed.pipeline.backbone_evaluation import evaluate_backbone
-from rayembed.pipeline.backbone_job import run_backbone_job
+from rayembed_papers.backbone.evaluation import evaluate_backbone
+from rayembed_papers.backbone.job import run_backbone_job
+from rayembed_papers.backbone.settings import BackboneRun
 
 pytestmark = pytest.mark.ray
 
@@ -48,7 +48,7 @@ def test_a_grid_with_a_start_is_done_once_and_survives_a_death(
     recipe.write_text(run.to_yaml())
     folder = tmp_path / "storage/backbones/results/tiny"
     folder.mkdir(parents=True)
-    monkeypatch.setattr("rayembed.evaluation.backbone.on_ray._run", dies_once)
+    monkeypatch.setattr("rayembed_papers.backbone.on_ray._run", dies_once)
     code = run_backbone_job(["--recipe", str(recipe)], about="")
     told = capsys.readouterr()
     assert code == 0, told.out + told.err

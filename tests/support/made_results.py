@@ -49,3 +49,15 @@ def _revision(task):
         return mteb.get_task(task).metadata.dataset["revision"]
     except KeyError:
         return "own"
+
+
+def two_models(folder, lines):
+    """The folder with `rayembed/whole`, and `rayembed/part` without NQ and one of CQADupstack's
+    forums.
+    """
+    write_benchmark(folder, "rayembed/whole", "abc123", lines, 0.5)
+    write_benchmark(folder, "rayembed/part", "def456", lines, 0.25)
+    place = folder / "results" / "rayembed__part" / "def456"
+    for task in ("NQ", "CQADupstackTexRetrieval"):
+        (place / f"{task}.json").unlink()
+    return folder

@@ -11,16 +11,16 @@ from tiny_models import save_decoder, save_encoder, save_nomic
 from torch.nn import functional
 
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS
-from rayembed.evaluation.backbone.finetune import Grid, finetune, predictor
-from rayembed.evaluation.backbone.heads import (
+from rayembed_papers.backbone.catalogue import FINETUNINGS
+from rayembed_papers.backbone.finetune import Grid, finetune, predictor
+from rayembed_papers.backbone.heads import (
     check_length,
     family_of,
     load_with_head,
     save_with_head,
 )
-from rayembed.evaluation.backbone.kinds import work_of
-from rayembed.evaluation.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.kinds import work_of
+from rayembed_papers.backbone.tokens import Tokenizer
 
 LENGTH = 24
 RTE = FINETUNINGS["RTE"]

@@ -11,16 +11,16 @@ from mlflow import MlflowClient
 from ray import tune
 from tiny_models import save_decoder, save_encoder, save_nomic, wordpiece_tokenizer
 
-from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, WorkerError
-from rayembed.evaluation.backbone.finetune import Grid
-from rayembed.evaluation.backbone.on_ray import _problem_of, _Work
-from rayembed.evaluation.backbone.results import find_results, trials_of
-from rayembed.evaluation.backbone.rows import prepare
-from rayembed.evaluation.backbone.trial import run_trial
-from rayembed.pipeline.backbone_evaluation import evaluate_backbone, find_backbone, plan_of
-from rayembed.pipeline.backbone_job import run_backbone_job
+from rayembed_papers.backbone.evaluation import evaluate_backbone, find_backbone, plan_of
+from rayembed_papers.backbone.finetune import Grid
+from rayembed_papers.backbone.job import run_backbone_job
+from rayembed_papers.backbone.on_ray import _problem_of, _Work
+from rayembed_papers.backbone.results import find_results, trials_of
+from rayembed_papers.backbone.rows import prepare
+from rayembed_papers.backbone.settings import BackboneRun
+from rayembed_papers.backbone.trial import run_trial
 
 
 def job(capsys, *argv):
@@ -211,9 +211,9 @@ class InThisProcess:
 def grid(monkeypatch):
     def put(*failing):
         made = InThisProcess(*failing)
-        monkeypatch.setattr("rayembed.evaluation.backbone.on_ray.run_trials", made)
+        monkeypatch.setattr("rayembed_papers.backbone.on_ray.run_trials", made)
         monkeypatch.setattr("rayembed.pipeline.on_ray.connect", lambda: None)
-        monkeypatch.setattr("rayembed.pipeline.backbone_evaluation.remove_folder", lambda _: None)
+        monkeypatch.setattr("rayembed_papers.backbone.evaluation.remove_folder", lambda _: None)
         return made
 
     return put

@@ -7,10 +7,10 @@ from made_up_benchmarks import CONTEXT, answers
 from tiny_models import save_encoder, save_nomic
 
 from rayembed.errors import ArtifactError
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS
-from rayembed.evaluation.backbone.heads import IGNORED
-from rayembed.evaluation.backbone.kinds import work_of
-from rayembed.evaluation.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.catalogue import FINETUNINGS
+from rayembed_papers.backbone.heads import IGNORED
+from rayembed_papers.backbone.kinds import work_of
+from rayembed_papers.backbone.tokens import Tokenizer
 
 LENGTH = 24
 LONG = "dogs are larger than cats and " + CONTEXT + " and so do the cats and dogs" * 4

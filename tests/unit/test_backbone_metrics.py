@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rayembed.evaluation.backbone.metrics import (
+from rayembed_papers.backbone.metrics import (
     answer_metrics,
     class_metrics,
     correlation_metrics,

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 
 from rayembed.assets.storage import write_atomic
-from rayembed.config.backbone_evaluation import BackbonePlacement
 from rayembed.errors import ArtifactError, PlacementError
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS, TASKS
-from rayembed.evaluation.backbone.results import (
+from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS
+from rayembed_papers.backbone.results import (
     best_result,
     find_results,
     keep_best_model,
@@ -19,9 +18,10 @@ from rayembed.evaluation.backbone.results import (
     summarize,
     trials_of,
 )
-from rayembed.evaluation.backbone.rows import StoredRows
-from rayembed.evaluation.backbone.tables import comparison, markdown, scores_csv, settings_table
-from rayembed.evaluation.backbone.trial import Backbone
+from rayembed_papers.backbone.rows import StoredRows
+from rayembed_papers.backbone.settings import BackbonePlacement
+from rayembed_papers.backbone.tables import comparison, markdown, scores_csv, settings_table
+from rayembed_papers.backbone.trial import Backbone
 
 BACKBONE = Backbone("folder", "tiny", "abc", "float32", 0.1)
 RTE = FINETUNINGS["RTE"]
@@ -132,7 +132,7 @@ def test_tables_beside_the_papers(tmp_path):
 
 def test_as_many_trials_as_the_free_resources_hold():
     pytest.importorskip("ray")
-    from rayembed.evaluation.backbone.on_ray import trials_at_once
+    from rayembed_papers.backbone.on_ray import trials_at_once
 
     nodes = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}]
     cpu = BackbonePlacement(cpus_per_trial=2)

@@ -15,9 +15,9 @@ from made_up_benchmarks import (
 )
 
 from rayembed.errors import AssetError, DataError
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS
-from rayembed.evaluation.backbone.rows import load, prepare
-from rayembed.evaluation.backbone.tasks import Scored
+from rayembed_papers.backbone.catalogue import FINETUNINGS
+from rayembed_papers.backbone.rows import load, prepare
+from rayembed_papers.backbone.tasks import Scored
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from statistics import fmean
 
 import pytest
 
-from rayembed.config.backbone_evaluation import BackboneRun
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS, TASKS, plan_of, task_named
-from rayembed.evaluation.backbone.published import printed, printed_models, printed_score
-from rayembed.evaluation.backbone.xtreme_r import LEFT_OUT
+from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS, plan_of, task_named
+from rayembed_papers.backbone.published import printed, printed_models, printed_score
+from rayembed_papers.backbone.settings import BackboneRun
+from rayembed_papers.backbone.xtreme_r import LEFT_OUT
 
 
 def run(**settings) -> BackboneRun:

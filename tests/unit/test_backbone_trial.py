@@ -9,11 +9,11 @@ import torch
 from made_up_benchmarks import GLUE, glue_files, write_copies, xtreme_repositories
 from tiny_models import save_encoder, save_nomic
 
-from rayembed.evaluation.backbone.catalogue import FINETUNINGS, TASKS, task_named
-from rayembed.evaluation.backbone.finetune import Grid
-from rayembed.evaluation.backbone.rows import prepare
-from rayembed.evaluation.backbone.trial import Backbone, Trial, run_trial
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS, task_named
+from rayembed_papers.backbone.finetune import Grid
+from rayembed_papers.backbone.rows import prepare
+from rayembed_papers.backbone.trial import Backbone, Trial, run_trial
 
 LANGUAGES = {
     "XNLI": ("de",),

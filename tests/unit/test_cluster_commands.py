@@ -10,7 +10,6 @@ from cluster_files import CLUSTER, FILLED, ROOT, readme_commands
 from rayembed.errors import ConfigError
 from rayembed.pipeline import (
     adaptation_job,
-    backbone_job,
     compare_job,
     context_job,
     data_jobs,
@@ -22,6 +21,9 @@ from rayembed.pipeline import (
 )
 from rayembed.pipeline.command_line import Action, resolve
 from rayembed.pipeline.evaluation_job import asked_run
+from rayembed_papers.backbone import job as backbone_job
+from rayembed_papers.published import job as papers_job
+from rayembed_papers.tables.catalogue import table_sweeps
 
 OWN_TEST = ROOT / "docs" / "own_architecture.md"  # whose recipe is only there after its changes
 GUIDES = sorted(
@@ -33,7 +35,7 @@ JOBS = {"train_nvembed": "nvembed-quickstart", "train_biencoder": "biencoder"}
 def jobs_of(path):
     """(script, arguments) of each job that a guide's commands start."""
     for line in readme_commands(path):
-        found = re.search(r"jobs/(\w+)\.py (.*)", line)
+        found = re.search(r"jobs/([\w/]+)\.py (.*)", line)
         sbatch = re.search(r"^sbatch .*train\.sbatch (.*)", line)
         if found:
             words = shlex.split(found[2].partition(" > ")[0].partition(" # ")[0], comments=True)
@@ -68,14 +70,18 @@ READERS = {
     "evaluate_model": lambda words: asked_run(evaluation_job._parser("").parse_args(words)),
     "serve_model": serve_job.resolve,
     "register_model": register_job.resolve,
-    "compare_models": lambda words: compare_job._parser("").parse_args(words),
+    "compare_models": lambda words: compare_job.comparison_parser("").parse_args(words),
     "synthesize_pairs": lambda words: synthesis_job._parser("").parse_args(words),
     "adapt_encoder": lambda words: adaptation_job.resolve(words, "nomic-adapt-quickstart"),
-    "evaluate_backbone": lambda words: backbone_job.asked_run(
+    "papers/compare_with_papers": lambda words: papers_job._parser("").parse_args(words),
+    "papers/evaluate_backbone": lambda words: backbone_job.asked_run(
         backbone_job._parser("").parse_args(words)
     ),
     "analyse_context": lambda words: context_job._parser("").parse_args(words),
-    "sweep_recipe": lambda words: words == ["--list"] or sweep_job.parse_arguments(words),
+    "papers/sweep_tables": lambda words: (
+        words == ["--list"] or sweep_job.parse_arguments(words, table_sweeps())
+    ),
+    "sweep_recipe": sweep_job.parse_arguments,
     "set_corpus": list,
     "measure_noise": list,
     "send_metrics": list,

@@ -28,7 +28,7 @@ def literal(node):
 def messages():
     """Every text in the code but docstrings, its white space made single spaces."""
     found = set()
-    for path in PLATFORM.rglob("*.py"):
+    for path in PLATFORM.parent.rglob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         docs = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in (node for node in nodes if id(node) not in docs):

@@ -10,8 +10,8 @@ import pytest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.averages import MIRACL_LANGUAGES
 from rayembed.evaluation.benchmark_lines import benchmark_lines, by_category
-from rayembed.evaluation.comparison import SAME_TASKS
-from rayembed.evaluation.published.figures import (
+from rayembed_papers.published.columns import SAME_TASKS
+from rayembed_papers.published.figures import (
     PAPERS,
     Level,
     benchmarks,
@@ -246,10 +246,10 @@ def test_the_data_are_part_of_the_package():
     package_data = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]
-    folder = root / "platform" / "rayembed" / "evaluation" / "published"
+    folder = root / "platform" / "rayembed_papers" / "published"
     shipped = {
         path.stem
-        for glob in package_data["rayembed.evaluation.published"]
+        for glob in package_data["rayembed_papers.published"]
         for path in folder.glob(glob)
     }
     assert shipped == {*PAPERS, "models"}

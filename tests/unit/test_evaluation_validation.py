@@ -28,7 +28,7 @@ from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
-from rayembed.recipes.tables import get_table
+from rayembed_papers.tables.catalogue import get_table
 
 TITLES = 20
 

@@ -207,7 +207,10 @@ def test_a_signal_becomes_an_exit(number):
 
 def test_the_runtime_environment_of_the_checkout():
     values = read_runtime_env(ROOT / "cluster" / "runtime_env.yaml", ROOT)
-    assert values["py_modules"] == [str(ROOT / "platform" / "rayembed")]
+    assert values["py_modules"] == [
+        str(ROOT / "platform" / "rayembed"),
+        str(ROOT / "platform" / "rayembed_papers"),
+    ]
     assert values["working_dir"] == str(ROOT)
     assert "/outputs/" in values["excludes"]
 

@@ -10,7 +10,7 @@ import rayembed
 
 PLATFORM = Path(rayembed.__file__).parent
 ROOT = PLATFORM.parents[1]
-FILES = sorted([*PLATFORM.rglob("*.py"), *(ROOT / "jobs").glob("*.py")])
+FILES = sorted([*PLATFORM.parent.rglob("*.py"), *(ROOT / "jobs").rglob("*.py")])
 
 BETWEEN_WORKERS = {
     "data/on_ray.py": {"unit"},

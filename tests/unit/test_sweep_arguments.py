@@ -1,4 +1,4 @@
-"""From the arguments of the sweep job to a sweep; the papers' tables; what a dry run prints."""
+"""From the arguments of the sweep job to a sweep; what a dry run prints."""
 
 import io
 import subprocess
@@ -10,24 +10,11 @@ from tiny_job import ROOT, make_run
 
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_dry_run import print_sweep
 from rayembed.pipeline.sweep_job import parse_arguments, run_sweep_job
-from rayembed.recipes.tables import get_table, table_names
-from rayembed.tuning.trials import known_trials, runs_of_data
+from rayembed.tuning.trials import known_trials
 
 RATE = "stages.finetune.optimizer.learning_rate"
-
-PUBLISHED = (
-    "nvembed-table2",
-    "nvembed-table4",
-    "nomic-table7",
-    "nomic-table8",
-    "causal2vec-table2",
-    "causal2vec-table5",
-    "causal2vec-table12",
-    "cde-table1",
-)
 
 
 def sweep_of(*arguments):
@@ -104,86 +91,6 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path):
         assert trial.key in told
     assert "6 results of preparation for 2 different plans" in told
     assert "a trial takes" in told
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_each_table_is_there_at_both_sizes_with_the_papers_figures(name):
-    large, small = get_table(name), get_table(f"{name}-quickstart")
-    for table in (large, small):
-        check_all(table.sweep)
-        assert table.printed
-    seeds = {trial.run.seed for trial in known_trials(small.sweep)}
-    assert seeds == {0, 1, 2}
-    rows = {row_name(trial) for trial in known_trials(large.sweep)}
-    assert rows == set(large.printed), "each row has its figures, and each figure its row"
-    assert all(run.placement.use_gpu for run in large.sweep.runs.values())
-    assert not any(run.placement.use_gpu for run in small.sweep.runs.values())
-    assert len(known_trials(small.sweep)) % 3 == 0
-
-
-def row_name(trial):
-    values = ", ".join(
-        f"{'.'.join(path.split('.')[-2:])}={value}"
-        for path, value in trial.values.items()
-        if path != "seed"
-    )
-    return ", ".join(part for part in (trial.label, values) if part)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_rows_at_the_quickstarts_size_stand_beside_rows_of_the_paper(name):
-    small = get_table(f"{name}-quickstart")
-    rows = {row_name(trial) for trial in known_trials(small.sweep)}
-    assert rows <= set(small.printed)
-    fingerprints = [trial.run.fingerprint for trial in known_trials(small.sweep)]
-    assert len(set(fingerprints)) == len(fingerprints), "no two rows are the same training"
-
-
-def test_trials_of_a_table_share_data():
-    sweep = get_table("nvembed-table2-quickstart").sweep
-    runs = [trial.run for trial in known_trials(sweep)]
-    assert len(runs) == 24
-    assert len(runs_of_data(runs)) == 3  # one a seed
-
-
-def test_figures_are_those_in_print():
-    table = get_table("nvembed-table2").printed
-    assert table["pooling.kind=latent_attention, model.mask=bidirectional"]["Average (56)"] == 69.32
-    assert get_table("cde-table1").printed["both"] == {"NDCG@10": 63.1}
-    assert get_table("causal2vec-table5").printed["Mistral-7B, model.num_contextual_tokens=8"] == {
-        "MTEB-MINI (30)": 65.68
-    }
-
-
-def test_figures_of_other_models_or_data_stand_in_columns_of_their_own():
-    mining = get_table("nomic-table8-quickstart").printed
-    assert mining["all-MiniLM, margin none, 4 negatives"] == {"Average, Arctic Embed Large": 52.87}
-    assert mining["all-MiniLM, margin 0.95, 4 negatives"] == {
-        "Average, Arctic Embed Large": 55.2,
-        "Average, Stella 1.5B": 57.22,
-    }
-    stages = get_table("nvembed-table4-quickstart").printed
-    assert stages["two stages"]["Average (56)"] == 72.31
-    assert stages["two stages"]["Average (56), public data"] == 71.83  # the paper's S1
-    assert stages["S0: no positive-aware mining"] == {
-        "Average (56), public data": 70.73,
-        "Retrieval (15), public data": 59.22,
-    }
-
-
-def test_a_plain_value_is_set_in_all_trials_also_where_the_table_searches_it():
-    plain = parse_arguments(
-        ["--sweep", "nvembed-table2-quickstart", "--set", "seed=7", "--set", "model.mask=causal"]
-    ).sweep
-    assert set(plain.space) == {"model.pooling.kind"}
-    assert plain.base.seed == 7
-    assert [trial.run.model.mask for trial in known_trials(plain)] == ["causal"] * 4
-
-
-def test_an_unknown_table_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'nvembed-table2'"):
-        get_table("nvembed-tble2")
-    assert set(PUBLISHED) <= set(table_names())
 
 
 def test_negatives_that_no_mining_gives_are_told_before_anything_starts(tmp_path, capsys):

@@ -12,7 +12,6 @@ from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError, WorkerError
 from rayembed.pipeline import sweep as job
 from rayembed.pipeline.sweep_report import report_text
-from rayembed.recipes.tables import get_table
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tuning.importance import importance
@@ -20,6 +19,7 @@ from rayembed.tuning.ledger import Report, TrialRecord
 from rayembed.tuning.on_ray import _param_space
 from rayembed.tuning.results import rows_of
 from rayembed.tuning.trials import known_trials
+from rayembed_papers.tables.catalogue import get_table
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 

@@ -8,12 +8,11 @@ counts as one task; of MIRACL each language is a line.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.evaluation.published.figures import benchmarks as published_benchmarks
-from rayembed.evaluation.published.figures import figures
 
 MEAN = "Mean"
 """Names the mean over all lines among averages."""
@@ -60,20 +59,25 @@ class Line:
     """The tasks that an aggregate is the mean of."""
 
 
-def benchmark_lines(name: str) -> tuple[Line, ...]:
-    """The lines of a benchmark over texts, or of one that only papers report.
+def benchmark_lines(
+    name: str, others: Mapping[str, tuple[Line, ...]] = MappingProxyType({})
+) -> tuple[Line, ...]:
+    """The lines of a benchmark over texts.
+
+    Args:
+        others: further benchmarks, which mteb does not have → their lines.
 
     Raises:
         ConfigError: an unknown benchmark; names the nearest.
     """
     from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
 
-    if name in published_benchmarks() and name not in benchmark_names():
-        return _lines_of_papers(name)
+    if name in others:
+        return others[name]
     try:
         lines = lines_of([factory.load() for factory in benchmark_tasks(name)])
     except ConfigError:
-        known = {*benchmark_names(), *published_benchmarks()}
+        known = {*benchmark_names(), *others}
         raise ConfigError(f"--benchmark: no benchmark {name!r}; {nearest(name, known)}") from None
     if name not in BY_LANGUAGE:
         return lines
@@ -82,7 +86,7 @@ def benchmark_lines(name: str) -> tuple[Line, ...]:
 
 def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
     """A line for each of mteb's task objects, by category and name."""
-    return _sorted([_line(task) for task in tasks])
+    return sorted_lines([_line(task) for task in tasks])
 
 
 def found_lines(places: Mapping[str, Iterable[Place]]) -> tuple[Line, ...]:
@@ -107,13 +111,13 @@ def found_lines(places: Mapping[str, Iterable[Place]]) -> tuple[Line, ...]:
             line = Line(name, category, metric, name)
         parts.update(part.task for part in line.parts)
         lines[name] = replace(line, places=tuple(sorted(set(places[name]))), parts=())
-    return _sorted([line for line in lines.values() if line.task not in parts])
+    return sorted_lines([line for line in lines.values() if line.task not in parts])
 
 
 def by_category(lines: Iterable[Line]) -> dict[str, tuple[Line, ...]]:
     """Category → its lines by name; categories in the order of the papers."""
     found: dict[str, list[Line]] = {}
-    for line in _sorted(list(lines)):
+    for line in sorted_lines(list(lines)):
         found.setdefault(line.category, []).append(line)
     return {category: tuple(members) for category, members in found.items()}
 
@@ -173,16 +177,8 @@ def _by_language(line: Line) -> tuple[Line, ...]:
     )
 
 
-def _lines_of_papers(benchmark: str) -> tuple[Line, ...]:
-    lines = {
-        figure.name: Line(figure.name, figure.name.partition("_")[0], figure.metric, figure.name)
-        for figure in figures(benchmark)
-        if figure.level == "task"
-    }
-    return _sorted(list(lines.values()))
-
-
-def _sorted(lines: Sequence[Line]) -> tuple[Line, ...]:
+def sorted_lines(lines: Sequence[Line]) -> tuple[Line, ...]:
+    """The lines by category, in the order of the papers, and by name."""
     from rayembed.evaluation.averages import CATEGORIES
 
     def place(line: Line) -> tuple[int, str, str]:

@@ -1,35 +1,23 @@
-"""Models side by side on a benchmark: our results, the papers' figures and their differences.
+"""Models side by side on a benchmark: what they scored, and their differences.
 
-Everything here is in the unit of the papers, 100 times mteb's scores.
+Everything here is in percent, 100 times mteb's scores, as papers print them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmark_lines import (
-    MEAN,
     Line,
     average_groups,
     averages,
     by_category,
 )
-from rayembed.evaluation.published.figures import Figure, check_name, figures, labels
 from rayembed.evaluation.result_files import StoredModel, TaskFile, TaskScore, score_of
 
 PERCENT = 100.0
-"""Points of the papers in one of mteb's."""
-
-SAME_TASKS = frozenset({"MTEB(eng, v1)", "MTEB(eng, v2)", "MTEB-MINI", "BEIR"})
-"""Benchmarks in which a task of one name has the same data, splits and subsets, so that a figure
-printed for one of them holds in the others."""
-
-_SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
-    ("BEIR", "benchmark", ""): ("MTEB(eng, v1)", "Retrieval"),
-    ("MTEB(eng, v1)", "category", "Retrieval"): ("BEIR", MEAN),
-}
-"""Averages over the same tasks: BEIR's 15 are the retrieval tasks of `MTEB(eng, v1)`."""
+"""Points here in one of mteb's."""
 
 
 @dataclass(frozen=True)
@@ -139,46 +127,6 @@ def measured(
     )
 
 
-def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
-    """What papers report of a model on a benchmark.
-
-    Averages are those that are printed, and where none is, the mean of the printed scores. Papers
-    agree on what several of them print (a test sees to it), and the first counts.
-
-    Raises:
-        ConfigError: no paper has figures of that model, or none on that benchmark's tasks.
-    """
-    check_name("model", model, labels())
-    found = figures(model=model)
-    shared = SAME_TASKS if benchmark in SAME_TASKS else {benchmark}
-    by_task: dict[tuple[str, str], Figure] = {}
-    printed: dict[str, Figure] = {}
-    for figure in found:
-        if figure.level == "task" and figure.benchmark in shared:
-            by_task.setdefault((figure.name, figure.subset), figure)
-        elif (average := _average(figure, benchmark)) is not None:
-            printed.setdefault(average, figure)
-    known = {line.name: by_task[_key(line)] for line in lines if _key(line) in by_task}
-    if not known and not printed:
-        elsewhere = ", ".join(dict.fromkeys(figure.benchmark for figure in found))
-        raise ConfigError(
-            f"--published: papers have no figures of {model!r} on {benchmark}; of that model they "
-            f"have {elsewhere}"
-        )
-    scores = {name: figure.score for name, figure in known.items()}
-    computed = averages(scores, average_groups(benchmark, lines))
-    used = {**known, **printed}
-    return Column(
-        label=labels()[model],
-        published=True,
-        scores=scores,
-        averages={**computed, **{name: figure.score for name, figure in printed.items()}},
-        origins={name: Origin(figure.source) for name, figure in used.items()},
-        name=model,
-        notes=(f"{labels()[model]}: as printed in {_sources(used.values())}.",),
-    )
-
-
 def compare(
     benchmark: str, lines: Sequence[Line], columns: Sequence[Column], baseline: str | None
 ) -> Comparison:
@@ -201,30 +149,6 @@ def compare(
     names = {name for column in columns for name in (column.label, column.name)}
     raise ConfigError(
         f"--baseline: {baseline!r} is none of the compared models; {nearest(baseline, names)}"
-    )
-
-
-def _key(line: Line) -> tuple[str, str]:
-    """Task and language under which papers have a line's figure."""
-    return line.task, line.language
-
-
-def _average(figure: Figure, benchmark: str) -> str | None:
-    """The average of the benchmark that a figure is; None for a task's and another benchmark's."""
-    if figure.benchmark == benchmark:
-        return MEAN if figure.level == "benchmark" else figure.name
-    other, name = _SAME_AVERAGES.get((figure.benchmark, figure.level, figure.name), ("", None))
-    return name if other == benchmark else None
-
-
-def _sources(used: Iterable[Figure]) -> str:
-    """The papers and their tables, as `NV-Embed, Tables 1 and 14`."""
-    tables: dict[str, set[int]] = {}
-    for figure in used:
-        tables.setdefault(figure.paper, set()).add(int(figure.table))
-    return "; ".join(
-        f"{paper}, Table{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, sorted(numbers)))}"
-        for paper, numbers in tables.items()
     )
 
 

@@ -83,12 +83,17 @@ def exit_code(
         return heard.exit_code
 
 
-def log_to_stderr() -> None:
-    """Show the run's own progress; of the libraries only warnings."""
+def log_to_stderr(*packages: str) -> None:
+    """Show the run's own progress; of the libraries only warnings.
+
+    Args:
+        packages: beside rayembed, whose progress is shown too.
+    """
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
     )
-    logging.getLogger("rayembed").setLevel(logging.INFO)
+    for package in ("rayembed", *packages):
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def resolve(

@@ -4,8 +4,8 @@ import argparse
 import fnmatch
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
@@ -13,8 +13,8 @@ from rich.console import Console
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, StorageError
-from rayembed.evaluation.benchmark_lines import Place, benchmark_lines, found_lines
-from rayembed.evaluation.comparison import Comparison, compare, measured, published
+from rayembed.evaluation.benchmark_lines import Line, Place, benchmark_lines, found_lines
+from rayembed.evaluation.comparison import Column, Comparison, compare, measured
 from rayembed.evaluation.comparison_plots import category_bars, difference_dots
 from rayembed.evaluation.comparison_tables import (
     category_table,
@@ -22,7 +22,6 @@ from rayembed.evaluation.comparison_tables import (
     comparison_markdown,
     task_tables,
 )
-from rayembed.evaluation.published.figures import check_name, figures, labels
 from rayembed.evaluation.result_files import (
     StoredModel,
     TaskFile,
@@ -42,6 +41,18 @@ Results = Mapping[StoredModel, Mapping[str, TaskFile]]
 
 
 @dataclass(frozen=True)
+class InPrint:
+    """Models with figures in print, to stand beside those that were measured."""
+
+    labels: tuple[str, ...] = ()
+    """What tables call them."""
+    columns: Callable[[str, Sequence[Line]], list[Column]] = lambda _benchmark, _lines: []
+    """Their figures on the lines of a benchmark."""
+    benchmarks: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
+    """Benchmarks that mteb does not have → their lines."""
+
+
+@dataclass(frozen=True)
 class Asked:
     """What a comparison is asked for."""
 
@@ -51,8 +62,6 @@ class Asked:
     """Names or globs, with `@revision` where a model has several; none: all."""
     benchmark: str | None
     """None: every task of which a model has a result."""
-    published: tuple[str, ...]
-    """Short names of models of the papers."""
     baseline: str | None
     output: str
     tasks: bool
@@ -70,38 +79,38 @@ def run_compare_job(argv: Sequence[str], *, about: str | None) -> int:
     """
 
     def work() -> None:
-        args = _parser(about).parse_args(list(argv))
+        args = comparison_parser(about).parse_args(list(argv))
+        if not args.results:
+            raise ConfigError("nothing to compare: name folders with results (--results)")
         log_to_stderr()
-        if args.list_published:
-            print_published(args.benchmark, sys.stdout)
-        else:
-            compare_models(_asked(args), sys.stdout)
+        compare_models(asked_comparison(args), sys.stdout)
 
     return exit_code(work)
 
 
-def compare_models(asked: Asked, out: TextIO) -> Comparison:
+def compare_models(asked: Asked, out: TextIO, in_print: InPrint | None = None) -> Comparison:
     """The comparison, after its tables were printed and its files written.
+
+    Args:
+        in_print: models to show beside those of the results; None: none.
 
     Raises:
         ConfigError: nothing to compare, or a model, a benchmark or a baseline that is not there.
         ArtifactError: a results folder cannot be read, or the output not be written.
     """
-    for model in asked.published:
-        check_name("model", model, labels())
+    in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
         lines = found_lines(_places(results))
         benchmark = ALL_TASKS
     else:
-        lines = benchmark_lines(asked.benchmark)
+        lines = benchmark_lines(asked.benchmark, in_print.benchmarks)
         benchmark = asked.benchmark
-    taken = [labels()[model] for model in asked.published]
-    labelled = zip(_labels(list(results), taken), results.items(), strict=True)
+    labelled = zip(_labels(list(results), in_print.labels), results.items(), strict=True)
     columns = [
         measured(model, files, benchmark, lines, label=label) for label, (model, files) in labelled
     ]
-    columns += [published(model, benchmark, lines) for model in asked.published]
+    columns += in_print.columns(benchmark, lines)
     comparison = compare(benchmark, lines, columns, asked.baseline)
     written = write_comparison(comparison, asked.output)
     _print(comparison, asked, written, out)
@@ -144,48 +153,26 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
     return tuple(written)
 
 
-def print_published(benchmark: str | None, out: TextIO) -> None:
-    """Write the short names of the papers' models and where their figures stand.
+def asked_comparison(args: argparse.Namespace) -> Asked:
+    """What the arguments of `comparison_parser` ask for.
 
     Raises:
-        ConfigError: no paper has figures of that benchmark.
+        ConfigError: models are chosen, and there is nothing to choose among.
     """
-    sources: dict[str, dict[str, None]] = {}
-    for figure in figures(benchmark):
-        place = f"{figure.benchmark}: {figure.source}"
-        sources.setdefault(figure.model, {}).setdefault(place)
-    for model, places in sources.items():
-        out.write(f"{model}  ({labels()[model]})\n")
-        out.writelines(f"    {place}\n" for place in places)
-
-
-def _asked(args: argparse.Namespace) -> Asked:
     asked = Asked(
         results=tuple(args.results),
-        models=_names(args.models),
+        models=listed_names(args.models),
         benchmark=args.benchmark,
-        published=_names(args.published),
         baseline=args.baseline,
         output=args.output,
         tasks=args.tasks,
     )
-    if not asked.results and not asked.published:
-        raise ConfigError(
-            "nothing to compare: name folders with results (--results), models of the papers "
-            "(--published, see --list-published), or both"
-        )
     if asked.models and not asked.results:
         raise ConfigError("--models chooses among results; name their folders with --results")
-    if not asked.results and asked.benchmark is None:
-        raise ConfigError("--published without --results needs a benchmark: --benchmark NAME")
-    if asked.published and asked.benchmark is None:
-        raise ConfigError(
-            "--published needs --benchmark NAME: figures of papers are of a benchmark's tasks"
-        )
     return asked
 
 
-def _names(text: str | None) -> tuple[str, ...]:
+def listed_names(text: str | None) -> tuple[str, ...]:
     """The names of a list with commas, each once."""
     names = (name.strip() for name in (text or "").split(","))
     return tuple(dict.fromkeys(name for name in names if name))
@@ -328,7 +315,8 @@ def _next(comparison: Comparison, asked: Asked) -> list[str]:
     return commands
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
+def comparison_parser(about: str | None) -> argparse.ArgumentParser:
+    """The options of a comparison of results."""
     parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     parser.add_argument(
         "--results",
@@ -350,14 +338,9 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         "task that has results",
     )
     parser.add_argument(
-        "--published",
-        metavar="A,B",
-        help="models of the papers to show beside them, by the short names of --list-published",
-    )
-    parser.add_argument(
         "--baseline",
         metavar="NAME",
-        help="model from which differences are taken; default: the first of --published, else the "
+        help="model from which differences are taken; default: the first one in print, else the "
         "first model",
     )
     parser.add_argument(
@@ -369,10 +352,5 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--tasks", action="store_true", help="print every task, not categories only"
-    )
-    parser.add_argument(
-        "--list-published",
-        action="store_true",
-        help="print the short names of the papers' models and their tables; compare nothing",
     )
     return parser

@@ -2,47 +2,58 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TextIO
 
 from rayembed.config.document import read_mapping
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.config.settings import parse
+from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, of_stages
-from rayembed.recipes.tables import get_table, table_names
+from rayembed.pipeline.dry_run import print_recipes
+from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the arguments ask for."""
+class PrintedSweep:
+    """A sweep with figures in print to stand beside its own."""
 
     sweep: Sweep
     printed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Figures of the paper, where the sweep is one of its tables."""
+    """Row of the sweep → column → figure, of 100. Rows that the sweep leaves out have figures
+    alone."""
     source: str = ""
+    """The paper and the table."""
+    about: str = ""
+    """What the sweep compares."""
 
 
-def run_sweep_job(argv: Sequence[str], *, about: str | None) -> int:
+Sweeps = Mapping[str, Callable[[], PrintedSweep]]
+"""Sweeps that are asked for by name."""
+
+NO_SWEEPS: Sweeps = MappingProxyType({})
+
+
+def run_sweep_job(argv: Sequence[str], *, about: str | None, sweeps: Sweeps = NO_SWEEPS) -> int:
     """The exit code of the sweep job: 0, 1 when it failed, 2 when it was asked wrongly.
 
     Args:
         argv: arguments without the script's name.
         about: what `--help` begins with.
+        sweeps: what `--sweep` takes beside files.
     """
-    args = _parser(about).parse_args(list(argv))
+    args = _parser(about, sweeps).parse_args(list(argv))
 
     def work() -> None:
         if args.list:
-            from rayembed.pipeline.sweep_list import print_tables
-
-            print_tables(out=sys.stdout)
+            _print_list(sweeps, sys.stdout)
             return
-        asked = resolve(args)
+        asked = resolve(args, sweeps)
         # Ray and torch; what is asked wrongly is told without them.
         from rayembed.pipeline.sweep_check import check_all
 
@@ -60,24 +71,24 @@ def run_sweep_job(argv: Sequence[str], *, about: str | None) -> int:
     return exit_code(work)
 
 
-def parse_arguments(argv: Sequence[str]) -> Asked:
+def parse_arguments(argv: Sequence[str], sweeps: Sweeps = NO_SWEEPS) -> PrintedSweep:
     """The sweep that the arguments describe.
 
     Raises:
         ConfigError: as `resolve`.
         SystemExit: as argparse has it.
     """
-    return resolve(_parser(None).parse_args(list(argv)))
+    return resolve(_parser(None, sweeps).parse_args(list(argv)), sweeps)
 
 
-def resolve(args: argparse.Namespace) -> Asked:
-    """The sweep that the arguments describe: first its table, file or recipe, then the space, each
+def resolve(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
+    """The sweep that the arguments describe: first its name, file or recipe, then the space, each
     `--set` in its order, the search, each `--with`, the name.
 
     Raises:
-        ConfigError: an unknown table, recipe or setting, a file that is no sweep, a wrong value.
+        ConfigError: an unknown sweep, recipe or setting, a file that is no sweep, a wrong value.
     """
-    given, printed, source = _given(args)
+    given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
     space: dict[str, Any] = dict(given.get("space", {}))
     if args.space is not None:
@@ -112,19 +123,30 @@ def resolve(args: argparse.Namespace) -> Asked:
     }
     if scheduler:
         values["scheduler"] = scheduler
-    return Asked(override(parse(Sweep, values), args.options), printed, source)
+    return PrintedSweep(override(parse(Sweep, values), args.options), printed, source)
+
+
+def named_sweep(name: str, sweeps: Sweeps) -> PrintedSweep:
+    """The sweep of that name.
+
+    Raises:
+        ConfigError: no such sweep; the message names the nearest one.
+    """
+    if name not in sweeps:
+        raise ConfigError(f"no sweep {name!r}; {nearest(name, sweeps)}")
+    return sweeps[name]()
 
 
 def _given(
-    args: argparse.Namespace,
+    args: argparse.Namespace, sweeps: Sweeps
 ) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
     """The settings to begin with, and the figures of a paper."""
     if args.sweep is None:
         run = base_run(args.recipe)
         return {"name": f"{run.name}-sweep", "runs": {"": run}}, {}, ""
-    if args.sweep.endswith((".yaml", ".yml")):
+    if not sweeps or args.sweep.endswith((".yaml", ".yml")):
         return _of_file(args.sweep), {}, ""
-    table = get_table(args.sweep)
+    table = named_sweep(args.sweep, sweeps)
     values = table.sweep.model_dump(mode="json", exclude={"runs"})
     return {**values, "runs": dict(table.sweep.runs)}, table.printed, table.source
 
@@ -166,7 +188,25 @@ def _usual_search(domains: Mapping[str, Any]) -> str:
     return "grid" if all(domain.is_finite for domain in domains.values()) else "random"
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
+def _print_list(sweeps: Sweeps, out: TextIO) -> None:
+    """Write a line for each named sweep, or for each recipe that can be searched."""
+    if not sweeps:
+        print_recipes(map(get_recipe, recipe_names()), out=out)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from rayembed.tuning.trials import known_trials
+
+    table = Table("sweep", "what it compares", "source", "trials")
+    for name in sweeps:
+        found = named_sweep(name, sweeps)
+        table.add_row(name, found.about, found.source, str(len(known_trials(found.sweep))))
+    width = None if out.isatty() else 140
+    Console(file=out, width=width, highlight=False, markup=False).print(table)
+
+
+def _parser(about: str | None, sweeps: Sweeps) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
@@ -177,8 +217,8 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--sweep",
-        metavar="NAME|sweep.yaml",
-        help=f"a table of a paper ({', '.join(table_names()[:2])}, …; see --list) or a file",
+        metavar="NAME|sweep.yaml" if sweeps else "sweep.yaml",
+        help="a sweep by its name (see --list) or a file" if sweeps else "a file that is a sweep",
     )
     parser.add_argument("--space", metavar="space.yaml", help="path.to.setting: choice(a, b), …")
     parser.add_argument(
@@ -211,5 +251,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         action="store_true",
         help="print the sweep (stdout), its trials, their data and how many run at once (stderr)",
     )
-    parser.add_argument("--list", action="store_true", help="print the papers' tables")
+    parser.add_argument(
+        "--list", action="store_true", help="print what can be named; start nothing"
+    )
     return parser

@@ -1,0 +1,9 @@
+"""Measure a table of a paper as a sweep over the cluster."""
+
+import sys
+
+from rayembed.pipeline.sweep_job import run_sweep_job
+from rayembed_papers.tables.catalogue import table_sweeps
+
+if __name__ == "__main__":
+    sys.exit(run_sweep_job(sys.argv[1:], about=__doc__, sweeps=table_sweeps()))

@@ -1,0 +1,210 @@
+"""A backbone from its settings to scores and tables."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
+from rayembed.errors import ArtifactError, RayembedError, WorkerError
+from rayembed.hardware import settled
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.weight_files import check_weight_files
+from rayembed.pipeline.storage import absolute_storage
+from rayembed_papers.backbone.catalogue import BENCHMARKS, Plan, plan_of, task_named
+from rayembed_papers.backbone.heads import (
+    check_heads,
+    check_length,
+    encoder_folder,
+    family_of,
+)
+from rayembed_papers.backbone.results import (
+    Summary,
+    best_result,
+    find_results,
+    keep_best_model,
+    missing,
+    summarize,
+    trials_of,
+)
+from rayembed_papers.backbone.rows import StoredRows, prepare
+from rayembed_papers.backbone.settings import BackboneRun
+from rayembed_papers.backbone.tables import markdown, scores_csv
+from rayembed_papers.backbone.tasks import Finetuning, Rows
+from rayembed_papers.backbone.tokens import Tokenizer
+from rayembed_papers.backbone.trial import Backbone, Trial
+
+logger = logging.getLogger(__name__)
+
+RESULTS = "backbones"
+"""Folder of all that belongs to these evaluations, in the storage."""
+
+_MOST_ROUNDS = 3
+"""Of a finetuning that others start from: a trial that is repeated because the best one's model is
+gone may come out a rounding lower, and another be the best then."""
+
+
+@dataclass
+class BackboneScores:
+    """What came of an evaluation."""
+
+    run: BackboneRun
+    plan: Plan
+    backbone: Backbone
+    storage: str
+    summaries: dict[str, Summary] = field(default_factory=dict)
+    """By task, of those whose trials are all done."""
+    failed: dict[str, RayembedError] = field(default_factory=dict)
+    """By trial or finetuning, what went wrong."""
+
+    @property
+    def folder(self) -> str:
+        """Of the backbone's results, in storage."""
+        return join(self.storage, RESULTS, "results", self.backbone.name, self.backbone.weights)
+
+    def of_benchmark(self, benchmark: str) -> list[Summary]:
+        """Summaries of the tasks of a benchmark that were asked for, in the table's order."""
+        names = [task.name for task in self.plan.tasks if task.benchmark == benchmark]
+        return [self.summaries[name] for name in names if name in self.summaries]
+
+    @property
+    def reports(self) -> dict[str, str]:
+        """Name of a file → its content: settings, and tables of each benchmark."""
+        label = self.run.fingerprint
+        found = {f"evaluation-{label}.yaml": self.run.to_yaml()}
+        for benchmark in BENCHMARKS:
+            if summaries := self.of_benchmark(benchmark):
+                table = markdown(benchmark, summaries, self.backbone.name)
+                found[f"{benchmark}-{label}.md"] = table
+                found[f"{benchmark}-{label}.csv"] = scores_csv(summaries)
+        return found
+
+
+def evaluate_backbone(run: BackboneRun) -> BackboneScores:
+    """Scores of the run's backbone; trials that are finished already are not done again.
+
+    Raises:
+        RayembedError: what is wrong with the run, the backbone, the data or the cluster.
+    """
+    storage = absolute_storage(run.placement.storage_path)
+    plan = plan_of(run)
+    backbone = find_backbone(run, plan)
+    check_writable(storage)
+    data = prepare(plan.finetunings, join(storage, RESULTS, "data"), run.data_root)
+    scores = BackboneScores(run, plan, backbone, storage)
+    best: dict[str, Trial] = {}
+    for wave in _waves(plan.finetunings):
+        groups = [_trials(one, scores, data, best) for one in wave]
+        _do(groups, scores)
+        for one, trials in zip(wave, groups, strict=True):
+            _take(one, trials, scores, best)
+    for name, text in scores.reports.items():
+        write_atomic(join(scores.folder, name), text.encode())
+    return scores
+
+
+def find_backbone(run: BackboneRun, plan: Plan) -> Backbone:
+    """The backbone of a run, checked against all that the plan asks of it.
+
+    Raises:
+        AssetError, ArtifactError: no encoder there, one that is not supported, or files or weights
+            of it are missing, damaged or cut off.
+        ConfigError: it has learnt too few positions for a task, or its family lacks a head.
+    """
+    folder = resolve_model(run.backbone)
+    encoder = encoder_folder(folder)
+    family_of(encoder)
+    check_weight_files(folder)
+    longest = max(plan.finetunings, key=lambda one: one.protocol.max_length)
+    check_length(encoder, longest.protocol.max_length, longest.name)
+    check_heads(encoder, plan.finetunings)
+    Tokenizer(encoder, longest.protocol.max_length)
+    name = run.name or file_name(run.backbone.partition("@")[0])
+    weights = weights_fingerprint(folder)
+    precision = settled(run.precision, "cuda" if run.placement.use_gpu else "cpu")
+    return Backbone(run.backbone, name, weights, precision, run.head_dropout)
+
+
+def _waves(finetunings: Sequence[Finetuning]) -> list[list[Finetuning]]:
+    """Finetunings that go side by side, each behind the one that it starts from."""
+    depth: dict[str, int] = {}
+    for one in finetunings:
+        depth[one.name] = 0 if one.start is None else depth[one.start] + 1
+    return [
+        [one for one in finetunings if depth[one.name] == wave]
+        for wave in range(max(depth.values()) + 1)
+    ]
+
+
+def _trials(
+    one: Finetuning,
+    scores: BackboneScores,
+    data: Mapping[Rows, StoredRows],
+    best: Mapping[str, Trial],
+) -> list[Trial]:
+    """The grid of a finetuning; none where what it starts from is missing."""
+    if one.start is not None and one.start not in best:
+        scores.failed[one.name] = WorkerError(
+            f"{one.name} starts from the best model of {one.start}, whose trials are not all done"
+        )
+        return []
+    start = None if one.start is None else best[one.start]
+    keeps = any(other.start == one.name for other in scores.plan.finetunings)
+    return trials_of(one, scores.backbone, data, scores.folder, keeps_model=keeps, start=start)
+
+
+def _do(groups: Sequence[Sequence[Trial]], scores: BackboneScores) -> None:
+    """Do what is missing of the trials."""
+    from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.backbone.on_ray import run_trials
+
+    by_name = {trials[0].finetuning.name: trials for trials in groups if trials}
+    for _ in range(_MOST_ROUNDS):
+        left = [
+            trial
+            for trials in by_name.values()
+            for trial in missing(trials, find_results(trials))
+            if trial.key not in scores.failed
+        ]
+        if not left:
+            return
+        total = sum(map(len, by_name.values()))
+        logger.info("%d of %d trials of %s", len(left), total, ", ".join(by_name))
+        connect()
+        folder, name = join(scores.storage, RESULTS, "tune"), time.strftime("%Y%m%dT%H%M%S")
+        told = partial(_when_done, by_name)
+        ended = run_trials(left, scores.run.placement, told, folder=folder, name=name)
+        scores.failed |= ended
+        if not ended:
+            remove_folder(join(folder, name))
+
+
+def _when_done(
+    groups: Mapping[str, Sequence[Trial]], trial: Trial, error: RayembedError | None
+) -> None:
+    """Tell of a trial, and remove models that nothing will start from any more."""
+    if error is not None:
+        logger.warning("%s failed: %s", trial.key, error)
+        return
+    try:
+        (result,) = find_results([trial])
+        first = task_named(trial.finetuning.scored[0].task)
+        logger.info("%s  %s %s %.4f", trial.key, first.name, first.metric, result.score(first))
+        keep_best_model(groups[trial.finetuning.name])
+    except ArtifactError as problem:  # storage may answer later; nothing is lost
+        logger.warning("%s", problem)
+
+
+def _take(
+    one: Finetuning, trials: Sequence[Trial], scores: BackboneScores, best: dict[str, Trial]
+) -> None:
+    """Sum up a finetuning whose trials are all done, and choose what others start from."""
+    results = find_results(trials)
+    if not trials or missing(trials, results):
+        return
+    if trials[0].keeps_model:
+        best[one.name] = best_result(results).trial
+    for name in one.tasks:
+        scores.summaries[name] = summarize(task_named(name), results)

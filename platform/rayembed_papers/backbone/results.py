@@ -1,0 +1,160 @@
+"""Trials of a finetuning, their results, and what they come to."""
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median, pstdev
+from typing import Any
+
+from rayembed.assets.storage import exists, list_files, read_bytes, remove_folder
+from rayembed.errors import ArtifactError
+from rayembed_papers.backbone.catalogue import task_named
+from rayembed_papers.backbone.finetune import Grid
+from rayembed_papers.backbone.rows import StoredRows
+from rayembed_papers.backbone.tasks import Finetuning, Rows, Task
+from rayembed_papers.backbone.trial import Backbone, Scores, Trial
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished trial."""
+
+    trial: Trial
+    scores: Scores
+
+    def score(self, task: Task) -> float:
+        """The task's metric, mean over the subsets of the table."""
+        found = self.scores[task.name]
+        return fmean(found[subset][task.metric] for subset in task.subsets or found)
+
+    @property
+    def setting(self) -> tuple[float, int]:
+        """Learning rate and batch size."""
+        return self.trial.grid.learning_rate, self.trial.grid.batch_size
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the trials of a task come to."""
+
+    task: Task
+    results: tuple[Result, ...]
+    """All trials."""
+    best: tuple[Result, ...]
+    """Those of the learning rate and batch size with the highest median over the seeds."""
+
+    @property
+    def median(self) -> float:
+        """Over the seeds of the best setting."""
+        return median(result.score(self.task) for result in self.best)
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds of the best setting."""
+        return fmean(result.score(self.task) for result in self.best)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation over the seeds of the best setting."""
+        return pstdev([result.score(self.task) for result in self.best])
+
+    @property
+    def median_of_all(self) -> float:
+        """Over all trials, of every setting."""
+        return median(result.score(self.task) for result in self.results)
+
+    @property
+    def setting(self) -> tuple[float, int]:
+        """Learning rate and batch size of the best."""
+        return self.best[0].setting
+
+
+def trials_of(
+    finetuning: Finetuning,
+    backbone: Backbone,
+    data: Mapping[Rows, StoredRows],
+    folder: str,
+    *,
+    keeps_model: bool,
+    start: Trial | None,
+) -> list[Trial]:
+    """Every combination of learning rate, batch size and seed."""
+    protocol = finetuning.protocol
+    grid = itertools.product(protocol.learning_rates, protocol.batch_sizes, protocol.seeds)
+    own = {rows: data[rows] for rows in finetuning.all_rows}
+    return [
+        Trial(backbone, finetuning, Grid(*values), own, folder, keeps_model, start)
+        for values in grid
+    ]
+
+
+def find_results(trials: Sequence[Trial]) -> list[Result]:
+    """Results of those trials that are finished, in the order of the trials.
+
+    Raises:
+        ArtifactError: a result cannot be read.
+    """
+    if not trials:
+        return []
+    there = set(list_files(trials[0].folder, recursive=True))
+    finished = [trial for trial in trials if f"trials/{trial.key}.json" in there]
+    return [_read(trial) for trial in finished]
+
+
+def missing(trials: Sequence[Trial], results: Sequence[Result]) -> list[Trial]:
+    """Trials still to be done: those without a result and, where others start from the best one's
+    model and that is gone, the best one.
+    """
+    done = {result.trial.key for result in results}
+    left = [trial for trial in trials if trial.key not in done]
+    if results and trials[0].keeps_model:
+        best = best_result(results).trial
+        if not exists(best.model_path):
+            left.append(best)
+    return left
+
+
+def best_result(results: Iterable[Result]) -> Result:
+    """The trial of the highest score on the first of the finetuning's tasks."""
+    found = list(results)
+    task = task_named(found[0].trial.finetuning.scored[0].task)
+    return max(found, key=lambda result: result.score(task))
+
+
+def keep_best_model(trials: Sequence[Trial]) -> None:
+    """Remove the models of finished trials that are not the best so far."""
+    results = find_results(trials)
+    if results and trials[0].keeps_model:
+        best = best_result(results)
+        for result in results:
+            if result is not best and exists(result.trial.model_path):
+                remove_folder(result.trial.model_path)
+
+
+def summarize(task: Task, results: Sequence[Result]) -> Summary:
+    """The task's summary; a setting without all its seeds is no candidate for the best.
+
+    Settings of equal median: the higher mean, then the smaller learning rate and batch.
+    """
+    by_setting: dict[tuple[float, int], list[Result]] = {}
+    for result in results:
+        by_setting.setdefault(result.setting, []).append(result)
+    most = max(map(len, by_setting.values()))
+
+    def rank(some: list[Result]) -> tuple[Any, ...]:
+        scores = [result.score(task) for result in some]
+        return median(scores), fmean(scores), *(-value for value in some[0].setting)
+
+    whole = [some for some in by_setting.values() if len(some) == most]
+    return Summary(task, tuple(results), tuple(sorted(whole, key=rank)[-1]))
+
+
+def _read(trial: Trial) -> Result:
+    try:
+        return Result(trial, json.loads(read_bytes(trial.result_path))["scores"])
+    except (ValueError, KeyError) as error:
+        raise ArtifactError(
+            f"the result {trial.result_path!r} is damaged ({error}); remove it and submit the job "
+            "again"
+        ) from error

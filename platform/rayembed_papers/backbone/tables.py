@@ -1,0 +1,89 @@
+"""Scores of a backbone beside the paper's tables, as Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from rayembed_papers.backbone.published import printed_models, printed_score
+from rayembed_papers.backbone.results import Summary
+
+_TITLES = {
+    "glue": "GLUE, development sets (beside Table 3 of Nomic Embed v2)",
+    "xtreme-r": "XTREME-R, mean over languages (beside Table 4 of Nomic Embed v2)",
+}
+
+_MEAN = "Mean of these"
+
+Table = list[list[str]]
+"""Rows of cells, the header first."""
+
+
+def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
+    """In percent, a row a model: the paper's, then the backbone with its best setting (median over
+    the seeds) and the median of all its trials.
+
+    The last column is the mean of the tasks shown, for the paper's rows too.
+    """
+    tasks = [summary.task.name for summary in summaries]
+    rows = [
+        [f"{model} (paper)", *_cells([printed_score(model, benchmark, task) for task in tasks])]
+        for model in printed_models(benchmark)
+    ]
+    best = [100 * summary.median for summary in summaries]
+    every = [100 * summary.median_of_all for summary in summaries]
+    rows.append([f"{name}, best setting", *_cells(best)])
+    if every != best:
+        rows.append([f"{name}, median of all trials", *_cells(every)])
+    return [["Model", *tasks, _MEAN], *rows]
+
+
+def settings_table(summaries: Sequence[Summary]) -> Table:
+    """By task: metric, best setting, its median, mean and standard deviation, number of trials."""
+    header = ["Task", "Metric", "Rate", "Batch", "Median", "Mean", "Deviation", "Trials"]
+    rows = []
+    for summary in summaries:
+        rate, batch = summary.setting
+        values = [100 * v for v in (summary.median, summary.mean, summary.deviation)]
+        shown = [f"{value:.2f}" for value in values]
+        numbers = [f"{len(summary.best)} of {len(summary.results)}"]
+        rows.append(
+            [summary.task.name, summary.task.metric, f"{rate:g}", str(batch), *shown, *numbers]
+        )
+    return [header, *rows]
+
+
+def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
+    """Both tables under a title."""
+    parts = [f"## {_TITLES[benchmark]}", _markdown(comparison(benchmark, summaries, name))]
+    parts += ["Best settings:", _markdown(settings_table(summaries))]
+    return "\n\n".join(parts) + "\n"
+
+
+def scores_csv(summaries: Sequence[Summary]) -> str:
+    """A line a task, subset and metric: what the seeds of the best setting have, from -1 to 1."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["benchmark", "task", "subset", "metric", "median", "mean", "seeds", "rate", "batch"]
+    )
+    for summary in summaries:
+        task = summary.task
+        first = summary.best[0].scores[task.name]
+        for subset, metrics in first.items():
+            for metric in metrics:
+                values = [result.scores[task.name][subset][metric] for result in summary.best]
+                numbers = [f"{median(values):.6f}", f"{fmean(values):.6f}", len(values)]
+                where = [task.benchmark, task.name, subset, metric]
+                writer.writerow([*where, *numbers, *summary.setting])
+    return out.getvalue()
+
+
+def _cells(scores: Sequence[float]) -> list[str]:
+    return [f"{score:.2f}" for score in (*scores, fmean(scores))]
+
+
+def _markdown(table: Table) -> str:
+    header, *rows = table
+    line = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, line, *rows))

@@ -1,0 +1,122 @@
+"""What a finetuning on a public data set is made of: rows, kind, protocol, what is scored."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from rayembed.config.document import fingerprint
+from rayembed_papers.backbone.settings import Protocol
+
+PARQUET = "refs/convert/parquet"
+"""The hub's branch with a Parquet copy of a data set, whatever its own files are:
+`<configuration>/<split>/*.parquet`."""
+
+Kind = Literal["classes", "score", "choices", "tags", "spans", "retrieval"]
+"""What a model learns to tell, and so which columns rows have, in this order:
+
+classes    one or two texts, number of the class
+score      two texts, a number
+choices    premise, question, texts to choose from, number of the right one
+tags       words, number of the tag of each
+spans      question, context, answers (`text` and `answer_start`, lists)
+retrieval  query, document that answers it
+"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a data set on the hub."""
+
+    repository: str
+    """`org/name`."""
+    path: str
+    """Pattern of the files' paths."""
+    columns: tuple[str, ...]
+    """In the order of the kind."""
+    revision: str = PARQUET
+    where: tuple[str, str] | None = None
+    """A column and how its texts begin; rows that begin otherwise are left out."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return (*self.columns, self.where[0]) if self.where else self.columns
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows on which a finetuned model is scored."""
+
+    task: str
+    subset: str
+    """Language, or name of the split."""
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """A model made of a backbone, and what it is scored on."""
+
+    name: str
+    kind: Kind
+    train: Rows
+    protocol: Protocol
+    scored: tuple[Scored, ...]
+    """The first chooses among trials of a model that others start from."""
+    labels: tuple[str, ...] = ()
+    """Names of classes or tags, in the order of their numbers."""
+    first_label: int = 0
+    """The number of the first class in the data."""
+    start: str | None = None
+    """The finetuning whose best model it starts from; None: the backbone."""
+    template: str = "{premise} {question}"
+    """Of the first text of `choices`; the second is the choice."""
+
+    @property
+    def num_labels(self) -> int:
+        """Outputs of the head."""
+        match self.kind:
+            case "classes" | "tags":
+                return len(self.labels)
+            case "spans":
+                return 2
+            case _:
+                return 1
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that it is scored on."""
+        return tuple(dict.fromkeys(scored.task for scored in self.scored))
+
+    @property
+    def all_rows(self) -> tuple[Rows, ...]:
+        """What it reads, the training rows first."""
+        return (self.train, *(scored.rows for scored in self.scored))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what decides a trial's scores beside the grid, the backbone and the data."""
+        values: dict[str, Any] = asdict(replace(self, protocol=None))  # type: ignore[arg-type]
+        grid = {"learning_rates", "batch_sizes", "seeds"}
+        return fingerprint([values, self.protocol.model_dump(mode="json", exclude=grid)])
+
+    def only(self, tasks: Iterable[str]) -> "Finetuning":
+        """The same, scored on these tasks alone, or on its first where it has none of them."""
+        wanted = set(tasks)
+        kept = tuple(scored for scored in self.scored if scored.task in wanted)
+        first = tuple(s for s in self.scored if s.task == self.scored[0].task)
+        return replace(self, scored=kept or first)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A column of Table 3 or 4."""
+
+    name: str
+    benchmark: str
+    finetuning: str
+    """Name of the finetuning that is scored on it."""
+    metric: str
+    """The one that stands in the table."""
+    subsets: tuple[str, ...] = ()
+    """Of which the table has the mean; none: of all."""

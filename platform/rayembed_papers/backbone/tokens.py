@@ -1,0 +1,105 @@
+"""Tokens of inputs, kept small, and padded into batches."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayembed.errors import ArtifactError
+from rayembed.models.json_file import read_json
+from rayembed_papers.backbone.heads import IGNORED, family_of
+
+Feature = dict[str, Any]
+"""An input: `input_ids` and, where the encoder has several, `token_type_ids`, as numpy arrays of
+(T,), with labels beside them."""
+
+_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+"""Of which a tokenizer has at least one."""
+
+_SPLIT_WORDS_NEED_SPACE = ("roberta", "gpt2", "bloom")
+"""Families whose tokenizers take words that stand apart only when told to put a space before."""
+
+
+class Tokenizer:
+    """The tokenizer of a folder, cut to a length."""
+
+    def __init__(self, folder: Path, max_length: int) -> None:
+        """Raises ArtifactError: no fast tokenizer there, or one without a padding token."""
+        import transformers
+
+        settings = read_json(folder / "config.json")
+        if not any((folder / name).is_file() for name in _FILES):
+            # transformers would make an empty one without a word
+            raise ArtifactError(
+                f"no tokenizer in {str(folder)!r}: none of the files {', '.join(_FILES)}"
+            )
+        more = {}
+        if settings.get("model_type") in _SPLIT_WORDS_NEED_SPACE:
+            more["add_prefix_space"] = True
+        try:
+            found: Any = transformers.AutoTokenizer.from_pretrained(
+                str(folder), trust_remote_code=False, **more
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise ArtifactError(f"no tokenizer in {str(folder)!r}: {error}") from error
+        if not found.is_fast or found.pad_token_id is None:
+            raise ArtifactError(
+                f"the tokenizer in {str(folder)!r} must be a fast one (tokenizer.json) with a "
+                f"padding token; it is {type(found).__name__}, its padding {found.pad_token!r}"
+            )
+        self.max_length = max_length
+        self.pretrained = found
+        has_types = settings.get("type_vocab_size", 0) > 1 and family_of(folder) != "nomic"
+        self._names = ("input_ids", "token_type_ids") if has_types else ("input_ids",)
+
+    def texts(
+        self, first: Sequence[str], second: Sequence[str] | None = None, length: int | None = None
+    ) -> list[Feature]:
+        """Inputs of texts or of pairs of texts; the longer of a pair is cut first."""
+        encoded = self.encode(first, second, truncation=True, max_length=length)
+        return self.features(encoded)
+
+    def encode(self, first: Any, second: Any = None, **options: Any) -> Any:
+        """What transformers gives, all that a caller may ask of it included."""
+        length = options.pop("max_length", None) or self.max_length
+        types = {"return_token_type_ids": len(self._names) > 1, "return_attention_mask": False}
+        return self.pretrained(first, second, max_length=length, **types, **options)
+
+    def features(self, encoded: Any) -> list[Feature]:
+        """Inputs of what `encode` gave."""
+        columns = [encoded[name] for name in self._names]
+        return [
+            {n: np.asarray(v, dtype=np.int32) for n, v in zip(self._names, values, strict=True)}
+            for values in zip(*columns, strict=True)
+        ]
+
+    def padded(self, features: Sequence[Feature]) -> dict[str, Tensor]:
+        """Tensors (B, longest) of the inputs, with their `attention_mask`."""
+        longest = max(len(feature["input_ids"]) for feature in features)
+        shape = (len(features), longest)
+        fill = {"input_ids": self.pretrained.pad_token_id, "token_type_ids": 0}
+        batch = {name: torch.full(shape, fill[name], dtype=torch.long) for name in self._names}
+        batch["attention_mask"] = torch.zeros(shape, dtype=torch.long)
+        for row, feature in enumerate(features):
+            length = len(feature["input_ids"])
+            batch["attention_mask"][row, :length] = 1
+            for name in self._names:
+                batch[name][row, :length] = torch.from_numpy(feature[name])
+        return batch
+
+    def padded_labels(self, features: Sequence[Feature], longest: int) -> Tensor:
+        """(B, longest) int64 labels of tokens."""
+        labels = torch.full((len(features), longest), IGNORED, dtype=torch.long)
+        for row, feature in enumerate(features):
+            labels[row, : len(feature["labels"])] = torch.from_numpy(feature["labels"])
+        return labels

@@ -1,0 +1,149 @@
+"""A trial: one backbone finetuned with one rate, batch and seed, and scored."""
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.storage import join, upload_folder, write_atomic
+from rayembed.config.backbone import Dtype
+from rayembed.config.document import fingerprint
+from rayembed.errors import ArtifactError
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed_papers.backbone.finetune import Grid, finetune, predictor
+from rayembed_papers.backbone.heads import encoder_folder, load_with_head, save_with_head
+from rayembed_papers.backbone.kinds import work_of
+from rayembed_papers.backbone.metrics import Metrics
+from rayembed_papers.backbone.rows import StoredRows, load
+from rayembed_papers.backbone.tasks import Finetuning, Rows
+from rayembed_papers.backbone.tokens import Tokenizer
+
+Scores = dict[str, dict[str, Metrics]]
+"""Task → subset → metric → score."""
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """The encoder under evaluation, the same in all trials."""
+
+    reference: str
+    name: str
+    weights: str
+    """Fingerprint of weights, tokenizer and settings of the folder."""
+    precision: Dtype
+    head_dropout: float
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what decides scores."""
+        return fingerprint([self.weights, self.precision, self.head_dropout])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is done and where its result goes; picklable."""
+
+    backbone: Backbone
+    finetuning: Finetuning
+    grid: Grid
+    data: Mapping[Rows, StoredRows]
+    folder: str
+    """Of the backbone's results, in storage."""
+    keeps_model: bool = False
+    """Whether others start from its model."""
+    start: "Trial | None" = None
+    """The trial whose model it starts from; None: the backbone."""
+
+    @cached_property
+    def key(self) -> str:
+        """Names the trial; another where anything differs that decides its scores."""
+        data = [self.data[rows].version for rows in self.finetuning.all_rows]
+        start = None if self.start is None else self.start.key
+        decides = fingerprint(
+            [self.backbone.fingerprint, self.finetuning.fingerprint, data, start, asdict(self.grid)]
+        )
+        grid = self.grid
+        shown = f"lr{grid.learning_rate:g}-batch{grid.batch_size}-seed{grid.seed}"
+        return f"{self.finetuning.name}/{shown}-{decides}"
+
+    @property
+    def result_path(self) -> str:
+        """Of its JSON file, which appears when all is done."""
+        return join(self.folder, "trials", f"{self.key}.json")
+
+    @property
+    def model_path(self) -> str:
+        """Of its model, where it is kept."""
+        return join(self.folder, "models", self.key)
+
+
+def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
+    """Finetune, score, keep the model if others start from it, then write the result.
+
+    Raises:
+        ArtifactError: the backbone has other weights here than where the job began, or is damaged.
+        AssetError: its reference leads nowhere on this machine.
+    """
+    import transformers
+
+    began = time.monotonic()
+    home = resolve_model(trial.backbone.reference)
+    if (seen := weights_fingerprint(home)) != trial.backbone.weights:
+        raise ArtifactError(
+            f"the backbone {trial.backbone.reference!r} has weights {seen} on this machine, but "
+            f"the job began with {trial.backbone.weights}; give all machines the same"
+        )
+    one, protocol = trial.finetuning, trial.finetuning.protocol
+    work = work_of(one, Tokenizer(encoder_folder(home), protocol.max_length))
+    transformers.set_seed(trial.grid.seed)
+    source = encoder_folder(home) if trial.start is None else resolve(trial.start.model_path)
+    model = load_with_head(source, one, head_dropout=trial.backbone.head_dropout)
+    inputs = work.training_inputs(load(trial.data[one.train]))
+    precision = trial.backbone.precision
+    loss = finetune(
+        model, inputs, work.collate, protocol, trial.grid, precision=precision, use_gpu=use_gpu
+    )
+    trained = time.monotonic()
+    device = "cuda" if use_gpu else "cpu"
+    predict = predictor(model, rows=predict_batch, precision=precision, device=device)
+    scores: Scores = {}
+    for task in one.tasks:
+        rows = {s.subset: load(trial.data[s.rows]) for s in one.scored if s.task == task}
+        scores[task] = work.score(predict, task, rows)
+    if trial.keeps_model:
+        with tempfile.TemporaryDirectory(prefix="model-") as scratch:
+            save_with_head(model, Path(scratch))
+            upload_folder(Path(scratch), trial.model_path)
+    result = {
+        **_about(trial),
+        "training_loss": loss if math.isfinite(loss) else None,
+        "training_inputs": len(inputs),
+        "training_seconds": round(trained - began, 1),
+        "seconds": round(time.monotonic() - began, 1),
+        "device": device,
+        "scores": scores,
+    }
+    write_atomic(trial.result_path, json.dumps(result, indent=1, ensure_ascii=False).encode())
+
+
+def _about(trial: Trial) -> dict[str, Any]:
+    """What the trial was, for its result."""
+    one = trial.finetuning
+    return {
+        "finetuning": one.name,
+        **asdict(trial.grid),
+        "backbone": asdict(trial.backbone),
+        "protocol": one.protocol.model_dump(mode="json"),
+        "start": None if trial.start is None else trial.start.key,
+        "data": {
+            f"{rows.repository}/{rows.path}": trial.data[rows].version for rows in one.all_rows
+        },
+        "versions": {name: version(name) for name in ("rayembed", "torch", "transformers")},
+    }

@@ -1,0 +1,315 @@
+"""Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
+
+from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
+from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.mining import MiningConfig, PercPos, Rule, TopK
+from rayembed.config.model import (
+    BackboneConfig,
+    BiEncoderConfig,
+    Causal2VecConfig,
+    NomicMoeConfig,
+    NVEmbedConfig,
+)
+from rayembed.config.nomic_moe import ExpertsConfig
+from rayembed.config.override import override
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.settings import changed
+from rayembed.config.sources import WikipediaSource
+from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.recipes import biencoder, cde, nomic
+from rayembed.recipes.datasets.nomic import finetuning_entries
+from rayembed_papers.tables.llm_rows import Printed
+
+_BATCHES = (1, 2, 4)
+
+
+def _nomic_7_row(every: int, times: int) -> str:
+    layers = "every layer" if every == 1 else "every other layer"
+    return f"{layers}, batch × {times}"
+
+
+def printed_nomic_7() -> Printed:
+    """6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
+    figures = {2: (44.13, 45.36, 45.89), 1: (44.28, 44.89, 45.48)}
+    return {
+        _nomic_7_row(every, times): {"BEIR": score}
+        for every, scores in figures.items()
+        for times, score in zip(_BATCHES, scores, strict=True)
+    }
+
+
+def nomic_7() -> dict[str, Run]:
+    """Nomic BERT with experts, Switch routing (section 7.1), on one epoch of the English pairs.
+
+    Texts have 128 tokens. The paper does not say the optimiser's settings; they are those of
+    pretraining.
+    """
+    dense, pretrained = cde.small_unsupervised(), nomic.v2_moe()
+    datasets = tuple(changed(dataset, clusters=None) for dataset in dense.data.datasets)
+    pairs = dense.stages[0].steps * dense.stages[0].batch.global_pairs // 3  # it has three epochs
+    first = pretrained.stages[0]
+    rows = {}
+    for every in (2, 1):
+        for times in _BATCHES:
+            global_pairs = 2048 * times
+            stage = changed(
+                first,
+                datasets={dataset.name: 1.0 for dataset in datasets},
+                batch=changed(first.batch, global_pairs=global_pairs),
+                steps=pairs // global_pairs,
+                query_max_length=None,
+                document_max_length=None,
+            )
+            rows[_nomic_7_row(every, times)] = Run(
+                name="nomic-table7",
+                model=NomicMoeConfig(
+                    backbone=BackboneConfig(path=cde.NOMIC_BERT),
+                    experts=ExpertsConfig(every=every, top_k=1, start="released"),
+                    rotary_base=1000.0,
+                    query_max_length=128,
+                    document_max_length=128,
+                ),
+                data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+                stages=(stage,),
+                placement=pretrained.placement,
+            )
+    return rows
+
+
+def nomic_7_small() -> dict[str, Run]:
+    """The quickstart's first stage: all-MiniLM has 6 layers, so 3 or 6 become mixtures.
+
+    Batches of 32, 64 and 128 pairs, and as many pairs in all.
+    """
+    whole = nomic.quickstart()
+    first = whole.stages[0]
+    pairs = first.steps * first.batch.global_pairs // 2
+    rows = {}
+    for every in (2, 1):
+        for times in _BATCHES:
+            global_pairs = 32 * times
+            stage = changed(
+                first,
+                batch=changed(first.batch, global_pairs=global_pairs),
+                steps=pairs // global_pairs,
+                optimizer=changed(first.optimizer, warmup_steps=10),
+            )
+            model = whole.model
+            assert isinstance(model, NomicMoeConfig)
+            assert model.experts is not None
+            experts = changed(model.experts, every=every, top_k=1)
+            rows[_nomic_7_row(every, times)] = changed(
+                whole, model=changed(model, experts=experts), stages=(stage,)
+            )
+    return rows
+
+
+_TEACHERS = {
+    "Arctic Embed Large": (
+        "hf://Snowflake/snowflake-arctic-embed-l@main",
+        "Represent this sentence for searching relevant passages: ",
+    ),
+    "NVEmbed v1": (
+        "hf://nvidia/NV-Embed-v1@main",
+        "Instruct: Given a question, retrieve passages that answer the question\nQuery: ",
+    ),
+    "Stella 1.5B": (
+        "hf://dunzhang/stella_en_1.5B_v5@main",
+        "Instruct: Given a web search query, retrieve relevant passages that answer the query.\n"
+        "Query: ",
+    ),
+}
+"""Where they lie, and what their authors put before queries; the paper does not say."""
+
+_NOMIC_8: tuple[tuple[str, float | None, int, tuple[float, float, float, float]], ...] = (
+    ("Arctic Embed Large", None, 4, (52.87, 42.68, 59.47, 56.45)),
+    ("Arctic Embed Large", 0.95, 4, (55.20, 44.98, 62.75, 57.88)),
+    ("NVEmbed v1", 0.95, 4, (54.94, 45.00, 58.29, 61.56)),
+    ("Stella 1.5B", 0.95, 4, (57.22, 45.18, 64.06, 62.42)),
+    ("Stella 1.5B", 0.98, 4, (57.20, 45.67, 63.65, 62.29)),
+    ("Stella 1.5B", 0.95, 7, (57.31, 45.10, 64.27, 62.58)),
+    ("Stella 1.5B", 0.95, 10, (57.45, 45.17, 64.48, 62.69)),
+)
+"""Teacher, margin, negatives; scores by column."""
+
+_NOMIC_8_COLUMNS = ("Average", "FiQA", "HotpotQA", "NQ")
+
+
+def _nomic_8_row(teacher: str, margin: float | None, number: int) -> str:
+    return f"{teacher}, margin {'none' if margin is None else margin}, {number} negatives"
+
+
+def printed_nomic_8() -> Printed:
+    """All rows."""
+    return {
+        _nomic_8_row(teacher, margin, number): dict(zip(_NOMIC_8_COLUMNS, scores, strict=True))
+        for teacher, margin, number, scores in _NOMIC_8
+    }
+
+
+def printed_nomic_8_small() -> Printed:
+    """By margin and number, a column for each of the teachers that have several rows: the figures
+    of different teachers tell nothing of a margin.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for teacher, margin, number, (average, *_) in _NOMIC_8:
+        if teacher != "NVEmbed v1":
+            row = found.setdefault(_nomic_8_row("all-MiniLM", margin, number), {})
+            row[f"Average, {teacher}"] = average
+    return found
+
+
+def nomic_8() -> dict[str, Run]:
+    """E5-Large unsupervised on Stack Exchange, SQuAD and NQ, mined anew (section 7.3).
+
+    The paper tells of about 500,000 pairs and no settings of the training; batch, optimiser and
+    data are those of its own finetuning (section 4.5), whose three sets have 395,264 pairs, for one
+    epoch.
+    """
+    wanted = ("finetuning-stack", "finetuning-squad", "finetuning-nq")
+    entries = [e.config for e in finetuning_entries() if e.config.name in wanted]
+    samples = sum(config.num_samples or 0 for config in entries)
+    rows = {}
+    for teacher, margin, number, _ in _NOMIC_8:
+        path, prefix = _TEACHERS[teacher]
+        mining = changed(_mining(path, margin, number, max_length=512), query_prefix=prefix)
+        datasets = tuple(
+            changed(config, mining=mining, query_instruction="", document_instruction="")
+            for config in entries
+        )
+        rows[_nomic_8_row(teacher, margin, number)] = Run(
+            name="nomic-table8",
+            model=BiEncoderConfig(
+                backbone=BackboneConfig(path="hf://intfloat/e5-large-unsupervised@main"),
+                query_prefix="query: ",
+                document_prefix="passage: ",
+            ),
+            data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+            stages=(
+                StageConfig(
+                    name="finetune",
+                    datasets={dataset.name: 1.0 for dataset in datasets},
+                    batch=BatchConfig(
+                        policy="homogeneous",
+                        temperature=1.0,
+                        global_pairs=256,
+                        num_negatives=number,
+                        in_batch_negatives=True,
+                    ),
+                    loss=InfoNCEConfig(temperature=0.02),
+                    optimizer=OptimizerConfig(
+                        learning_rate=2e-5, weight_decay=0.01, warmup_steps=400
+                    ),
+                    steps=samples // 256,
+                    checkpoint_every_steps=500,
+                ),
+            ),
+            evaluation=EvaluationConfig(),
+            placement=Placement(
+                workers=8,
+                use_gpu=True,
+                cpus_per_worker=8.0,
+                zero_stage=1,
+                micro_batch_tokens=32_768,
+            ),
+        )
+    return rows
+
+
+def nomic_8_small() -> dict[str, Run]:
+    """The bi-encoder's quickstart with mined negatives; the sample has one teacher, all-MiniLM."""
+    whole = biencoder.quickstart()
+    rows = {}
+    for margin, number in ((None, 4), (0.95, 4), (0.98, 4), (0.95, 7), (0.95, 10)):
+        dataset = DatasetConfig(
+            name="wiki-sentence",
+            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="sentence"),
+            num_samples=1500,
+            mining=_mining(MINILM, margin, number, max_length=128),
+        )
+        first = whole.stages[0]
+        stage = changed(
+            first,
+            datasets={dataset.name: 1.0},
+            batch=changed(first.batch, global_pairs=16, num_negatives=number),
+            steps=60,
+        )
+        data = changed(whole.data, datasets=(dataset,))
+        rows[_nomic_8_row("all-MiniLM", margin, number)] = changed(
+            whole, data=data, stages=(stage,)
+        )
+    return rows
+
+
+def _mining(teacher: str, margin: float | None, number: int, *, max_length: int) -> MiningConfig:
+    rule: Rule = TopK() if margin is None else PercPos(max_relative_score=margin)
+    return MiningConfig(teacher=teacher, rule=rule, num_negatives=number, max_length=max_length)
+
+
+_CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
+
+
+def printed_cde_1() -> Printed:
+    """Without contextual batches the paper's have 16,384 pairs, with them 512."""
+    figures = (59.9, 61.7, 62.4, 63.1)
+    return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
+
+
+def cde_1() -> dict[str, Run]:
+    """The first phase of CDE with and without its two parts.
+
+    The paper's small models have 6 layers, 64 tokens and 64 documents of context (section 5);
+    these have the whole backbone, because no encoder of 6 layers is published with it.
+    """
+    small = ("query_max_length", "document_max_length", "num_context")
+    both = override(cde.small_unsupervised(), [f"model.{name}=64" for name in small])
+    plain = _plain(both)
+    return {
+        "neither": _random_batches(plain, 16_384),
+        "contextual batches": plain,
+        "contextual architecture": _random_batches(both, 16_384),
+        "both": both,
+    }
+
+
+def cde_1_small() -> dict[str, Run]:
+    """The quickstart and its controls; all batches have 64 pairs."""
+    both = cde.quickstart()
+    pairs = both.stages[0].batch.global_pairs
+    return {
+        "neither": cde.quickstart_random(),
+        "contextual batches": cde.quickstart_filtered(),
+        "contextual architecture": _random_batches(both, pairs),
+        "both": both,
+    }
+
+
+def _plain(run: Run) -> Run:
+    """The run with a bi-encoder of the same backbone."""
+    model = run.model
+    assert not isinstance(model, NVEmbedConfig | Causal2VecConfig | NomicMoeConfig)
+    plain = BiEncoderConfig(
+        backbone=model.backbone,
+        query_prefix=model.query_prefix,
+        document_prefix=model.document_prefix,
+        query_max_length=model.query_max_length,
+        document_max_length=model.document_max_length,
+    )
+    return changed(run, model=plain)
+
+
+def _random_batches(run: Run, global_pairs: int) -> Run:
+    """The run on batches that are drawn, each of one data set, with as many pairs in all."""
+    datasets = tuple(changed(dataset, clusters=None) for dataset in run.data.datasets)
+    stages = tuple(
+        changed(
+            stage,
+            batch=changed(stage.batch, policy="homogeneous", global_pairs=global_pairs),
+            steps=stage.steps * stage.batch.global_pairs // global_pairs,
+        )
+        for stage in run.stages
+    )
+    data = changed(run.data, datasets=datasets)
+    return changed(run, data=data, stages=stages)

@@ -1,0 +1,105 @@
+"""jobs/papers/compare_with_papers.py from its arguments to its files, and what it refuses."""
+
+import csv
+
+import pytest
+from made_results import two_models, write_benchmark
+
+from rayembed.evaluation.benchmark_lines import benchmark_lines
+from rayembed_papers.published.job import run_comparison_with_papers
+
+BEIR = "BEIR"
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Two models on BEIR: one complete, one without NQ and one of CQADupstack's forums."""
+    return two_models(tmp_path_factory.mktemp("results"), benchmark_lines(BEIR))
+
+
+def run(capsys, *argv):
+    code = run_comparison_with_papers([str(arg) for arg in argv], about="")
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_a_comparison_writes_tables_and_plots_and_says_what_to_run(results, tmp_path, capsys):
+    code, out, err = run(
+        capsys,
+        *("--results", results, "--benchmark", BEIR, "--published", "nomic-v2-moe"),
+        *("--output", tmp_path / "out"),
+    )
+    assert (code, err) == (0, "")
+    names = ("scores.md", "scores.csv", "categories.png", "differences.png")
+    for name in names:
+        assert f"Written  {tmp_path / 'out' / name}" in out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
+    assert "13 of 15" in out
+    assert "-2.86" in out, "50 less Nomic's 52.86"
+    assert (
+        "python jobs/evaluate_model.py --model rayembed/part --benchmark BEIR  "
+        "# 2 of 15 tasks are missing"
+    ) in out
+    assert "--model rayembed/whole" not in out
+    assert "part: begun, not complete: CQADupstackRetrieval" in out
+    assert max(map(len, out.partition("Written")[0].splitlines())) <= 120
+    with (tmp_path / "out" / "scores.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"whole", "part", "Nomic Embed v2 MoE"}
+    (mean,) = [r for r in rows if (r["model"], r["level"]) == ("whole", "benchmark")]
+    assert (float(mean["score"]), float(mean["difference"])) == (50.0, pytest.approx(-2.86))
+
+
+def test_a_model_that_is_called_as_a_papers_is_told_apart(tmp_path, capsys):
+    write_benchmark(tmp_path, "jxm/cde-small-v1", "r", benchmark_lines(BEIR), 0.5)
+    published = "cde-small-v1,cde-small-v1"
+    code, out, _ = run(
+        capsys,
+        *("--results", tmp_path, "--benchmark", BEIR, "--published", published),
+        *("--output", tmp_path / "out"),
+    )
+    assert code == 0
+    table = out.partition("Written")[0]
+    assert table.count("jxm/cde-small-v1") == 1
+    assert table.count("cde-small-v1 [paper, baseline]") == 1
+    assert "-3.30" in table, "50 less the paper's 53.3"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "nothing to compare"),
+        (("--models", "a", "--published", "nvembed-v2"), "name their folders with --results"),
+        (("--published", "nvembed-v2"), "needs a benchmark"),
+        (("--published", "nvembed2", "--benchmark", BEIR), "did you mean 'nvembed-v2'"),
+        (("--published", "nvembed-v2", "--benchmark", "BEER"), "did you mean 'BEIR'"),
+        (("--list", "--benchmark", "BIER"), "did you mean 'BEIR'"),
+    ],
+)
+def test_what_is_asked_wrongly_ends_with_2(argv, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("error: ")
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--published", "nomic-v2-moe", "--benchmark", "AIR-Bench_24.04"), "have BEIR, MIRACL"),
+        (("--published", "nomic-v2-moe"), "--published needs --benchmark"),
+    ],
+)
+def test_names_that_are_not_there_get_the_nearest(results, argv, message, tmp_path, capsys):
+    code, _, err = run(capsys, "--results", results, "--output", tmp_path, *argv)
+    assert code == 2
+    assert message in err
+
+
+def test_the_papers_models_are_listed(capsys):
+    code, out, _ = run(capsys, "--list", "--benchmark", "MIRACL")
+    assert code == 0
+    assert "nomic-v2-moe  (Nomic Embed v2 MoE)\n    MIRACL: Nomic Embed v2 MoE, Table 1\n" in out
+    assert "nvembed-v2" not in out
