@@ -1,4 +1,4 @@
-"""Preparation on Ray: its steps run as Ray Data pipelines, all over the cluster.
+"""Preparation on Ray: its steps run as Ray Data pipelines over the whole cluster.
 
 What is done stands in `prepare` and `units`; here is only who does it.
 """
@@ -32,17 +32,17 @@ from rayembed.hardware import Precision, auto_precision
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
-"""Between two looks for a GPU that was asked for."""
+"""Seconds between two checks for a requested GPU."""
 
 _SOME_GPU = 0.01
-"""What a question to a GPU reserves of it."""
+"""Fraction of a GPU that a query about its properties reserves."""
 
 
 _GPUS_THERE_ARE = TeacherPlacement()
 
 
 def workshop_on_ray(run: DataRun) -> Workshop:
-    """What preparation is given to do its work all over the cluster.
+    """Context that lets preparation run its tasks on the whole cluster.
 
     The run's storage must be readable and writable on all machines.
     """
@@ -52,7 +52,7 @@ def workshop_on_ray(run: DataRun) -> Workshop:
 
 
 def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
-    """What `auto` means on the machines that run teachers, said in one line.
+    """Number type that `auto` resolves to on the machines that run teachers, as one log line.
 
     Of GPUs that are still to come it is not asked: every one since Ampere computes bfloat16.
     """
@@ -67,7 +67,7 @@ def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
 
 
 def prepare_data(run: Run) -> dict[str, str]:
-    """Stage name → folder of its finished batch plan; see `prepare`.
+    """Prepare the data of all stages on the cluster: stage name → folder of its batch plan.
 
     Raises:
         ConfigError, DataError: as `prepare`, also from within Ray's workers.
@@ -76,7 +76,7 @@ def prepare_data(run: Run) -> dict[str, str]:
 
 
 def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
-    """The folder of an adaptation's finished plan; see `prepare_sequences`."""
+    """Prepare the data of an adaptation on the cluster; the folder of its plan."""
     storage = run.placement.storage_path
     return prepare_sequences(run, Workshop(storage, run.seed, execute_with_ray_data), found)
 
@@ -88,7 +88,7 @@ def execute_with_ray_data(
     *,
     placement: TeacherPlacement = _GPUS_THERE_ARE,
 ) -> Iterator[Result]:
-    """Results of the units in their order: an `Execute` that runs them all over the cluster.
+    """Run a task on all units over the cluster; results in the units' order. An `Execute`.
 
     Raises:
         PlacementError: none of the GPUs that the placement names came.
@@ -119,7 +119,7 @@ def gpus_for(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """How many GPUs may work for teachers: those there are, or all that are asked for.
+    """Number of GPUs available to teachers: those of the cluster, or all that autoscaling may add.
 
     It waits until the first of them is there; Ray Data asks for the others while it works.
 
@@ -158,7 +158,7 @@ def _cpus(node: Mapping[str, Any]) -> float:
 
 
 class _TaskActor:
-    """Keeps a process, and with it the model that the task loads into it."""
+    """Ray actor that keeps a task's process alive, and with it the model that the task loads."""
 
     def __init__(self, task: Task, *device: str) -> None:
         self.task, self.device = task, device

@@ -1,4 +1,4 @@
-"""From settings to records and batch plans, step by step, in folders named by their inputs.
+"""Data preparation: settings become records and batch plans, in folders named by their inputs.
 
     storage/data/records/<data set>-<fingerprint>/     converted, cleaned, sampled
     storage/data/filtered/<data set>-<fingerprint>/    consistent
@@ -46,11 +46,11 @@ from rayembed.data.steps import Step
 log = logging.getLogger(__name__)
 
 PLAN_VERSION = 5
-"""Raised whenever plans come out otherwise of the same records, or tell more of them."""
+"""Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
 def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
-    """Stage name → folder of its finished batch plan, for all stages of a training run.
+    """Prepare all stages of a training run: stage name → folder of its batch plan.
 
     Raises:
         ConfigError: settings that contradict each other or the columns of a file.
@@ -102,7 +102,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
 
 
 def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Checked]:
-    """The sources of the data sets, found with the columns that their settings name.
+    """Data sets whose sources were found with all columns that the settings name.
 
     Raises:
         ConfigError, DataError, AssetError: as `check_source`.
@@ -112,7 +112,7 @@ def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Ch
 
 
 def check_files_at_hand(run: Run) -> None:
-    """Return when the stages' data that are neither on the hub nor in a package were found.
+    """Check that the stages' data files exist, except those on the hub or in packages.
 
     What takes no download, for those who are about to begin one.
 
@@ -137,7 +137,7 @@ def prepare_datasets(
     until: Step = "clustered",
     sources: Sequence[Checked] | None = None,
 ) -> dict[str, list[Prepared]]:
-    """Data set → the folders that were made or found of it, step by step; the last one counts.
+    """Prepare each data set: name → folders of its steps in order; the last one is the result.
 
     Steps that a data set's settings do not ask for are left out.
 
@@ -176,7 +176,7 @@ def prepare_datasets(
 
 
 def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
-    """Return when no rows bring negatives that a stage asks for and that nobody reads.
+    """Raise when a stage requires hard negatives and rows have some in columns that are not read.
 
     Raises:
         ConfigError: some do.
@@ -190,7 +190,7 @@ def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
 
 
 def _held_out(run: DataRun) -> HeldOut:
-    """What the evaluation keeps to itself, of all Wikipedia files of the run.
+    """Held-out articles of the evaluation, over all Wikipedia files of the run.
 
     Also of those that no stage uses: the evaluation takes the first one that is configured.
     """

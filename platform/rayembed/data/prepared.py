@@ -1,4 +1,4 @@
-"""Finished folders of records, each named by what it was made of.
+"""Finished folders of records, each named by the fingerprint of its inputs.
 
     storage/data/<kind>/<data set>-<fingerprint>/parts/     parts and their indexes
                                                  units/     results of tasks, kept from try to try
@@ -49,21 +49,21 @@ class Prepared:
     folder: str
     manifest: Mapping[str, Any]
     reused: bool = field(default=False, compare=False)
-    """An earlier run made it."""
+    """Whether an earlier run made it."""
 
     @property
     def fingerprint(self) -> str:
-        """Of its inputs."""
+        """Fingerprint of its inputs."""
         return str(self.manifest["fingerprint"])
 
     @property
     def place(self) -> str:
-        """Its kind and name, wherever the storage is."""
+        """Kind and name: its path relative to the storage."""
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
     @property
     def parts(self) -> list[Part]:
-        """Its files."""
+        """Parquet files of the folder."""
         return [
             Part(join(self.folder, "parts", name), rows) for name, rows in self.manifest["parts"]
         ]
@@ -71,20 +71,20 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every step of preparation is given beside the data set."""
+    """Shared context of all preparation steps."""
 
     storage: str
-    """Folder or prefix under which results lie, readable and writable on all machines."""
+    """Folder or prefix for results, readable and writable on all machines."""
     seed: int
     execute: Execute = in_process
     teaching: Teaching = field(default_factory=Teaching)
     root: str = ""
-    """Where relative paths of settings start."""
+    """Folder that relative paths in the settings start from."""
 
 
 @dataclass
 class Making:
-    """A folder that is being made."""
+    """Writer of a folder that is not yet finished."""
 
     storage: str
     kind: Literal[
@@ -92,32 +92,32 @@ class Making:
     ]
     dataset: str
     inputs: Mapping[str, Any]
-    """All that decides its content, plain values; their fingerprint names the folder."""
+    """Everything that decides the content, as plain values; their fingerprint names the folder."""
     before: Prepared | None = None
-    """The folder that it is made of, told in the manifest."""
+    """Folder that this one is derived from; recorded in the manifest."""
     began: float = field(default_factory=time.monotonic)
 
     @property
     def folder(self) -> str:
-        """Where the manifest goes; `units` of tasks are kept here."""
+        """Folder of the manifest and of the tasks' `units`."""
         named = f"{self.dataset}-{fingerprint(dict(self.inputs))}"
         return join(self.storage, "data", self.kind, named)
 
     @property
     def parts_folder(self) -> str:
-        """Where parts go."""
+        """Folder of the Parquet parts."""
         return join(self.folder, "parts")
 
     @property
     def working_folder(self) -> str:
-        """Where tasks put what only tasks after them read; it goes when the folder is finished.
+        """Scratch folder for files between tasks; deleted when the folder is finished.
 
         The results of such tasks are kept here too (`run_units`), to come and go with their files.
         """
         return join(self.folder, "working")
 
     def found(self) -> Prepared | None:
-        """The finished folder, where another run made it; what that one left of scratch goes."""
+        """The finished folder if another run made it, else None; removes leftover scratch files."""
         if not exists(join(self.folder, MANIFEST)):
             return None
         log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
@@ -125,7 +125,7 @@ class Making:
         return replace(open_prepared(self.folder), reused=True)
 
     def once(self, make: Callable[[], Prepared]) -> Prepared:
-        """The finished folder: that of another run, or what `make` makes.
+        """The finished folder: an existing one, or the result of `make`.
 
         Whatever fails here once another job has finished the folder, which takes the scratch away
         from under `make`, does not matter any more.
@@ -147,7 +147,7 @@ class Making:
         dropped: Mapping[str, int] | None = None,
         **more: Any,
     ) -> Prepared:
-        """Write the manifest: rows in are used or rejected, records made stay or are dropped.
+        """Write the manifest and check that no row is lost: in = out + rejected + dropped.
 
         Where another job has written it meanwhile, that one stays.
 
@@ -207,7 +207,7 @@ class Making:
 
 
 def open_prepared(folder: str) -> Prepared:
-    """The finished folder of records.
+    """Open a finished folder of records.
 
     Raises:
         ArtifactError: it has no manifest, so it is not finished, or is none; or a broken one.

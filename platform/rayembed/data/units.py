@@ -1,4 +1,4 @@
-"""Units of work: a task over many independent units, which goes on where it was killed.
+"""Tasks over many independent work items, resumable after a kill.
 
 The task and its units are plain picklable objects. What runs them, this process or Ray Data, is
 an `Execute`; results and files are the same.
@@ -16,46 +16,47 @@ from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
-"""What a task tells of a unit: plain values for JSON. `rows_in`, `rows_out` and `rejected` (reason
-→ count) where it makes rows of rows; see `add_up`."""
+"""Report of a task on one item, in plain JSON values. Tasks that turn rows into rows report
+`rows_in`, `rows_out` and `rejected` (reason → count); see `add_up`."""
 
 _SECONDS_BETWEEN_LOGS = 5.0
 _BAR = 20
-"""Characters of the bar."""
+"""Width of the progress bar in characters."""
 
 
 class Unit(Protocol):
-    """A piece of work."""
+    """Item that a task works on."""
 
     @property
     def key(self) -> str:
-        """Names the unit among those of its task: letters, digits, `-` and `_`."""
+        """Unique name of the item within its task: letters, digits, `-` and `_`."""
         ...
 
 
 Task = Callable[..., Result]
-"""Does one unit. Doing it twice, also at the same time, gives the same files and result.
+"""Function that processes one item. Repeating it, also concurrently, gives the same files and
+result.
 
 Called with the unit, and with `"cuda"` after it in a process that has a GPU to itself; no other may
 use a GPU.
 """
 
 Needs = Literal["cpu", "gpu or cpu", "gpu or machine"]
-"""What a task gets to itself: a GPU only where there are some; a machine for a model that uses
-all of its CPUs. With a GPU or a machine its processes stay, and with them what they have loaded."""
+"""Exclusive resource of a task: a GPU if the cluster has any, or a machine for a model that uses
+all of its CPUs. Processes with a GPU or a machine are kept alive, with what they have loaded."""
 
 Execute = Callable[[Task, Sequence[Any], Needs], Iterator[Result]]
-"""Runs the task on every unit and yields the results in the units' order."""
+"""Runs a task on every item and yields the results in the items' order."""
 
 
 def in_process(task: Task, units: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
-    """Results of the units, one after the other in this process, without a GPU."""
+    """Run a task on items one after the other in this process, without a GPU. An `Execute`."""
     for unit in units:
         yield task(unit)
 
 
 class _Kept:
-    """The task, whose results are written beside its output as soon as they are there."""
+    """Wraps a task so that each result is written beside its output at once."""
 
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
@@ -75,7 +76,7 @@ def run_units(
     execute: Execute,
     needs: Needs = "cpu",
 ) -> list[Result]:
-    """The result of each unit; those that `folder` has from an earlier try are not done again.
+    """Run a task on all items; results saved in `folder` by an earlier try are reused.
 
     Args:
         folder: where results are kept, in `units`. It goes no later than what the tasks write: a
@@ -100,7 +101,7 @@ def run_units(
 def run_tasks(
     what: str, task: Task, units: Sequence[Unit], execute: Execute, needs: Needs = "cpu"
 ) -> list[Result]:
-    """The result of each unit, all of them done now; none is kept.
+    """Run a task on all items and save no results.
 
     Args:
         what: names the task in the log.
@@ -120,7 +121,7 @@ def run_tasks(
 
 
 def _progress(done: int, of: int, rows: int, seconds: float) -> str:
-    """A bar, units, rows with their rate where tasks count them, and the time that is left."""
+    """Progress line: bar, items, rows with their rate if counted, remaining time."""
     filled = round(_BAR * done / of)
     parts = [f"{'█' * filled}{'░' * (_BAR - filled)} {done}/{of}"]
     if rows:
@@ -133,7 +134,7 @@ def _progress(done: int, of: int, rows: int, seconds: float) -> str:
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
-    """Rows in, rows out and rejected rows by reason over all results; none is lost.
+    """Sum of rows in, rows out and rejected rows by reason over all results.
 
     A task that makes several rows of one, or one of several, tells `rows_used`: of the rows in,
     those that were not rejected.
@@ -155,7 +156,7 @@ def _result_path(folder: str, what: str, key: str) -> str:
 
 
 def _kept_result(path: str) -> Result | None:
-    """The result in a file; None: it is broken, and the unit is done again."""
+    """Saved result of an item; None if the file is broken, so that the item runs again."""
     content = read_bytes(path)
     try:
         result = json.loads(content)

@@ -1,4 +1,4 @@
-"""What is taken out of converted rows: exact duplicates, near-duplicates, texts of benchmarks.
+"""Cleaning of converted rows: exact duplicates, near-duplicates and benchmark texts are removed.
 
 Each step looks at the rows that the steps before it left; of what is left in the end samples are
 drawn. The rows that go stay in the parts until all is known, so that parts are written anew once.
@@ -31,20 +31,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What stays of a data set's rows."""
+    """Rows of a data set after cleaning."""
 
     parts: list[list[Any]]
-    """Name and rows of each part, in order."""
+    """Name and row count of each part, in order."""
     dropped: dict[str, int]
-    """Reason → rows that go."""
+    """Reason → number of removed rows."""
     removed: list[dict[str, Any]]
-    """Some of the rows that are listed as removed."""
+    """Examples from the listing of removed rows."""
 
 
 def clean(
     workshop: Workshop, dataset: DatasetConfig, making: Making, parts: Sequence[Part]
 ) -> Cleaned:
-    """The rows that stay, in parts of their own where any go.
+    """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
 
     Near-duplicates and texts of benchmarks are listed in the folder `removed`.
 

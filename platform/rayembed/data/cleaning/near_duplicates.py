@@ -1,4 +1,4 @@
-"""Rows that nearly equal another one: MinHash finds candidates, their n-grams decide.
+"""Near-duplicate removal: MinHash proposes pairs, the exact Jaccard similarity of n-grams decides.
 
 Five tasks, each bounded in memory by a part or a bucket:
 
@@ -47,7 +47,7 @@ from rayembed.data.units import Execute, run_units
 log = logging.getLogger(__name__)
 
 _BANDS_PER_BUCKET = 1 << 22
-"""24 bytes each in the file, some hundred while they are sorted."""
+"""Bands in one bucket: 24 bytes each in the file, a few hundred bytes while sorting."""
 
 
 def find_near_duplicates(
@@ -60,7 +60,7 @@ def find_near_duplicates(
     id_hash: np.ndarray,
     execute: Execute,
 ) -> Gone:
-    """The rows to remove; they are listed.
+    """Find near-duplicate rows and list them.
 
     Args:
         folder: keeps the listing.
@@ -106,7 +106,7 @@ def _removed(
     id_hash: np.ndarray,
     execute: Execute,
 ) -> Gone:
-    """The rows to remove, after they are listed."""
+    """Write the listing and return the rows to remove."""
     units, candidates = split_pairs(pairs, list(parts), _firsts(parts))
     send = SendCandidates(scratch, config, len(units))
     run_units(scratch, f"candidates {name}", send, candidates, execute)
@@ -134,7 +134,7 @@ def _removed(
 
 
 def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:
-    """(n,) int64 positions, ascending, of the rows that go: all but one of each component.
+    """Ascending positions (n,) int64 of removed rows: all but one of each connected component.
 
     Args:
         similar: (m, 2) int64 positions of rows that are similar.
@@ -153,7 +153,7 @@ def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:
 def nearest_pairs(
     similar: np.ndarray, similarity: np.ndarray, removed: np.ndarray, id_hash: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each removed row the pair with its most similar other row, and which side it stands on.
+    """For each removed row, its most similar pair and the row's side in it.
 
     Of equally similar ones that of the lowest id hash.
     """
@@ -167,5 +167,5 @@ def nearest_pairs(
 
 
 def _firsts(parts: Sequence[Part]) -> np.ndarray:
-    """(parts,) int64 position of each part's first row among all rows."""
+    """(parts,) int64 global position of each part's first row."""
     return np.concatenate([[0], np.cumsum([part.rows for part in parts])[:-1]]).astype(np.int64)

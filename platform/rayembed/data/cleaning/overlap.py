@@ -1,4 +1,4 @@
-"""Rows with a text of a benchmark: queries and positives are looked up in its evaluation texts."""
+"""Removal of rows that contain a benchmark text: queries and positives are looked up."""
 
 import logging
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
-    """Name and version of all that has evaluation texts: what decides which rows overlap.
+    """Names and versions of all sources of evaluation texts; part of the cleaning's fingerprint.
 
     Nothing where rows are not compared with any.
 
@@ -44,7 +44,7 @@ def find_overlap(
     keep: np.ndarray,
     execute: Execute,
 ) -> Gone:
-    """The rows to remove; they are listed.
+    """Find rows with evaluation texts and list them.
 
     Args:
         folder: keeps the tasks' results and the listing.
@@ -73,14 +73,14 @@ def find_overlap(
 
 @dataclass(frozen=True)
 class FindOverlap:
-    """Task: the rows of a part whose query or a positive is an evaluation text."""
+    """Task: find the rows of a part whose query or a positive is an evaluation text."""
 
     folder: str
     index: str
     max_similarity: float | None
 
     def __call__(self, unit: RowsOfPart) -> Result:
-        """`overlap`: rows within the part, ascending; `listed`: some of them."""
+        """Report `overlap` (ascending rows within the part) and `listed` examples."""
         index = _index(self.index, self.max_similarity)
         columns = ["id", "query", "positives", "origin"]
         records = read_table(unit.part.path, columns).take(pa.array(unit.rows)).to_pylist()

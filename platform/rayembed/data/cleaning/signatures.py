@@ -1,4 +1,4 @@
-"""MinHash signatures of a part's rows, cut into bands, and candidate pairs that share a band.
+"""MinHash signatures of a part's rows in LSH bands, and candidate pairs that share a band.
 
 Two texts share a band of r hash values with the probability s^r, where s is the Jaccard similarity
 of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman: Mining of
@@ -24,18 +24,18 @@ from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
-"""Weights of pairs compared in vain and of pairs missed. Comparing costs little and is exact, so
-bands are chosen to miss little: 2 % of the pairs at the threshold 0.8, 0.1 % at 0.85."""
+"""Weights of false positives and false negatives in the choice of bands. A false positive costs one
+cheap exact comparison, so few pairs are missed: 2 % at the threshold 0.8, 0.1 % at 0.85."""
 
 _HIGHEST_THRESHOLD = 0.98
-"""For bands; above it datasketch finds fewer than the two that it asks for."""
+"""Highest threshold for choosing bands; above it datasketch finds fewer than its minimum of two."""
 
 _PARTNERS = 8
-"""Rows before it that each row of a large band is compared with, beside the band's first."""
+"""Preceding rows that each row of a large band is compared with, besides the band's first row."""
 
 
 def bands(config: NearDuplicates) -> tuple[int, int]:
-    """Number of bands and hash values of each."""
+    """Number of bands and hash values in each."""
     index = MinHashLSH(
         threshold=min(config.threshold, _HIGHEST_THRESHOLD),
         num_perm=config.permutations,
@@ -45,7 +45,7 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
 
 
 def compared(table: pa.Table, of: str) -> list[str]:
-    """The text of each row that is compared: of columns `query` and `positives`."""
+    """Text of each row that is compared: its query or positives, by `columns`."""
     queries: list[str] = table["query"].to_pylist()
     positives: list[str] = [texts[0] for texts in table["positives"].to_pylist()]
     if of == "query":
@@ -57,14 +57,14 @@ def compared(table: pa.Table, of: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BandPart:
-    """Task: the bands of a part's rows, cut by bucket."""
+    """Task: compute the bands of a part's rows, grouped by bucket."""
 
     folder: str
     config: NearDuplicates
     num_buckets: int
 
     def __call__(self, unit: RowsOfPart) -> Result:
-        """Counts of rows; the file is that of `bands_path`."""
+        """Report counts of rows; the file is `bands_path`."""
         columns = ["id", "query", "positives"]
         table = read_table(unit.part.path, columns).take(pa.array(unit.rows))
         keys = band_keys(compared(table, self.config.of), self.config)
@@ -83,12 +83,12 @@ class BandPart:
 
 
 def bands_path(folder: str, unit: RowsOfPart) -> str:
-    """The file of a part's bands."""
+    """Path of a part's bands."""
     return join(folder, f"{unit.key}.bands.arrow")
 
 
 def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
-    """(n, bands) int64: equal where two texts share a band of their MinHash signatures."""
+    """(n, bands) int64 band hashes; equal where two MinHash signatures share a band."""
     number, width = bands(config)
     found = shingles(texts, config.ngram)
     # Half of each hash is enough for a minimum over at most some thousands.
@@ -108,16 +108,16 @@ def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairsOfBucket:
-    """Task: rows that share a band, as pairs."""
+    """Task: find pairs of rows that share a band."""
 
     folder: str
     bands: tuple[str, ...]
-    """Files of bands, one for each part."""
+    """Band files, one for each part."""
     first: tuple[int, ...]
-    """Position among all rows of the first row of each of these parts."""
+    """Global position of the first row of each part."""
 
     def __call__(self, unit: Bucket) -> Result:
-        """`pairs`: how many; they are written where `read_pairs` finds them."""
+        """Report the number of `pairs`; `read_pairs` reads them."""
         found = read_bucket(self.bands, unit.number)
         tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
         positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
@@ -132,7 +132,7 @@ class PairsOfBucket:
 
 
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """(pairs, 2) int64 positions of rows that have a key in common, each pair once.
+    """(pairs, 2) int64 positions of rows with a common key, each pair once.
 
     All pairs of few rows; of many each with the first of them and with the eight before it, in the
     order of ids, so that pairs depend on content alone and are not quadratic in copies of a text.
@@ -152,7 +152,7 @@ def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.n
 
 
 def read_pairs(folder: str, bucket: int) -> np.ndarray:
-    """(pairs, 2) int64 positions of the rows of a bucket's pairs.
+    """(pairs, 2) int64 positions of a bucket's candidate pairs.
 
     Raises:
         ArtifactError: the file is missing or broken.

@@ -1,4 +1,4 @@
-"""Candidate pairs compared exactly: the Jaccard similarity of all n-grams of both texts.
+"""Exact verification of candidate pairs: Jaccard similarity of all n-grams of both texts.
 
 The n-grams of rows that stand in a candidate pair travel to where the pair is compared. So a task
 holds the rows of some ten thousand pairs, and rows that are like no other never leave their part.
@@ -21,48 +21,48 @@ from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.units import Result
 
 _PAIRS_COMPARED = 32_768
-"""By one task."""
+"""Pairs that one task compares."""
 
 _SIDES = ("first", "second")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows of a part and the tasks that compare them; a row may come several times."""
+    """Rows of a part with the tasks that compare them; a row may occur several times."""
 
     part: Part
     first: int
-    """Position of the part's first row among all rows."""
+    """Global position of the part's first row."""
     rows: np.ndarray
-    """(n,) int64 within the part."""
+    """(n,) int64 row numbers within the part."""
     bucket: np.ndarray
-    """(n,) int64 number of the task that compares it."""
+    """(n,) int64 number of the task that compares the row."""
 
     @property
     def key(self) -> str:
-        """Names the unit by part, rows and where they go."""
+        """Unique name from part, rows and destinations."""
         sent = self.rows.tobytes() + self.bucket.tobytes()
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(sent)}"
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Candidate pairs that one task compares."""
+    """Candidate pairs for one comparison task."""
 
     number: int
     pairs: np.ndarray
-    """(m, 2) int64 positions."""
+    """(m, 2) int64 global row positions."""
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the task."""
         return str(self.number)
 
 
 def split_pairs(
     pairs: np.ndarray, parts: list[Part], firsts: np.ndarray
 ) -> tuple[list[Pairs], list[Candidates]]:
-    """The pairs in units of work, and the rows of each part that these need.
+    """Split pairs into work items, with the rows of each part that they need.
 
     Args:
         pairs: (m, 2) int64 positions.
@@ -84,14 +84,14 @@ def split_pairs(
 
 @dataclass(frozen=True)
 class SendCandidates:
-    """Task: the n-grams of a part's candidates, cut by the task that compares them."""
+    """Task: write the n-grams of a part's candidate rows, grouped by comparison task."""
 
     folder: str
     config: NearDuplicates
     num_buckets: int
 
     def __call__(self, unit: Candidates) -> Result:
-        """`rows`: how many are sent; the file is that of `candidates_path`."""
+        """Report `rows` sent; the file is `candidates_path`."""
         distinct, back = np.unique(unit.rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
         table = read_table(unit.part.path, columns).take(pa.array(distinct))
@@ -125,21 +125,21 @@ _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *
 
 
 def candidates_path(folder: str, unit: Candidates) -> str:
-    """The file of a part's candidates."""
+    """Path of a part's candidate n-grams."""
     return join(folder, f"{unit.key}.candidates.arrow")
 
 
 @dataclass(frozen=True)
 class ComparePairs:
-    """Task: the pairs that are as similar as asked, with what a listing shows of both rows."""
+    """Task: select the pairs above the similarity threshold, with excerpts of both rows."""
 
     folder: str
     threshold: float
     candidates: tuple[str, ...]
-    """Files of candidates, one for each part."""
+    """Candidate files, one for each part."""
 
     def __call__(self, unit: Pairs) -> Result:
-        """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
+        """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
         found = [table for table in read_bucket(self.candidates, unit.number) if table is not None]
         rows = pa.concat_tables([_SENT.empty_table(), *found])
         positions = rows["position"].to_numpy()
@@ -163,13 +163,13 @@ class ComparePairs:
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    """Share of two sets' elements that both have; each sorted, no element twice."""
+    """Jaccard similarity of two sets, given as sorted arrays without repetition."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
 
 
 def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(m, 2) int64 positions of the rows of similar pairs, (m,) float32 similarity.
+    """(m, 2) int64 positions of similar pairs and their (m,) float32 similarities.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -182,29 +182,29 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Removed:
-    """Similar pairs of one task of which one row goes."""
+    """Similar pairs of one comparison task, with the row of each that is removed."""
 
     number: int
     rows: np.ndarray
-    """(n,) int64 of the similar pairs."""
+    """(n,) int64 indices of the similar pairs."""
     side: np.ndarray
-    """(n,) int64 0 or 1: which row of the pair goes."""
+    """(n,) int64 side (0 or 1) of the removed row in its pair."""
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the task."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class ListRemoved:
-    """Task: the listing of rows that go, with the row that each is most similar to."""
+    """Task: write the listing of removed rows, each with its most similar other row."""
 
     folder: str
     scratch: str
 
     def __call__(self, unit: Removed) -> Result:
-        """`rows`: how many are listed; `examples` of them."""
+        """Report the number of listed `rows` and some `examples`."""
         similar = read_table(_similar_path(self.scratch, unit.number)).take(pa.array(unit.rows))
         listed = []
         for side in range(2):

@@ -1,4 +1,4 @@
-"""The clustering step: records in batches of similar pairs, with the false negatives of each."""
+"""The clustering step: packs records into batches of similar pairs and marks false negatives."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of clustering; raised whenever it makes other batches of the same inputs."""
+"""Code version of clustering; bump when the same inputs yield other batches."""
 
 NOT_FULL = "last batch is not full"
 
@@ -42,7 +42,7 @@ _EXAMPLES = 3
 
 
 def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records in batches of `batch_pairs`: each so many rows, part after part.
+    """Cluster a data set: a folder of records in batches of `batch_pairs` consecutive rows.
 
     Pairs are clustered within the data set, clusters are packed into batches, and each record is
     told which documents of its batch are no negatives of it (arXiv 2410.02525, section 4.1). Rows
@@ -109,7 +109,7 @@ def _cluster(
 
 
 def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
-    """Tell when most rows have no negative left in their batch, from which nothing is learnt."""
+    """Warn when most rows keep no negative in their batch and so give no training signal."""
     if alone > rows / 2:
         log.warning(
             "clusters %s: the filter takes all other documents of the batch away from %d of %d "
@@ -121,7 +121,7 @@ def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all steps of clustering one data set need."""
+    """Shared inputs of all clustering steps of one data set."""
 
     workshop: Workshop
     dataset: str
@@ -132,12 +132,12 @@ class _Job:
 
     @property
     def num_clusters(self) -> int:
-        """How many centroids are found."""
+        """Number of centroids."""
         rows = sum(part.rows for part in self.parts)
         return -(-rows // (self.config.pairs_per_cluster or self.config.batch_pairs))
 
     def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
-        """Of each run of k-means on one sample of the rows."""
+        """Run k-means restarts on one sample of the rows; a result for each."""
         size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
         size = max(size, self.num_clusters)
         task = FindCentroids(
@@ -153,14 +153,14 @@ class _Job:
         return self._run(self.making.folder, "k-means", task, restarts, "gpu or machine")
 
     def assign(self, centroids: str) -> list[Result]:
-        """Of each part."""
+        """Assign pairs to clusters; a result for each part."""
         working = self.making.working_folder
         task = AssignPart(working, self.vectors, centroids)
         units = [PartUnit(part) for part in self.parts]
         return self._run(working, "assign", task, units, "gpu or cpu")
 
     def rewrite(self, batches: np.ndarray) -> list[Result]:
-        """Of each new part, in order.
+        """Write the clustered parts; a result for each, in order.
 
         Args:
             batches: (batches, G) rows that count through the parts.
@@ -186,7 +186,7 @@ class _Job:
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:
-    """The histogram of the sizes of clusters."""
+    """Histogram of cluster sizes."""
     counts, edges = np.histogram(sizes, _BINS)
     return {
         "mean": round(float(sizes.mean()), 3),
@@ -201,7 +201,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 def _of_batches(
     gathered: Sequence[Result], random: Sequence[float], batches: np.ndarray
 ) -> Mapping[str, Any]:
-    """What the manifest tells of similarity within batches, masks and examples."""
+    """Manifest entries on similarity within batches, masks and examples."""
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)

@@ -1,4 +1,4 @@
-"""How hard batches are by a surrogate model, for sizes of clusters and batches (Figure 6).
+"""Batch difficulty under a surrogate model, by cluster and batch size (arXiv 2410.02525, Figure 6).
 
 "We measure the average difficulty of 1000 batches across a variety of batch and cluster sizes"
 (arXiv 2410.02525, section 7). The paper does not say by what number; here it is the cosine, by the
@@ -27,10 +27,10 @@ from rayembed.data.units import Result, run_units
 from rayembed.data.vectors.embed import Vectors, embed_parts
 
 CODE_VERSION = 1
-"""Of the measurement; raised whenever it finds other figures of the same inputs."""
+"""Code version of the measurement; bump when the same inputs yield other figures."""
 
 RANDOM = "random"
-"""In place of a size of clusters: batches in no order."""
+"""Placeholder for the cluster size: randomly ordered batches."""
 
 _TILE_QUERIES = 1024
 _DIGITS = 6
@@ -38,42 +38,42 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Of several batches of one size; an entry for each of them."""
+    """Difficulty of several batches of one size; one entry for each batch."""
 
     means: tuple[float, ...]
-    """Mean cosine of a query with the documents of the other pairs."""
+    """Mean cosine of a query with the other pairs' documents."""
     left: tuple[float, ...]
-    """The same over those alone that the filter leaves as negatives; 0 where it leaves none."""
+    """Mean cosine with the documents that the filter keeps as negatives; 0 if it keeps none."""
     masked: tuple[float, ...]
-    """Share of the other pairs' documents that it takes out."""
+    """Share of the other pairs' documents that the filter masks."""
 
     @property
     def mean(self) -> float:
-        """Over batches."""
+        """`means` averaged over batches."""
         return float(np.mean(self.means))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over batches of their means."""
+        """Standard deviation of `means` over batches."""
         return float(np.std(self.means))
 
     @property
     def mean_left(self) -> float:
-        """Over batches."""
+        """`left` averaged over batches."""
         return float(np.mean(self.left))
 
     @property
     def masked_share(self) -> float:
-        """Over batches."""
+        """`masked` averaged over batches."""
         return float(np.mean(self.masked))
 
     @classmethod
     def of(cls, values: Mapping[str, Sequence[float]]) -> "Difficulty":
-        """What `vars` gave, read back from JSON."""
+        """Rebuild from the JSON form of `vars`."""
         return cls(**{name: tuple(values[name]) for name in ("means", "left", "masked")})
 
     def with_more(self, other: "Difficulty") -> "Difficulty":
-        """Of the batches of both."""
+        """Concatenation with the batches of another measurement."""
         return Difficulty(
             self.means + other.means, self.left + other.left, self.masked + other.masked
         )
@@ -82,7 +82,7 @@ class Difficulty:
 def difficulty(
     queries: np.ndarray, documents: np.ndarray, batches: np.ndarray, margin: float | None
 ) -> Difficulty:
-    """How hard the batches are.
+    """Measure the difficulty of batches.
 
     Args:
         queries: (n, D) of unit length.
@@ -98,7 +98,7 @@ def difficulty(
 def _of_batch(
     queries: np.ndarray, documents: np.ndarray, margin: float | None
 ) -> tuple[float, float, float]:
-    """Mean over all others, mean over those that stay negatives, share of those that do not."""
+    """Mean cosine over all others, mean over unmasked negatives, share of masked ones."""
     left, right = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
     total = kept_total = 0.0
     masked = 0
@@ -122,19 +122,19 @@ def _of_batch(
 
 @dataclass(frozen=True)
 class ClusterSize:
-    """One mean size of clusters as a unit of work; None: pairs in random order."""
+    """Work item: one mean cluster size; None for random order."""
 
     pairs: int | None
 
     @property
     def key(self) -> str:
-        """The size."""
+        """The cluster size as text."""
         return RANDOM if self.pairs is None else str(self.pairs)
 
 
 @dataclass(frozen=True)
 class MeasureBatches:
-    """Task: cluster a sample of a data set's pairs by one size, pack it by each size of batches.
+    """Task: cluster a sample of pairs by one size and pack it into batches of each batch size.
 
     As the clustering step does both. Memory is that of the sample.
     """
@@ -148,7 +148,7 @@ class MeasureBatches:
     max_batches: int
 
     def __call__(self, unit: ClusterSize, device: str = "cpu") -> Result:
-        """`difficulty`: size of batches → what `Difficulty.of` reads."""
+        """Report `difficulty`: batch size → JSON form of `Difficulty`."""
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
         grouped = self._grouped(unit, queries, documents, device)
         found: dict[str, Any] = {}
@@ -164,7 +164,7 @@ class MeasureBatches:
     def _grouped(
         self, unit: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """The cluster of each pair, and the order of the clusters; None: there are no clusters."""
+        """Cluster of each pair and the order of clusters; None without clusters."""
         if unit.pairs is None:
             return None
         number = -(-len(queries) // unit.pairs)
@@ -214,7 +214,7 @@ def measure_batches(
     max_pairs: int,
     max_batches: int,
 ) -> dict[int | None, dict[int, Difficulty]]:
-    """Mean size of clusters (None: batches in random order) → size of batches → their difficulty.
+    """Mean cluster size (None: random order) → batch size → difficulty.
 
     Results are kept in storage and not taken again.
 

@@ -1,4 +1,4 @@
-"""The consistency filter: pairs stay whose document a weak model finds (Nomic Embed v2, §4.2).
+"""The consistency filter keeps pairs whose document a weak model finds (Nomic Embed v2, §4.2).
 
 folder/working/shards/   vectors cut by shard
 folder/working/ranks/    the rank of each row's own document, a file for each shard
@@ -25,7 +25,7 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 2
-"""Of the filter; raised whenever it keeps other rows of the same inputs."""
+"""Code version of the filter; bump when the same inputs yield other rows."""
 
 INCONSISTENT = "document not among the top k"
 
@@ -34,7 +34,7 @@ _SHOWN_CHARACTERS = 300
 
 
 def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records whose first positive is among the best documents of its query.
+    """Folder of the records whose first positive is among the top documents of its query.
 
     The documents are the positives of all rows of the same shard; see `own_ranks`.
 
@@ -100,26 +100,26 @@ def _filter(
 
 @dataclass(frozen=True)
 class RankedPart:
-    """A part and the rank of each row's own document."""
+    """Part with the rank of each row's own document."""
 
     part: Part
     ranks: np.ndarray
 
     @property
     def key(self) -> str:
-        """The part's content; ranks follow from it and the folder's inputs."""
+        """Content hash of the part; ranks follow from it and the folder's inputs."""
         return self.part.digest
 
 
 @dataclass(frozen=True)
 class KeepConsistent:
-    """Task: a part of the rows whose own document is among the best."""
+    """Task: keep the rows of a part whose own document is among the best."""
 
     folder: str
     top_k: int
 
     def __call__(self, unit: RankedPart) -> Result:
-        """`parts`, counts, and `dropped`: some rows that go."""
+        """Report `parts`, counts, and some `dropped` rows."""
         table = read_table(unit.part.path)
         stays = unit.ranks <= self.top_k
         parts = []
@@ -155,7 +155,7 @@ def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
 def _ranks_of_parts(
     folder: str, parts: Sequence[Part], shards: Shards, top_k: int
 ) -> tuple[list[np.ndarray], list[Mapping[str, Any]]]:
-    """For each part the ranks of its rows, and what stays of each language."""
+    """Ranks of each part's rows, and counts of kept rows for each language."""
     ranks = [np.zeros(part.rows, dtype=np.int32) for part in parts]
     counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):

@@ -1,4 +1,5 @@
-"""From open candidates to negatives: teachers take turns, copies of positives are passed over.
+"""Selection of negatives from open candidates: teachers take turns, copies of positives are
+skipped.
 
 Whether a candidate is a copy of a positive can only be told from its text, and reading texts is
 what costs. So queries choose as if none were, the texts of what they chose are read, and those that
@@ -9,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
-"""Of documents that queries may choose (row → ids), those that are copies of a positive."""
+"""Finds, among documents that queries may take (row → ids), near-copies of their positives."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A negative: the teacher in whose turn it was taken and its place in that list."""
+    """A selected negative: its document, the teacher that proposed it and its rank in that list."""
 
     document: int
     teacher: int
@@ -24,8 +25,7 @@ class Chosen:
 def choose(
     lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
 ) -> tuple[list[list[Chosen]], int]:
-    """The negatives of each row, in the order in which they were taken, and how many copies of
-    positives were met.
+    """Negatives of each row in the order of selection, and the number of copies of positives met.
 
     Args:
         lists: for each row and teacher the documents to take, the first one first.
@@ -62,7 +62,7 @@ def choose(
 def take_turns(
     lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
 ) -> list[Chosen]:
-    """Up to `count` documents, one from each list in turn, none twice and none that is refused."""
+    """Up to `count` distinct, not refused documents, one from each list in turn."""
     taken: dict[int, Chosen] = {}
     places = [0] * len(lists)
     left = [teacher for teacher, documents in enumerate(lists) if documents]

@@ -1,4 +1,4 @@
-"""Negatives that rows bring as the only candidates (`pool = given`): their vectors and lists."""
+"""Negatives from the rows themselves as the only candidates (`pool = given`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ _PAIRS_AT_A_TIME = 8192
 
 @dataclass(frozen=True)
 class EmbedGiven:
-    """Task: the vectors of the distinct negatives that a part's rows bring."""
+    """Task: embed the distinct negatives that a part's rows bring."""
 
     vectors: Vectors
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """Counts of rows; vectors that are there are not made again."""
+        """Report counts of rows; existing vectors are not recomputed."""
         rows = unit.part.rows
         if not self.vectors.has_given(unit.part):
             texts = given_texts(read_records(unit.part.path))
@@ -36,14 +36,15 @@ class EmbedGiven:
 
 
 def given_texts(records: Sequence[Record]) -> list[str]:
-    """The distinct negatives of the records, in the order in which they come."""
+    """Distinct negatives of the records, in order of first occurrence."""
     return list(dict.fromkeys(n.text for record in records for n in record.negatives))
 
 
 def given_lists(
     records: Sequence[Record], queries: np.ndarray, given: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and ids of each row's own negatives, best first, as `search.exact.top_k` gives them.
+    """Scores and ids of each row's own negatives, best first, in the format of
+    `search.exact.top_k`.
 
     Args:
         queries: (Q, D) of unit length.

@@ -1,4 +1,4 @@
-"""The mining step: records with hard negatives from a teacher, or from several."""
+"""The mining step: adds hard negatives from one or several teachers to records."""
 
 import logging
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 5
-"""Of mining; raised whenever it chooses other negatives of the same inputs."""
+"""Code version of mining; bump when the same inputs yield other negatives."""
 
 
 def make_mined(
     workshop: Workshop, dataset: DatasetConfig, before: Prepared, held_out: HeldOut
 ) -> Prepared:
-    """The folder of the records with their hard negatives.
+    """Mine a data set: folder of the records with their hard negatives.
 
     Args:
         held_out: what documents of `mining.corpus` may not be; the records were checked before.
@@ -70,7 +70,7 @@ def _mine(
     weights: Sequence[str],
     cross_encoder: str | None,
 ) -> Prepared:
-    """The folder; `weights` and `cross_encoder` are fingerprints."""
+    """Run the mining; `weights` and `cross_encoder` are fingerprints."""
     config = dataset.mining
     assert config is not None
     teachers = _teachers(config)
@@ -104,7 +104,7 @@ def _mine(
 
 
 def _tell(made: Prepared) -> None:
-    """Log what came of it: too few negatives are no error, and easy to overlook."""
+    """Log the outcome; too few negatives are reported, not an error."""
     told = made.manifest
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
@@ -126,7 +126,7 @@ def _tell(made: Prepared) -> None:
 
 
 def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, object]:
-    """What decides the outcome beside models and files of documents."""
+    """Inputs of the folder's fingerprint other than models and document files."""
     return {
         "code": CODE_VERSION,
         "most_shared": MOST_SHARED,
@@ -137,12 +137,12 @@ def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, obje
 
 
 def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
-    """In the order in which they take turns."""
+    """Teachers in the order in which they take turns."""
     return (config, *config.further_teachers)
 
 
 def _settings(config: MiningConfig) -> dict[str, object]:
-    """All that decides what is chosen but for models and files, whose content counts instead."""
+    """Settings that decide the selection; models and files count by their content instead."""
     return config.model_dump(
         mode="json",
         exclude={
@@ -161,7 +161,7 @@ def _embedded(
     documents: Sequence[Part],
     teacher: Teacher,
 ) -> Vectors:
-    """The teacher's vectors of all that is scored."""
+    """Teacher's vectors of everything to be scored."""
     teacher = workshop.teaching.settled(teacher)
     vectors = embed_parts(workshop, dataset.name, records, teacher)
     digits = file_name(vectors.folder)

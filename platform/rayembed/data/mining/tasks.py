@@ -1,4 +1,4 @@
-"""Mining over parts: a task that finds the hard negatives of a part's rows."""
+"""The mining task: finds the hard negatives of a part's rows."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,14 +37,14 @@ from rayembed.data.vectors.embed import PartUnit, Vectors
 from rayembed.search.exact import top_k
 
 _REFUSED_SHOWN = 3
-"""Of an example, the best that the rule refused."""
+"""Best refused candidates shown in an example."""
 
 ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
 
 
 @dataclass(frozen=True)
 class MiningTeacher:
-    """A teacher's vectors of all parts, and the fingerprint of its weights."""
+    """A teacher's vectors of all parts and the fingerprint of its weights."""
 
     vectors: Vectors
     weights: str
@@ -52,24 +52,24 @@ class MiningTeacher:
 
 @dataclass(frozen=True)
 class MinePart:
-    """Task: the records of a part with hard negatives."""
+    """Task: write the records of a part with hard negatives."""
 
     folder: str
-    """Where the new parts go."""
+    """Folder of the output parts."""
     examples: str
-    """Where rows to read go, of each part; `counts.add_up_mining` reads some."""
+    """Folder of each part's examples; `counts.add_up_mining` reads some."""
     files: CorpusFiles
     teachers: tuple[MiningTeacher, ...]
-    """In the order in which they take turns."""
+    """Teachers in the order in which they take turns."""
     config: MiningConfig
     seed: int
-    """Of uniform sampling."""
+    """Seed of uniform sampling."""
     cross_encoder: str = ""
-    """Fingerprint of its weights, where `config` names one."""
+    """Fingerprint of the cross-encoder's weights, if `config` names one."""
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
     def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """The new part, and what `counts.add_up_mining` adds up."""
+        """Report the new part and the statistics that `counts.add_up_mining` aggregates."""
         records = read_records(unit.part.path)
         corpus = open_corpus(self.files)
         queries = queries_of(records, corpus)
@@ -123,7 +123,7 @@ class MinePart:
         vectors: np.ndarray,
         device: str,
     ) -> Candidates:
-        """The teacher's lists, without what is no negative whatever it scores."""
+        """Candidate lists of a teacher, without certain non-negatives."""
         given = self.config.pool == "given"
         if given:
             found = given_lists(records, vectors, teacher.vectors.given(unit.part))
@@ -138,8 +138,8 @@ class MinePart:
     def _kept(
         self, records: Sequence[Record], queries: Queries, corpus: Corpus
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """The given negatives that stay as they are, of each row, and how many do not: those that
-        are positives of the query, be it in another row.
+        """Own negatives that each row keeps, and the number refused as positives of the same query
+        in any row.
         """
         if self.config.pool == "given":
             return [()] * len(records), 0
@@ -183,7 +183,7 @@ class MinePart:
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
     ) -> tuple[list[list[Chosen]], dict[int, str], int]:
-        """The negatives of each row, their texts by id, and how many copies were met."""
+        """Negatives of each row, their texts by id, and the number of copies met."""
         texts: dict[int, str] = {}
 
         def add(documents: Collection[int]) -> None:
@@ -225,7 +225,7 @@ class MinePart:
 
 
 def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts:
-    """What reads candidates' texts by their ids."""
+    """Function that reads candidates' texts by id."""
     if not given:
         return corpus.texts_of
     texts = given_texts(records)
@@ -235,7 +235,7 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 def _histograms(
     decided: Sequence[Decided], chosen: Sequence[Sequence[Chosen]]
 ) -> list[dict[str, str]]:
-    """For each teacher, of the scores by which the rule decided."""
+    """Histograms of each teacher's scores that the rule used."""
     found = []
     for number, one in enumerate(decided):
         of = [
@@ -255,7 +255,7 @@ def _histograms(
 def _examples(
     records: Sequence[Record], decided: Decided, read: ReadTexts
 ) -> dict[int, dict[str, Any]]:
-    """Rows to read by their order among those of all parts.
+    """Examples of rows, by their order over all parts.
 
     Each with what the rule refused of the first teacher's list.
     """

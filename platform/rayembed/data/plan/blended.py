@@ -1,4 +1,4 @@
-"""The `blended` order: every batch draws from all data sets, by share (NV-Embed)."""
+"""The `blended` policy: every batch draws from all data sets by share (NV-Embed)."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ def blended(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[Batch]:
-    """The batches of all steps, in order.
+    """Batches of all steps, in order.
 
     Each batch has of each data set its share, where what rounding leaves over is carried to the
     next step, so that the shares are exact to one row over any number of steps. A data set is

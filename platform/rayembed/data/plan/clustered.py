@@ -1,4 +1,4 @@
-"""The `clustered` order: every batch is one that contextual clustering made (CDE, section 4.1)."""
+"""The `clustered` policy: batches as contextual clustering packed them (CDE, section 4.1)."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ def clustered(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[Batch]:
-    """The batches of all steps, in order.
+    """Batches of all steps, in order.
 
     Of the steps each data set has its share in whole numbers by largest remainder, and they stand
     in seeded order. A data set's batches come in seeded permutations, one an epoch: none comes
@@ -42,7 +42,7 @@ def clustered(
 
 
 def _batches(name: str, count: int, seed: int, key: str) -> Iterator[int]:
-    """Numbers of batches without end, each epoch in another order."""
+    """Infinite iterator of batch numbers, each epoch in another order."""
     epoch = 0
     while True:
         yield from generator(seed, key, name, epoch).permutation(count).tolist()

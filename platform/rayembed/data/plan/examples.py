@@ -1,4 +1,4 @@
-"""In-context examples before the queries of a step, as bge-en-icl draws them (arXiv 2409.15700).
+"""In-context examples in front of the queries of a step, as in bge-en-icl (arXiv 2409.15700).
 
 Examples are other pairs of the same global batch, so they need no data of their own. They depend on
 the plan, the step and the row's slot alone: every number of workers sees the same ones.
@@ -22,7 +22,7 @@ def with_examples(
     first_slot: int,
     tokenizer: InContextTokenizer,
 ) -> list[Record]:
-    """The records, each query's instruction with examples of its own before it.
+    """Records with in-context examples added to each query's instruction.
 
     A query gets from none to `max_examples`, each number as likely, drawn without repetition from
     the pairs of its data set with its instruction, and of these as many as the tokenizer's budget

@@ -1,4 +1,4 @@
-"""The `homogeneous` order: every batch is of one data set and one language.
+"""The `homogeneous` policy: every batch has a single data set and language.
 
 So do Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental details): a query's negatives
 are then of its own kind, and are not told by the style of another data set.
@@ -20,7 +20,7 @@ def homogeneous(
     key: str,
     temperature: float | None = None,
 ) -> Iterator[Batch]:
-    """The batches of all steps, in order.
+    """Batches of all steps, in order.
 
     Of the steps each data set has its share, and of a data set's steps each of its languages the
     share of its rows to the power 1/T (None: of its rows), in whole numbers by largest remainder.
@@ -67,7 +67,7 @@ def homogeneous(
 
 
 def large_enough(language_hash: np.ndarray, global_pairs: int) -> np.ndarray:
-    """(n,) bool: the row's language has rows for at least one batch.
+    """(n,) bool mask of rows whose language has enough rows for at least one batch.
 
     Args:
         language_hash: (n,) int64.

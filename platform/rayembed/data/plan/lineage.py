@@ -1,4 +1,4 @@
-"""From a batch back to the rows of the source: records, their origin, and what was done on the way.
+"""Lineage: traces a batch back to source rows, with the processing steps in between.
 
 A plan names the folder that each data set's rows came from, and each folder names the one before
 it, up to the converted records; see `prepare` for where they lie.
@@ -26,23 +26,23 @@ _KINDS = ("clustered", "mined", "filtered", "records", "synthetic")
 
 @dataclass(frozen=True)
 class RowLineage:
-    """Where one row of a batch came from."""
+    """Origin of one row of a batch."""
 
     slot: int
     dataset: str
     record: str
-    """Its id."""
+    """Record id."""
     origin: tuple[str, ...]
-    """Rows of the source that the record was made of."""
+    """Source rows that the record was made from."""
     negatives: tuple[Negative, ...]
-    """Those that the plan kept, each with rank, score, rule and teacher."""
+    """Negatives that the plan kept, each with rank, score, rule and teacher."""
     chain: tuple[Prepared, ...]
     """Folders of the data set, from the one that the plan read back to the converted records. Their
-    manifests tell settings, teachers, counts and what was rejected."""
+    manifests have settings, teachers, counts and rejections."""
 
 
 def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
-    """The lineage of each row of a global batch, in slot order.
+    """Lineage of each row of a global batch, in slot order.
 
     Raises:
         DataError: no such step.
@@ -92,8 +92,8 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]
 
 
 def data_warnings(plan_folder: str) -> list[str]:
-    """What the stage's settings ask of its data and these do not give, and columns of theirs that
-    nobody reads: the lines that preparation ended with.
+    """Warnings that preparation ended with: data that the stage's settings request and the rows
+    lack, and columns that no setting reads.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -104,7 +104,7 @@ def data_warnings(plan_folder: str) -> list[str]:
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:
-    """Data set → its folders, first to last, with what their manifests say of inputs and rows.
+    """Data set → its folders in order, with the inputs and row counts of their manifests.
 
     For a model's run: plain values that stay when the folders are gone.
 

@@ -1,4 +1,6 @@
-"""A batch plan from parts: rows in order, scattered and gathered into files, the manifest last."""
+"""Writing of a batch plan: rows are ordered, scattered, gathered into files; the manifest comes
+last.
+"""
 
 import hashlib
 import logging
@@ -53,7 +55,7 @@ def write_plan(
     batch_pairs: Mapping[str, int] | None = None,
     execute: Execute = in_process,
 ) -> BatchPlan:
-    """The finished plan in `folder`; one that is there with the same inputs is taken as it is.
+    """Write a plan into `folder`; an existing one with the same inputs is reused.
 
     Locally the folder appears when it is complete, and a lock beside it lets one run at a time
     make it: others that want the same plan wait and open what is there then. In object storage the
@@ -89,7 +91,7 @@ def write_plan(
 
 @contextmanager
 def one_at_a_time(folder: str) -> Iterator[None]:
-    """A lock beside a local folder, which others that want to make it wait for; none for remote."""
+    """Lock beside a local folder against concurrent writers; no lock for remote folders."""
     if is_remote(folder):
         yield
         return
@@ -167,7 +169,7 @@ def _plain(config: PlanConfig) -> dict[str, Any]:
 def _all_places(
     usable: Mapping[str, UsableRows], order: Order, parts: Mapping[str, Sequence[Part]]
 ) -> list[PartPlaces]:
-    """The places of every part's rows, over all data sets."""
+    """Plan positions of every part's rows, over all data sets."""
     places: list[PartPlaces] = []
     for number, (name, rows) in enumerate(usable.items()):
         step, slot = np.nonzero(order.dataset == number)

@@ -1,1 +1,1 @@
-"""Texts as sequences of tokens for masked-language modelling: packed, ordered, masked."""
+"""Token sequences for masked-language modelling: packed, ordered, masked."""

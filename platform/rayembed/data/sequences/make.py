@@ -1,4 +1,4 @@
-"""Texts become sequences of tokens: one task a piece of a file, one or more Parquet parts a task.
+"""Token sequences from texts: one task for each piece of a file, which writes one or more parts.
 
     storage/data/sequences/<texts>-<fingerprint>/parts/part-<content>.parquet
 
@@ -38,18 +38,18 @@ from rayembed.models.tokens import without_settings
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 2
-"""Raised whenever other sequences or parts come out of the same texts."""
+"""Code version; bump when the same texts yield other sequences or parts."""
 
 NO_TOKENS = "no tokens"
 
 _TEXTS_AT_ONCE = 1000
 _CHARACTERS_AT_ONCE = 1 << 21
-"""A tokenizer takes some 100 bytes for each token of the texts that it is given at once."""
+"""Characters tokenised in one call; a tokenizer needs about 100 bytes for each token of a call."""
 
 
 @dataclass(frozen=True)
 class MakeSequences:
-    """Task: the sequences of a piece, those of a language in the order of the rows.
+    """Task: make the sequences of a piece, those of a language in row order.
 
     A piece may be of any size (a compressed file is one): tokens wait for at most one part. Only a
     single text is held whole, however long it is.
@@ -58,12 +58,14 @@ class MakeSequences:
     folder: str
     texts: TextsConfig
     content: str
-    """Of `FoundTexts`."""
+    """Fingerprint of the files, from `FoundTexts`."""
     corpus: CorpusConfig
     model: RotaryEncoderConfig
 
     def __call__(self, unit: Piecewise) -> Result:
-        """`parts` (name, rows), and of each of the `languages` its texts, tokens and sequences."""
+        """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
+        `languages`.
+        """
         tokenizer, vocabulary = _tokenizer(self.model)
         rejected: Counter[str] = Counter()
         examples: list[dict[str, str]] = []
@@ -92,7 +94,7 @@ class MakeSequences:
 
 
 def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Prepared:
-    """The folder of sequences of a set of texts; `languages` of its manifest has the counts.
+    """Make or reuse the sequences of a set of texts; `languages` of the manifest has the counts.
 
     Raises:
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
@@ -138,7 +140,7 @@ def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Pr
 def _usable(
     rows: Iterable[Text | Refused], rejected: Counter[str], examples: list[dict[str, str]]
 ) -> Iterator[Text]:
-    """The texts; of the others reasons are counted and some are shown."""
+    """Usable texts; others are counted by reason, with examples."""
     for row in rows:
         if isinstance(row, Text):
             yield row
@@ -149,7 +151,7 @@ def _usable(
 
 
 def _at_once(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """The texts in their order, as many together as a tokenizer is given; fewer of long ones."""
+    """Batches of texts for the tokenizer, in order; fewer texts if they are long."""
     some: list[Text] = []
     characters = 0
     for text in texts:
@@ -171,7 +173,7 @@ def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:
 
 
 def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
-    """Return when there are sequences and not too many rows are bad."""
+    """Raise when there are no sequences or too many bad rows."""
     rows_in, rejected = int(told["rows_in"]), sum(told["rejected"].values())
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["rejected"].items())
     shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_UNIT])
@@ -198,6 +200,6 @@ def _tokenizer(model: RotaryEncoderConfig) -> tuple[Any, Vocabulary]:
 
 @lru_cache(maxsize=2)
 def _tokenizer_in(folder: str) -> tuple[Any, Vocabulary]:
-    """Of a process, which reads many pieces with it."""
+    """Tokenizer of this process, cached for all its pieces."""
     pretrained = without_settings(pretrained_tokenizer(Path(folder)))
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)

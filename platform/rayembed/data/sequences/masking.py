@@ -1,4 +1,4 @@
-"""Which tokens of a sequence are masked, drawn by seed, step and place in the global batch.
+"""Token masking, seeded by seed, step and slot in the global batch.
 
 Nothing else decides it: not workers, micro-batches or what was drawn before.
 """
@@ -14,14 +14,14 @@ from rayembed.models.masked_language_tokens import Vocabulary
 
 @dataclass(frozen=True)
 class Masked:
-    """A sequence as the model sees it, and what it is to tell."""
+    """A masked sequence and its prediction targets."""
 
     input_ids: np.ndarray
-    """(T,) int32."""
+    """(T,) int32 with masks."""
     places: np.ndarray
-    """(n,) int64 places of the masked tokens."""
+    """(n,) int64 masked positions."""
     words: np.ndarray
-    """(n,) int32: what stood there."""
+    """(n,) int32 original tokens at these positions."""
 
 
 def mask(
@@ -33,7 +33,7 @@ def mask(
     step: int,
     slot: int,
 ) -> Masked:
-    """The sequence with masks (arXiv 1810.04805, section 3.1), as those of no other slot or step.
+    """Mask a sequence (arXiv 1810.04805, section 3.1), differently for each step and slot.
 
     Each token that is not special is chosen with `masking.probability`. A chosen one becomes the
     mask, or any word of the vocabulary, or stays, by the shares of the settings.

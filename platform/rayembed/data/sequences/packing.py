@@ -1,4 +1,4 @@
-"""From the tokens of texts to sequences of at most a given length. Pure functions of arrays."""
+"""Packing of tokenised texts into sequences of bounded length. Pure functions of arrays."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ def packed(
     length: int,
     before: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Full sequences that hold the tokens of the texts in their order, and what is left of them.
+    """Full sequences of the texts' tokens in order, and the remaining tokens.
 
     Texts are parted by what the tokenizer puts behind one, and each sequence stands amid the
     tokenizer's own special tokens. What is left, (r,) int32 without special tokens and less than a
@@ -36,16 +36,16 @@ def packed(
 
 
 def truncated(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:
-    """A sequence of each text, cut at the end; arguments as of `packed`."""
+    """One sequence for each text, truncated at the end; arguments as of `packed`."""
     room = room_of(vocabulary, length)
     return [framed(text[:room], vocabulary) for text in texts]
 
 
 def framed(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """(T,) int32: the ids amid the tokenizer's own special tokens."""
+    """(T,) int32: the ids with the tokenizer's special tokens around them."""
     return np.concatenate([vocabulary.prefix, ids, vocabulary.suffix]).astype(np.int32)
 
 
 def room_of(vocabulary: Vocabulary, length: int) -> int:
-    """Tokens of texts that a sequence holds beside special ones."""
+    """Maximum number of text tokens in a sequence, besides special ones."""
     return length - len(vocabulary.prefix) - len(vocabulary.suffix)

@@ -1,4 +1,4 @@
-"""From the texts of an adaptation to its plan. Knows no Ray."""
+"""Preparation of an adaptation: from its texts to its plan. Independent of Ray."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,14 @@ from rayembed.data.sequences.texts import FoundTexts, find_texts
 
 
 def find_corpus(run: Adaptation) -> list[FoundTexts]:
-    """The files of all sets of texts, before anything is read of them; raises as `find_texts`."""
+    """Locate the files of all text sets before any row is read; raises as `find_texts`."""
     return [find_texts(texts, run.corpus.root) for texts in run.corpus.texts]
 
 
 def prepare_sequences(
     run: Adaptation, workshop: Workshop, found: Sequence[FoundTexts] | None = None
 ) -> str:
-    """The folder of the finished plan; what an earlier run made of it is taken as it is.
+    """Folder of the finished plan; earlier results are reused.
 
     Args:
         found: what `find_corpus` gave; None: it is looked for here.

@@ -1,4 +1,4 @@
-"""The texts of a corpus: where they lie, and each with its language or a reason why it is out."""
+"""Reading of a corpus: locations, and each text with its language or a rejection reason."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from rayembed.data.sources.tasks import ArticleRange
 from rayembed.data.sources.wikipedia import Article, read_articles
 
 Piecewise = Piece | ArticleRange
-"""What one task reads."""
+"""Work item of one reading task."""
 
 NO_TEXT = "no text"
 NO_LANGUAGE = "no language"
@@ -29,7 +29,7 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that can be used."""
+    """A usable text."""
 
     text: str
     language: str
@@ -45,17 +45,17 @@ class Refused:
 
 @dataclass(frozen=True)
 class FoundTexts:
-    """A set of texts whose files were found with the columns that its settings name."""
+    """A set of texts whose files exist and have the columns that the settings name."""
 
     texts: TextsConfig
-    """Its path stands below the root."""
+    """Settings with the path resolved below the root."""
     content: str
-    """Fingerprint of what the files hold."""
+    """Content fingerprint of the files."""
     units: tuple[Piecewise, ...]
 
 
 def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
-    """The files of a set of texts, before any row is read.
+    """Locate the files of a set of texts before any row is read.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -82,7 +82,7 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
 
 
 def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Text | Refused]:
-    """The texts of a unit, in their order.
+    """Texts of a work item, in order.
 
     Args:
         content: of `FoundTexts`: a process that read a file before it changed reads it again.
@@ -125,7 +125,7 @@ def _checked(text: str | None, language: str | None) -> Text | Refused:
 
 
 def _below(texts: TextsConfig, root: str) -> TextsConfig:
-    """The settings with their path below `root`, where it is neither absolute nor a reference."""
+    """Settings with a relative path resolved below `root`; absolute paths and references stay."""
     path = texts.source.path
     if not root or "://" in path or Path(path).is_absolute():
         return texts

@@ -1,4 +1,4 @@
-"""BEIR's layout: judgements joined with queries and documents, whatever the size of the corpus.
+"""BEIR format: joins judgements with queries and documents for a corpus of any size.
 
     judgements ──► buckets by query          which documents are needed, and in which buckets
     queries    ──► the same buckets
@@ -36,10 +36,11 @@ NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"
 
 BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
-"""Some 40,000 judgements as text; their documents are some hundred times as large."""
+"""Bytes of judgements in a bucket: about 40,000 of them; their documents are a hundred times as
+large."""
 
 IDS = ("_id", "id")
-"""Columns of a document's or query's id: BEIR's, and that of mteb's newer copies."""
+"""Column names of document and query ids: BEIR's, and mteb's newer one."""
 
 _JUDGEMENTS = pa.schema(
     [("query", pa.string()), ("document", pa.string()), ("origin", pa.string())]
@@ -50,29 +51,29 @@ _NEEDED = np.dtype([("hash", np.int64), ("bucket", np.int32)])
 
 @dataclass(frozen=True)
 class Scattering:
-    """What the tasks of one data set share."""
+    """Shared inputs of one data set's tasks."""
 
     folder: str
-    """Of parts."""
+    """Folder of the parts."""
     scattered: str
     dataset: DatasetConfig
     buckets: int
 
     @property
     def source(self) -> BeirSource:
-        """The data set's."""
+        """The data set's source."""
         assert isinstance(self.dataset.source, BeirSource)
         return self.dataset.source
 
 
 @dataclass(frozen=True)
 class ScatterJudgements:
-    """Task: the judgements of a piece by query, and which documents they need."""
+    """Task: scatter a piece's judgements by query, and list the documents that they need."""
 
     shared: Scattering
 
     def __call__(self, unit: Piece) -> Result:
-        """`scattered` and `needed` name files; rows in are the rejected ones."""
+        """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
         writer = RecordWriter(shared.folder, HeldOut())
         scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
@@ -97,16 +98,16 @@ class ScatterJudgements:
 
 @dataclass(frozen=True)
 class ScatterTexts:
-    """Task: the queries of a piece by their id, or its documents by the queries that need them."""
+    """Task: scatter a piece's queries by id, or its documents by the queries that need them."""
 
     shared: Scattering
     column: str
-    """Of the text."""
+    """Column of the text."""
     needed: str | None = None
-    """Path of what documents are needed; None: the unit's rows are queries."""
+    """Path of the list of needed documents; None if the rows are queries."""
 
     def __call__(self, unit: Piece) -> Result:
-        """`scattered` names files; `unread` counts rows that could not be read."""
+        """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
         shared, language = self.shared, self.shared.source.language
         scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
         unread = 0
@@ -148,17 +149,17 @@ class ScatterTexts:
 
 @dataclass(frozen=True)
 class ConvertJudged:
-    """Task: the records of a bucket's queries, each with all its documents."""
+    """Task: make the records of a bucket's queries, each with all its documents."""
 
     shared: Scattering
     judgements: tuple[str, ...]
-    """Files of all pieces, as the next two."""
+    """Judgement files of all pieces; the next two fields likewise."""
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     held_out: HeldOut
 
     def __call__(self, unit: Bucket) -> Result:
-        """`parts`, counts and examples of rejected judgements."""
+        """Report `parts`, counts and examples of rejected judgements."""
         queries = _first_by_id(self._gathered(self.queries, unit))
         documents = _first_by_id(self._gathered(self.documents, unit))
         by_query: dict[str, list[dict[str, Any]]] = {}
@@ -206,7 +207,7 @@ class ConvertJudged:
 
 
 def merge_needed(folder: str, names: Sequence[str]) -> str:
-    """Path of what all judgements need, written into the folder: (hash of document, bucket)."""
+    """Merge the lists of needed documents into one file of (hash of document, bucket); its path."""
     found = [_read(join(folder, name)) for name in names]
     merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
     path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
@@ -215,7 +216,7 @@ def merge_needed(folder: str, names: Sequence[str]) -> str:
 
 
 def id_of(row: Mapping[str, Any]) -> str | None:
-    """The id of a document or a query.
+    """Id of a document or a query.
 
     Raises:
         RowError: it is neither a text nor a number.
@@ -224,7 +225,7 @@ def id_of(row: Mapping[str, Any]) -> str | None:
 
 
 def _judgement(source: BeirSource, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Ids of query and document, where the score is high enough."""
+    """Query and document ids of a judgement, if its score is high enough."""
     query, document = name_in(row, source.query_id), name_in(row, source.document_id)
     if query is None or document is None:
         raise RowError("no id")
@@ -248,6 +249,8 @@ def _read(path: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _read_needed(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes, sorted, and buckets; each by itself, for a search in a field would copy it."""
+    """Sorted hashes and their buckets; separate arrays, as a search in a struct field would copy
+    it.
+    """
     needed = _read(path)
     return np.ascontiguousarray(needed["hash"]), np.ascontiguousarray(needed["bucket"])

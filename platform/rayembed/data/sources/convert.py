@@ -1,4 +1,4 @@
-"""The first step: a source's rows become records, cleaned, without duplicates, sampled."""
+"""The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
 
 import hashlib
 import logging
@@ -51,27 +51,27 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 6
-"""Of converting and cleaning; raised whenever they make other records of the same inputs."""
+"""Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 _EXAMPLES_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A data set whose source was found and has the columns that its settings name."""
+    """A data set whose source exists and has the columns that the settings name."""
 
     dataset: DatasetConfig
-    """Its source's paths stand below the root."""
+    """Settings with the source's paths resolved below the root."""
     content: str
-    """Fingerprint of what the source holds."""
+    """Content fingerprint of the source."""
     files: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """Setting → pieces of what lies there, for sources of files."""
+    """Setting → pieces of its files, for sources of files."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Column of the files at `path` that no setting reads → what it looks like."""
+    """Unread column of the files at `path` → what it looks like."""
 
 
 def check_source(dataset: DatasetConfig, root: str) -> Checked:
-    """The data set's source, before any row is converted.
+    """Check a data set's source before any row is converted.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -103,7 +103,7 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
 
 
 def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Prepared:
-    """The folder of the data set's records.
+    """Make or reuse the folder of a data set's records.
 
     Raises:
         DataError: no usable row, or more bad ones than `max_rejected_share`.
@@ -153,8 +153,8 @@ def _converted_and_cleaned(
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
-    """The data set with its source's paths below `root`, where they are neither absolute nor
-    references.
+    """Data set with relative source paths resolved below `root`; absolute paths and references
+    stay.
     """
     below = {
         name: join(root, path)
@@ -169,7 +169,7 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
 def _converted(
     workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
 ) -> list[Result]:
-    """Results of the tasks that convert; their parts lie in the folder."""
+    """Results of the conversion tasks; their parts are in the folder."""
     dataset = checked.dataset
     what = f"records {dataset.name}"
     target = making.parts_folder
@@ -208,7 +208,7 @@ def _of_files(
     held_out: HeldOut,
     making: Making,
 ) -> list[Result]:
-    """Results of the tasks that convert a source of files."""
+    """Results of the conversion tasks of a source of files."""
     match dataset.source:
         case NLISource():
             return joins.convert_premises(workshop, dataset, files["path"], held_out, making)
@@ -235,7 +235,7 @@ def _of_files(
 
 
 def _told_of(results: Sequence[Result]) -> dict[str, Any]:
-    """Of results what a manifest tells of rows and records."""
+    """Manifest entries on rows and records, from results."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
     return {
@@ -247,7 +247,7 @@ def _told_of(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
-    """Return when the rows are enough and not too many are bad.
+    """Raise when there are too few rows or too many bad ones.
 
     The settings' share is no part of the folder's name, so that raising it costs no new conversion.
 
@@ -278,7 +278,7 @@ def _counts(rejected: Mapping[str, int]) -> str:
 
 
 def _summary(told: Mapping[str, Any], dropped: Mapping[str, int]) -> str:
-    """What became of the rows; a row may give several records."""
+    """One-line summary of the conversion; a row may yield several records."""
     rejected, lost = told["rejected"], {why: count for why, count in dropped.items() if count}
     return (
         f"{told['rows_in']:,} rows read, {sum(rejected.values()):,} rejected"

@@ -1,4 +1,4 @@
-"""Records of an earlier job, taken over with their provenance."""
+"""Import of an earlier job's records, with their provenance."""
 
 from dataclasses import dataclass, replace
 
@@ -14,19 +14,19 @@ from rayembed.errors import ArtifactError, DataError
 
 @dataclass(frozen=True)
 class EarlierPart:
-    """A part of the earlier job as a unit of work."""
+    """Work item: a part of the earlier job."""
 
     part: Part
 
     @property
     def key(self) -> str:
-        """Digest of its content."""
+        """Content hash of the part."""
         return self.part.digest
 
 
 @dataclass(frozen=True)
 class TakeRecords:
-    """Task: the records of a part, as records of this data set.
+    """Task: copy a part's records into this data set.
 
     They keep their ids, negatives, scores, task and origins. Instructions that the data set gives
     replace theirs; documents of others are negatives only where both allow it.
@@ -37,7 +37,7 @@ class TakeRecords:
     held_out: HeldOut
 
     def __call__(self, unit: EarlierPart) -> Result:
-        """`parts`, counts and examples of rejected records."""
+        """Report `parts`, counts and examples of rejected records."""
         writer = RecordWriter(self.folder, self.held_out)
         for record in read_records(unit.part.path):
             writer.take([self._taken(record)], record.query)
@@ -55,7 +55,7 @@ class TakeRecords:
 
 
 def open_earlier(source: RecordsSource) -> Prepared:
-    """The earlier job's finished folder.
+    """Open the earlier job's finished folder.
 
     Raises:
         DataError: it has no manifest: the job has not finished, or the folder is none of a job's.

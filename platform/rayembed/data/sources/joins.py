@@ -1,4 +1,4 @@
-"""Sources whose records need rows that stand far apart: premises, judgements with their texts.
+"""Sources that join distant rows: premises of NLI, judgements with their texts.
 
 Rows are scattered into buckets by what joins them, and each bucket is converted by itself.
 """
@@ -38,7 +38,7 @@ def convert_premises(
     held_out: HeldOut,
     making: Making,
 ) -> list[Result]:
-    """Results of the tasks that convert natural-language inference."""
+    """Results of the conversion tasks for natural-language inference."""
     folder = join(making.working_folder, "scattered")
     buckets = number_of_buckets(sum(piece.size for piece in pieces))
     scatter = ScatterPremises(making.parts_folder, folder, dataset, buckets)
@@ -57,7 +57,7 @@ def convert_judged(
     held_out: HeldOut,
     making: Making,
 ) -> list[Result]:
-    """Results of the tasks that convert judgements with their queries and documents."""
+    """Results of the conversion tasks for judgements with queries and documents."""
     source = dataset.source
     assert isinstance(source, BeirSource)
     folder = join(making.working_folder, "scattered")
@@ -88,7 +88,7 @@ def convert_judged(
 
 
 def check_texts(source: BeirSource, corpus: Piece, queries: Piece) -> None:
-    """Return when documents and queries have ids and the columns that make them texts.
+    """Check that documents and queries have ids and their text columns.
 
     A title need not be there where the settings do not ask for it by themselves.
 

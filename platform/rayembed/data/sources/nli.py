@@ -1,4 +1,4 @@
-"""Natural-language inference: the rows of a premise, wherever they stand, become one record."""
+"""Natural-language inference: all rows of a premise become one record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ScatterPremises:
-    """Task: the rows of a piece by premise; those that cannot be read are rejected."""
+    """Task: scatter a piece's rows by premise; unreadable rows are rejected."""
 
     folder: str
     scattered: str
@@ -41,7 +41,9 @@ class ScatterPremises:
     buckets: int
 
     def __call__(self, unit: Piece) -> Result:
-        """`scattered` names files; rows in are the rejected ones, the others are counted later."""
+        """Report file names in `scattered`; rows in are the rejected ones, others are counted
+        later.
+        """
         source = self.dataset.source
         assert isinstance(source, NLISource)
         writer = RecordWriter(self.folder, HeldOut())
@@ -61,18 +63,18 @@ class ScatterPremises:
 
 @dataclass(frozen=True)
 class ConvertPremises:
-    """Task: the records of the premises of a bucket, in the order of their first rows."""
+    """Task: make the records of a bucket's premises, in the order of their first rows."""
 
     folder: str
     scattered: str
     files: tuple[str, ...]
-    """Of all pieces."""
+    """Scattered files of all pieces."""
     buckets: int
     dataset: DatasetConfig
     held_out: HeldOut
 
     def __call__(self, unit: Bucket) -> Result:
-        """`parts`, counts and examples of rejected rows."""
+        """Report `parts`, counts and examples of rejected rows."""
         by_premise: dict[str, list[dict[str, Any]]] = {}
         for row in gather(self.scattered, self.files, unit.number):
             by_premise.setdefault(row["premise"], []).append(row)
@@ -111,7 +113,7 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
 
 
 def _record(dataset: DatasetConfig, rows: Sequence[dict[str, Any]]) -> Record:
-    """The record of all rows of a premise."""
+    """Record of all rows of a premise."""
     texts: dict[Relation, list[str]] = {"entailment": [], "contradiction": [], "other": []}
     for row in rows:
         texts[row["relation"]].append(row["hypothesis"])

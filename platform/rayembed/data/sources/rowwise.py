@@ -1,4 +1,4 @@
-"""The task that converts sources whose rows become records one by one."""
+"""Conversion task for sources whose rows become records individually."""
 
 from dataclasses import dataclass, field
 
@@ -17,17 +17,17 @@ from rayembed.data.units import Result
 
 @dataclass(frozen=True)
 class ConvertRows:
-    """Task: the records of a piece of pairs, sentences or texts with classes."""
+    """Task: convert a piece of pairs, sentences or classification texts."""
 
     folder: str
     dataset: DatasetConfig
     held_out: HeldOut
     seed: int = 0
     examples: ExampleFiles = field(default_factory=ExampleFiles)
-    """What texts with classes draw from."""
+    """Example pool for classification texts."""
 
     def __call__(self, unit: Piece) -> Result:
-        """`parts`, counts and examples of rejected rows."""
+        """Report `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out)
         columns = columns_of(self.dataset.source).values()
         for row in read_rows(unit, columns):

@@ -1,4 +1,4 @@
-"""From the text of an LLM's answer to tasks or to a pair, or to the reason why it is neither.
+"""Parsing of LLM answers into tasks or a pair, or the reason for rejection.
 
 An answer is anything that a model or a broken server may send: explained, fenced, cut off, nested a
 thousand deep, with texts that no file can hold. Nothing here raises for what it reads.
@@ -20,10 +20,10 @@ from rayembed.data.synthesis.requests import Answer
 
 MAX_TASK_WORDS = 60
 MIN_TASK_WORDS = 3
-"""One word is a heading, not a task."""
+"""Minimum number of words of a task; a single word is a heading."""
 
 _STARTS_TRIED = 16
-"""Places in an answer where JSON may begin; each costs a pass over the text at worst."""
+"""Maximum number of places where JSON may begin; each costs up to one pass over the text."""
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks within strings
 
@@ -34,7 +34,7 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff
 
 
 class Rejected(Exception):  # noqa: N818 - an answer, not a fault of the program
-    """Why an answer is unusable, in a few words by which such answers are counted."""
+    """An unusable answer; the message is a short reason for counting."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pair:
 
 
 class _Example(BaseModel):
-    """Fields of an example; further ones that a model adds do no harm."""
+    """Fields of an example; additional ones are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", str_strip_whitespace=True)
 
@@ -79,11 +79,11 @@ _FIELDS: Mapping[PairKind, type[_Example]] = {
 
 
 _FAULTS = {"missing": "missing", "string_unicode": "not valid Unicode"}
-"""Pydantic's names of what is wrong with a field."""
+"""Short names of pydantic's error types."""
 
 
 def read_tasks(answer: Answer) -> list[str]:
-    """The tasks that an answer of the first step lists, in its order; unusable ones are left out.
+    """Tasks listed by an answer of the first step, in order; unusable ones are left out.
 
     Raises:
         Rejected: there is no list of tasks.
@@ -105,7 +105,7 @@ def _usable_tasks(values: list[Any]) -> list[str]:
 def read_pair(
     kind: PairKind, answer: Answer, *, language: str = "en", least_words: float = 0.0
 ) -> Pair:
-    """The pair that an answer of the second step holds.
+    """The pair in an answer of the second step.
 
     Args:
         kind: of the pair.
@@ -133,12 +133,12 @@ def read_pair(
 
 
 def count_words(text: str) -> int:
-    """Words; of Chinese and Japanese, which put no spaces, characters."""
+    """Number of words; of characters for Chinese and Japanese, which have no spaces."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def normalised(text: str) -> str:
-    """The words of a text in one form: texts that differ in case, marks or spaces have the same."""
+    """Normalised words, equal for texts that differ only in case, punctuation or spaces."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -151,7 +151,7 @@ def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
 
 
 def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
-    """The texts of the first object in the answer that has all fields."""
+    """Texts of the first object in the answer that has all fields."""
     reason = None
     for value in _values(answer, dict):
         try:
@@ -167,7 +167,7 @@ def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
 
 
 def _values(answer: Answer, wanted: type) -> Iterator[Any]:
-    """The JSON values of this type that the answer holds, the likeliest first."""
+    """JSON values of this type in the answer, most likely first."""
     text = _THOUGHTS.sub("", answer.text)
     for candidate in _candidates(text, "{" if wanted is dict else "["):
         for form in (candidate, _ESCAPED_UNDERSCORE.sub(r"\1_", candidate)):
@@ -181,7 +181,7 @@ def _values(answer: Answer, wanted: type) -> Iterator[Any]:
 
 
 def _candidates(text: str, opening: str) -> Iterator[str]:
-    """Where the value may begin: the text, its fenced blocks, each place with the bracket."""
+    """Places where the value may begin: the text, its fenced blocks, each opening bracket."""
     yield text.strip()
     for block in _FENCE.findall(text)[:_STARTS_TRIED]:
         yield block.strip()
@@ -198,7 +198,9 @@ def _no_json(answer: Answer) -> str:
 
 
 def _storable(text: str) -> bool:
-    """Whether the text is Unicode: JSON can escape halves of characters, which no file takes."""
+    """Whether the text is valid Unicode: JSON can escape unpaired surrogates, which cannot be
+    written.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The first step: tasks that an LLM thinks up, each once."""
+"""The first step: distinct tasks proposed by an LLM."""
 
 import json
 import logging
@@ -17,33 +17,33 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of the first step; raised whenever other tasks come of the same answers."""
+"""Code version of step 1; bump when the same answers yield other tasks."""
 
 
 @dataclass
 class Tasks:
-    """The different tasks of a kind, in the order of the requests."""
+    """Distinct tasks of a kind, in request order."""
 
     wanted: int
     asked: int = 0
-    """Requests."""
+    """Number of requests."""
     texts: list[str] = field(default_factory=list)
-    """At most `wanted`."""
+    """Task texts, at most `wanted`."""
     repeated: int = 0
-    """Tasks that another one equals but for case, marks and spaces."""
+    """Number of tasks equal to another one up to case, punctuation and spaces."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Reason → answers."""
+    """Reason → number of rejected answers."""
 
     @property
     def lacking(self) -> int:
-        """Tasks that are wanted still."""
+        """Number of tasks still needed."""
         return self.wanted - len(self.texts)
 
 
 def find_tasks(
     config: SynthesisConfig, seed: int, ask: Ask, kept: KeptAnswers
 ) -> dict[PairKind, Tasks]:
-    """Kind → as many different tasks as its examples need.
+    """Kind → as many distinct tasks as its examples need.
 
     Each round asks for as many as are lacking, at the rate at which the answers so far gave new
     ones. Requests are numbered through and tasks taken in their order, so that more tasks begin
@@ -88,7 +88,7 @@ def find_tasks(
 
 
 def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> str:
-    """Where the tasks are written down, named by all that decides them beside the answers."""
+    """File of the tasks, named by all its inputs other than the answers."""
     wanted = -(-config.examples[kind] // config.examples_per_task)
     prompt = prompts_fingerprint(kind)
     decides = [CODE_VERSION, prompt, seed, wanted, config.tasks_per_request, list(config.topics)]

@@ -34,7 +34,7 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of the second step; raised whenever other records come of the same answers."""
+"""Code version of step 2; bump when the same answers yield different records."""
 
 _TASK_OF: dict[PairKind, str] = {
     "short-long": "retrieval",
@@ -43,7 +43,7 @@ _TASK_OF: dict[PairKind, str] = {
 }
 
 REJECTED = "rejected.jsonl"
-"""In the folder: examples without a usable answer, the last answer and why it cannot be used."""
+"""File of rejected examples in the folder: the last answer and why it is unusable."""
 
 _SHOWN = 3
 _CHARACTERS_SHOWN = 300
@@ -51,7 +51,7 @@ _CHARACTERS_KEPT = 1000
 
 
 def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
-    """The folder of the records that an LLM wrote; what was answered before is not asked again.
+    """Folder of records written by an LLM; stored answers are reused.
 
     Args:
         run: what is asked for.
@@ -88,7 +88,7 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which examples are asked for."""
+    """Planned examples."""
 
     run: SynthesisRun
     tasks: dict[PairKind, list[str]]
@@ -98,7 +98,7 @@ class _Plan:
         return self.run.synthesis
 
     def groups(self) -> Iterator[list[ExampleRequest]]:
-        """First tries of all examples, kind by kind, those together whose answers lie together."""
+        """First tries of all examples, kind by kind, grouped as their answers are stored."""
         for kind, wanted in self.config.examples.items():
             for first in range(0, wanted, REQUESTS_PER_GROUP):
                 last = min(first + REQUESTS_PER_GROUP, wanted)
@@ -115,24 +115,24 @@ class _Plan:
         )
 
     def language(self, request: ExampleRequest) -> str:
-        """The code of the request's language."""
+        """Language code of the request."""
         seed = self.run.seed
         return draw_language(self.config.languages, request.kind, seed, request.number)
 
 
 @dataclass
 class _Tried:
-    """What came of an example so far."""
+    """Tries of one example so far."""
 
     request: ExampleRequest
-    """The last try that was answered, or the first one."""
+    """The last answered try, or the first one."""
     answers: list[Answer] = field(default_factory=list)
-    """Of the tries, in their order."""
+    """Answers of the tries, in order."""
     pair: Pair | None = None
     reasons: list[str] = field(default_factory=list)
-    """Of each try that failed."""
+    """Failure reason of each failed try."""
     next: ExampleRequest | None = None
-    """The try that is open; None: there is a pair, or the bound is reached."""
+    """The open try; None if there is a pair or the limit is reached."""
 
 
 def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _Tried:
@@ -160,7 +160,7 @@ def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _T
 
 
 def _ask_for_examples(plan: _Plan, ask: Ask, kept: KeptAnswers) -> None:
-    """Return when each example has a usable answer or has been asked for as often as allowed.
+    """Ask until each example has a usable answer or has reached the limit of tries.
 
     An example that got no answer is asked for again in each round too.
     """
@@ -181,7 +181,7 @@ def _ask_for_examples(plan: _Plan, ask: Ask, kept: KeptAnswers) -> None:
 
 
 class _Writing:
-    """From kept answers to parts, in the order of the requests; a group is held at a time."""
+    """Writes parts from stored answers in request order, one group at a time."""
 
     def __init__(self, plan: _Plan, making: Making, kept: KeptAnswers) -> None:
         self.plan, self.making, self.kept = plan, making, kept
@@ -192,7 +192,7 @@ class _Writing:
         self._rejected: list[dict[str, Any]] = []
 
     def finish(self, tasks: dict[PairKind, Tasks]) -> Prepared:
-        """The finished folder.
+        """Write the rest and the manifest; the finished folder.
 
         Raises:
             DataError: too many examples have no usable answer.
