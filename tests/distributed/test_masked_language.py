@@ -9,9 +9,9 @@ from run_distributed import run_distributed
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.placement import Placement
-from rayembed.data.prepared import Workshop
-from rayembed.data.sequences.plan import SequencePlan
-from rayembed.data.sequences.prepare import prepare_sequences
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.plan import SequencePlan
+from rayembed.data.mlm.prepare import prepare_sequences
 from rayembed.training.adaptation import AdaptationJob, load_adapted
 from rayembed.training.checkpoint import POSITION
 from rayembed.training.on_worker import Surroundings
@@ -37,7 +37,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         storage_path=str(folder / "outputs"),
     )
     adaptation = tiny_adaptation(folder).model_copy(update={"placement": placement})
-    plan = prepare_sequences(adaptation, Workshop(str(folder / "outputs"), adaptation.seed))
+    plan = prepare_sequences(adaptation, PipelineContext(str(folder / "outputs"), adaptation.seed))
     name = f"{world}-{zero}-{stops_after}-{resume_from is not None}"
     here = folder / "weights" / name
     records = []
@@ -99,7 +99,7 @@ def folder(tmp_path_factory):
     save_masked(folder / "bert")
     write_corpus(folder)
     run = tiny_adaptation(folder)
-    prepare_sequences(run, Workshop(str(folder / "outputs"), run.seed))
+    prepare_sequences(run, PipelineContext(str(folder / "outputs"), run.seed))
     return folder
 
 
@@ -112,11 +112,13 @@ def results(folder):
 def expected(folder):
     """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph."""
     adaptation = tiny_adaptation(folder)
-    from rayembed.data.sequences.batch import MaskedSteps
+    from rayembed.data.mlm.batch import MaskedSteps
     from rayembed.models.masked_language_start import check_adaptable
 
     storage = str(folder / "outputs")
-    plan = SequencePlan.open(prepare_sequences(adaptation, Workshop(storage, adaptation.seed)))
+    plan = SequencePlan.open(
+        prepare_sequences(adaptation, PipelineContext(storage, adaptation.seed))
+    )
     words = check_adaptable(folder / "bert", adaptation.model)
     steps = MaskedSteps(plan, adaptation.masking, words, adaptation.seed, 0, 1)
     model = load_adapted(adaptation, None)

@@ -10,8 +10,8 @@ import torch
 from made_up_records import made_up_records
 from toy_model import ToyModel
 
+from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.data.sequences.batch import MaskedBatch
 from rayembed.errors import DivergenceError
 from rayembed.models.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe

@@ -16,8 +16,8 @@ import jinja2
 import numpy as np
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared
 from rayembed.data.records import Record
 
 AUDIT = "audit.html"
@@ -47,7 +47,7 @@ _SHOWN_OTHERWISE = frozenset(
 )
 
 
-def write_folder_audit(prepared: Prepared) -> str:
+def write_folder_audit(prepared: DatasetArtifact) -> str:
     """Write the audit page of a folder, unless it exists; returns its path."""
     path = join(prepared.folder, AUDIT)
     if not exists(path):

@@ -13,7 +13,7 @@ from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode_context
 
 
-def one_of_each_cluster(
+def cluster_representatives(
     vectors: np.ndarray, number: int, *, seed: int, iterations: int = 20, device: str = "cpu"
 ) -> list[int]:
     """Ascending row numbers of the documents nearest to the centroids of spherical k-means.
@@ -71,4 +71,4 @@ def clustered_context(
     if len(distinct) > number:
         require_faiss()  # before all are embedded
     vectors = encode_context(model, distinct, progress=progress)
-    return vectors[one_of_each_cluster(vectors.numpy(), number, seed=seed)]
+    return vectors[cluster_representatives(vectors.numpy(), number, seed=seed)]

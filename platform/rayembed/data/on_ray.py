@@ -1,6 +1,6 @@
 """Preparation on Ray: its steps run as Ray Data pipelines over the whole cluster.
 
-What is done stands in `prepare` and `units`; here is only who does it.
+What is done stands in `prepare` and `work_items`; here is only who does it.
 """
 
 import logging
@@ -19,13 +19,13 @@ from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.prepare import prepare_sequences
+from rayembed.data.mlm.texts import FoundTexts
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Workshop
-from rayembed.data.sequences.prepare import prepare_sequences
-from rayembed.data.sequences.texts import FoundTexts
-from rayembed.data.units import Needs, Result, Task
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
 
@@ -41,14 +41,16 @@ _SOME_GPU = 0.01
 _GPUS_THERE_ARE = TeacherPlacement()
 
 
-def workshop_on_ray(run: DataRun) -> Workshop:
+def ray_pipeline_context(run: DataRun) -> PipelineContext:
     """Context that lets preparation run its tasks on the whole cluster.
 
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    teaching = Teaching(dtype=cache(partial(_teachers_dtype, run.placement)))
-    return Workshop(run.placement.storage_path, run.seed, execute, teaching, run.data.root)
+    teacher_loader = TeacherLoader(dtype=cache(partial(_teachers_dtype, run.placement)))
+    return PipelineContext(
+        run.placement.storage_path, run.seed, execute, teacher_loader, run.data.root
+    )
 
 
 def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
@@ -72,18 +74,18 @@ def prepare_data(run: Run) -> dict[str, str]:
     Raises:
         ConfigError, DataError: as `prepare`, also from within Ray's workers.
     """
-    return prepare(run, workshop_on_ray(data_of(run)))
+    return prepare(run, ray_pipeline_context(data_of(run)))
 
 
 def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
     """Prepare the data of an adaptation on the cluster; the folder of its plan."""
     storage = run.placement.storage_path
-    return prepare_sequences(run, Workshop(storage, run.seed, execute_with_ray_data), found)
+    return prepare_sequences(run, PipelineContext(storage, run.seed, execute_with_ray_data), found)
 
 
 def execute_with_ray_data(
     task: Task,
-    units: Sequence[Any],
+    items: Sequence[Any],
     needs: Needs,
     *,
     placement: TeacherPlacement = _GPUS_THERE_ARE,
@@ -94,7 +96,7 @@ def execute_with_ray_data(
         PlacementError: none of the GPUs that the placement names came.
         RayembedError: what the task raises.
     """
-    rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
+    rows = [{"unit": ray.cloudpickle.dumps(item)} for item in items]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     keep_order(dataset)
     gpus = 0 if needs == "cpu" else gpus_for(placement)
@@ -168,5 +170,5 @@ class _TaskActor:
 
 
 def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list[bytes]]:
-    units = [pickle.loads(unit) for unit in batch["unit"]]
-    return {"result": [result_or_error(task, unit, *device) for unit in units]}
+    items = [pickle.loads(item) for item in batch["unit"]]
+    return {"result": [result_or_error(task, item, *device) for item in items]}

@@ -22,6 +22,7 @@ from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.sources import WikipediaSource
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
@@ -30,9 +31,8 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import (
-    Checked,
+    ResolvedDataset,
     check_source,
     make_records,
     with_source_path,
@@ -49,7 +49,7 @@ PLAN_VERSION = 5
 """Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
-def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
+def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     """Prepare all stages of a training run: stage name → folder of its batch plan.
 
     Raises:
@@ -59,7 +59,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
     used = {name for stage in run.stages for name in stage.datasets}
     sources = check_sources(data_of(run), used)
     _check_unread(run, sources)
-    steps = prepare_datasets(data_of(run), workshop, used, sources=sources)
+    steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
     plans: dict[str, BatchPlan] = {}
     for stage in run.stages:
@@ -76,7 +76,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
         named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
-        folder = join(workshop.storage, "plans", f"{stage.name}-{named}")
+        folder = join(context.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
         batch_pairs = {
             name: int(prepared[name].manifest["batch_pairs"])
@@ -89,7 +89,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
             config,
             inputs=inputs,
             batch_pairs=batch_pairs,
-            execute=workshop.execute,
+            execute=context.execute,
         )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
         plans[stage.name] = plan
@@ -101,7 +101,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
     return {name: plan.folder for name, plan in plans.items()}
 
 
-def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Checked]:
+def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:
     """Data sets whose sources were found with all columns that the settings name.
 
     Raises:
@@ -132,11 +132,11 @@ def check_files_at_hand(run: Run) -> None:
 
 def prepare_datasets(
     run: DataRun,
-    workshop: Workshop,
+    context: PipelineContext,
     names: Collection[str] | None = None,
     until: Step = "clustered",
-    sources: Sequence[Checked] | None = None,
-) -> dict[str, list[Prepared]]:
+    sources: Sequence[ResolvedDataset] | None = None,
+) -> dict[str, list[DatasetArtifact]]:
     """Prepare each data set: name → folders of its steps in order; the last one is the result.
 
     Steps that a data set's settings do not ask for are left out.
@@ -153,20 +153,18 @@ def prepare_datasets(
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     sources = check_sources(run, names) if sources is None else sources
     held_out = _held_out(run)
-    done = {
-        checked.dataset.name: [make_records(workshop, checked, held_out)] for checked in sources
-    }
+    done = {checked.dataset.name: [make_records(context, checked, held_out)] for checked in sources}
     for folders in done.values():
         write_folder_audit(folders[-1])
     reach = get_args(Step).index(until)
     for dataset in chosen:
         folders = done[dataset.name]
         if reach >= 1 and dataset.consistency is not None:
-            folders.append(make_filtered(workshop, dataset, folders[-1]))
+            folders.append(make_filtered(context, dataset, folders[-1]))
         if reach >= 2 and dataset.mining is not None:
-            folders.append(make_mined(workshop, dataset, folders[-1], held_out))
+            folders.append(make_mined(context, dataset, folders[-1], held_out))
         if reach >= 3 and dataset.clusters is not None:
-            folders.append(make_clustered(workshop, dataset, folders[-1]))
+            folders.append(make_clustered(context, dataset, folders[-1]))
         for prepared in folders[1:]:
             write_folder_audit(prepared)
     for folders in done.values():
@@ -175,7 +173,7 @@ def prepare_datasets(
     return done
 
 
-def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
+def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
     """Raise when a stage requires hard negatives and rows have some in columns that are not read.
 
     Raises:

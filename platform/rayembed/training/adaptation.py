@@ -8,8 +8,8 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import exists
 from rayembed.config.adaptation import Adaptation, MaskedTraining
 from rayembed.config.placement import Placement
-from rayembed.data.sequences.batch import MaskedSteps
-from rayembed.data.sequences.plan import SequencePlan
+from rayembed.data.mlm.batch import MaskedSteps
+from rayembed.data.mlm.plan import SequencePlan
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.models.masked_language import MaskedLanguageModel
 from rayembed.models.masked_language_start import (

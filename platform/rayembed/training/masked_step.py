@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayembed.config.course import Course
-from rayembed.data.sequences.batch import MaskedBatch
+from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.distributed.collectives import largest, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError

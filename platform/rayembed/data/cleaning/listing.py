@@ -36,7 +36,7 @@ _EXAMPLES_OF_FILE = 3
 
 
 @dataclass(frozen=True)
-class Gone:
+class RemovedRows:
     """Rows that a step removes."""
 
     positions: np.ndarray

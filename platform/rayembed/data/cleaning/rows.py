@@ -9,7 +9,7 @@ import xxhash
 
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 DUPLICATE = "duplicate"
 NOT_DRAWN = "not drawn (num_samples)"
@@ -69,8 +69,8 @@ class KeepRows:
 
     folder: str
 
-    def __call__(self, unit: RowsOfPart) -> Result:
+    def __call__(self, item: RowsOfPart) -> Result:
         """Report `parts`; the caller counts removed rows."""
-        table = read_table(unit.part.path).take(pa.array(unit.rows))
+        table = read_table(item.part.path).take(pa.array(item.rows))
         part = write_table(self.folder, table)
         return {"parts": [[part.name, part.rows]]}

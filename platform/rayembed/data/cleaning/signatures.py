@@ -21,7 +21,7 @@ from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table, remedy
 from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
 """Weights of false positives and false negatives in the choice of bands. A false positive costs one
@@ -63,10 +63,10 @@ class BandPart:
     config: NearDuplicates
     num_buckets: int
 
-    def __call__(self, unit: RowsOfPart) -> Result:
+    def __call__(self, item: RowsOfPart) -> Result:
         """Report counts of rows; the file is `bands_path`."""
         columns = ["id", "query", "positives"]
-        table = read_table(unit.part.path, columns).take(pa.array(unit.rows))
+        table = read_table(item.part.path, columns).take(pa.array(item.rows))
         keys = band_keys(compared(table, self.config.of), self.config)
         number = keys.shape[1]
         ids = np.array([text_hash(text) for text in table["id"].to_pylist()], dtype=np.int64)
@@ -74,17 +74,17 @@ class BandPart:
             {
                 "key": keys.reshape(-1),
                 "id_hash": np.repeat(ids, number),
-                "row": np.repeat(unit.rows.astype(np.int32), number),
+                "row": np.repeat(item.rows.astype(np.int32), number),
             }
         )
         bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
-        write_buckets(bands_path(self.folder, unit), sent, bucket, self.num_buckets)
+        write_buckets(bands_path(self.folder, item), sent, bucket, self.num_buckets)
         return {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
 
 
-def bands_path(folder: str, unit: RowsOfPart) -> str:
+def bands_path(folder: str, item: RowsOfPart) -> str:
     """Path of a part's bands."""
-    return join(folder, f"{unit.key}.bands.arrow")
+    return join(folder, f"{item.key}.bands.arrow")
 
 
 def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
@@ -116,9 +116,9 @@ class PairsOfBucket:
     first: tuple[int, ...]
     """Global position of the first row of each part."""
 
-    def __call__(self, unit: Bucket) -> Result:
+    def __call__(self, item: Bucket) -> Result:
         """Report the number of `pairs`; `read_pairs` reads them."""
-        found = read_bucket(self.bands, unit.number)
+        found = read_bucket(self.bands, item.number)
         tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
         positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
         pairs = np.empty((0, 2), dtype=np.int64)
@@ -127,7 +127,7 @@ class PairsOfBucket:
             pairs = pairs_of(
                 rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
             )
-        save_array(_pairs_path(self.folder, unit.number), pairs)
+        save_array(_pairs_path(self.folder, item.number), pairs)
         return {"pairs": len(pairs)}
 
 

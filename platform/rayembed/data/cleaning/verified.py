@@ -18,7 +18,7 @@ from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.cleaning.signatures import compared
 from rayembed.data.parts import Part, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _PAIRS_COMPARED = 32_768
 """Pairs that one task compares."""
@@ -69,7 +69,7 @@ def split_pairs(
         firsts: (parts,) position of each part's first row.
     """
     starts = range(0, len(pairs), _PAIRS_COMPARED)
-    units = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
+    items = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
     bucket = np.repeat(np.arange(len(pairs)) // _PAIRS_COMPARED, 2)
     sent = np.unique(np.stack([pairs.reshape(-1), bucket], axis=1), axis=0)
     edges = np.searchsorted(sent[:, 0], [*firsts[1:], firsts[-1] + parts[-1].rows])
@@ -79,7 +79,7 @@ def split_pairs(
         for part, first, some in zip(parts, firsts, split, strict=True)
         if len(some)
     ]
-    return units, candidates
+    return items, candidates
 
 
 @dataclass(frozen=True)
@@ -90,16 +90,16 @@ class SendCandidates:
     config: NearDuplicates
     num_buckets: int
 
-    def __call__(self, unit: Candidates) -> Result:
+    def __call__(self, item: Candidates) -> Result:
         """Report `rows` sent; the file is `candidates_path`."""
-        distinct, back = np.unique(unit.rows, return_inverse=True)
+        distinct, back = np.unique(item.rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
-        table = read_table(unit.part.path, columns).take(pa.array(distinct))
+        table = read_table(item.part.path, columns).take(pa.array(distinct))
         texts = compared(table, self.config.of)
         grams = shingles(texts, self.config.ngram)
         sent = pa.table(
             {
-                "position": unit.first + distinct,
+                "position": item.first + distinct,
                 "grams": [np.unique(grams.of(row)) for row in range(len(distinct))],
                 "id": table["id"],
                 "query": [shown(text) for text in table["query"].to_pylist()],
@@ -109,9 +109,9 @@ class SendCandidates:
             },
             schema=_SENT,
         )
-        path = candidates_path(self.folder, unit)
-        write_buckets(path, sent.take(pa.array(back)), unit.bucket, self.num_buckets)
-        return {"rows": len(unit.rows)}
+        path = candidates_path(self.folder, item)
+        write_buckets(path, sent.take(pa.array(back)), item.bucket, self.num_buckets)
+        return {"rows": len(item.rows)}
 
 
 _SHOWN = [
@@ -124,9 +124,9 @@ _SHOWN = [
 _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *_SHOWN])
 
 
-def candidates_path(folder: str, unit: Candidates) -> str:
+def candidates_path(folder: str, item: Candidates) -> str:
     """Path of a part's candidate n-grams."""
-    return join(folder, f"{unit.key}.candidates.arrow")
+    return join(folder, f"{item.key}.candidates.arrow")
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ class ComparePairs:
     candidates: tuple[str, ...]
     """Candidate files, one for each part."""
 
-    def __call__(self, unit: Pairs) -> Result:
+    def __call__(self, item: Pairs) -> Result:
         """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
-        found = [table for table in read_bucket(self.candidates, unit.number) if table is not None]
+        found = [table for table in read_bucket(self.candidates, item.number) if table is not None]
         rows = pa.concat_tables([_SENT.empty_table(), *found])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
-        places = order[np.searchsorted(positions, unit.pairs, sorter=order)]
+        places = order[np.searchsorted(positions, item.pairs, sorter=order)]
         grams = rows["grams"].combine_chunks()
         flat, offsets = grams.values.to_numpy(), grams.offsets.to_numpy()
         similarity = np.array(
@@ -158,8 +158,8 @@ class ComparePairs:
         for side, name in enumerate(_SIDES):
             taken = rows.drop_columns(["grams"]).take(pa.array(places[stays, side]))
             columns |= {f"{name}_{column}": taken[column] for column in taken.column_names}
-        write_atomic(_similar_path(self.folder, unit.number), parquet_bytes(pa.table(columns)))
-        return {"pairs": len(unit.pairs), "similar": len(stays)}
+        write_atomic(_similar_path(self.folder, item.number), parquet_bytes(pa.table(columns)))
+        return {"pairs": len(item.pairs), "similar": len(stays)}
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
@@ -181,7 +181,7 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Removed:
+class RemovedPairs:
     """Similar pairs of one comparison task, with the row of each that is removed."""
 
     number: int
@@ -203,13 +203,13 @@ class ListRemoved:
     folder: str
     scratch: str
 
-    def __call__(self, unit: Removed) -> Result:
+    def __call__(self, item: RemovedPairs) -> Result:
         """Report the number of listed `rows` and some `examples`."""
-        similar = read_table(_similar_path(self.scratch, unit.number)).take(pa.array(unit.rows))
+        similar = read_table(_similar_path(self.scratch, item.number)).take(pa.array(item.rows))
         listed = []
         for side in range(2):
             here, there = _SIDES[side], _SIDES[1 - side]
-            rows = similar.filter(pa.array(unit.side == side))
+            rows = similar.filter(pa.array(item.side == side))
             columns = {
                 name: rows[f"{here}_{name}"] for name in ("id", "query", "positive", "origin")
             }
@@ -217,9 +217,9 @@ class ListRemoved:
             columns["matched"] = rows[f"{there}_id"]
             columns["matched_text"] = rows[f"{there}_text"]
             listed.append(pa.table({**columns, "similarity": rows["similarity"]}))
-        name = f"near-duplicates-{unit.number}"
+        name = f"near-duplicates-{item.number}"
         examples = write_removed(self.folder, name, pa.concat_tables(listed))
-        return {"rows": len(unit.rows), "examples": examples}
+        return {"rows": len(item.rows), "examples": examples}
 
 
 def _similar_path(folder: str, number: int) -> str:

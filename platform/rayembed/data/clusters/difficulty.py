@@ -18,13 +18,13 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import ClusterConfig
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
 from rayembed.data.clusters.packing import order_clusters, pack
 from rayembed.data.clusters.tasks import Sample, sample_vectors
 from rayembed.data.parts import Part, read_index
-from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.units import Result, run_units
 from rayembed.data.vectors.embed import Vectors, embed_parts
+from rayembed.data.work_items import Result, run_resumable
 
 CODE_VERSION = 1
 """Code version of the measurement; bump when the same inputs yield other figures."""
@@ -147,13 +147,13 @@ class MeasureBatches:
     batch_sizes: tuple[int, ...]
     max_batches: int
 
-    def __call__(self, unit: ClusterSize, device: str = "cpu") -> Result:
+    def __call__(self, item: ClusterSize, device: str = "cpu") -> Result:
         """Report `difficulty`: batch size → JSON form of `Difficulty`."""
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
-        grouped = self._grouped(unit, queries, documents, device)
+        grouped = self._grouped(item, queries, documents, device)
         found: dict[str, Any] = {}
         for size in self.batch_sizes:
-            rng = self._generator(unit, f"batches of {size}")
+            rng = self._generator(item, f"batches of {size}")
             batches = self._batches(grouped, len(queries), size, rng)
             if len(batches) > self.max_batches:
                 batches = batches[rng.permutation(len(batches))[: self.max_batches]]
@@ -162,19 +162,19 @@ class MeasureBatches:
         return {"difficulty": found}
 
     def _grouped(
-        self, unit: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
+        self, item: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Cluster of each pair and the order of clusters; None without clusters."""
-        if unit.pairs is None:
+        if item.pairs is None:
             return None
-        number = -(-len(queries) // unit.pairs)
+        number = -(-len(queries) // item.pairs)
         clusterings = [
             cluster_pairs(
                 queries,
                 documents,
                 number,
                 iterations=self.config.iterations,
-                seed=int(self._generator(unit, f"restart {restart}").integers(2**31)),
+                seed=int(self._generator(item, f"restart {restart}").integers(2**31)),
                 device=device,
             )
             for restart in range(self.config.restarts)
@@ -182,7 +182,7 @@ class MeasureBatches:
         centroids = max(clusterings, key=lambda one: one.objective).centroids
         cluster = nearest(joined(queries, documents), centroids, device)[0]
         used = np.unique(cluster)
-        rng = self._generator(unit, "packing")
+        rng = self._generator(item, "packing")
         return cluster, used[order_clusters(centroids[used], self.config.packing, rng)]
 
     def _batches(
@@ -199,15 +199,15 @@ class MeasureBatches:
         # The sample comes in the order of its keys.
         return pack(cluster, np.arange(count), tour, size)
 
-    def _generator(self, unit: ClusterSize, purpose: str) -> np.random.Generator:
-        text = f"{self.sample.seed}\0{self.dataset}\0{unit.key}\0{purpose}"
+    def _generator(self, item: ClusterSize, purpose: str) -> np.random.Generator:
+        text = f"{self.sample.seed}\0{self.dataset}\0{item.key}\0{purpose}"
         return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))
 
 
 def measure_batches(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
-    records: Prepared,
+    records: DatasetArtifact,
     *,
     cluster_sizes: Sequence[int],
     batch_sizes: Sequence[int],
@@ -226,8 +226,8 @@ def measure_batches(
     config = dataset.clusters
     assert config is not None
     require_faiss()
-    vectors = embed_parts(workshop, dataset.name, records.parts, config)
-    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, workshop.seed)
+    vectors = embed_parts(context, dataset.name, records.parts, config)
+    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, context.seed)
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(
@@ -238,7 +238,7 @@ def measure_batches(
         "sample": [sample.seed, sample.size],
         "batches": [list(batch_sizes), max_batches],
     }
-    folder = join(workshop.storage, "data", "difficulty", f"{dataset.name}-{fingerprint(inputs)}")
+    folder = join(context.storage, "data", "difficulty", f"{dataset.name}-{fingerprint(inputs)}")
     task = MeasureBatches(
         dataset.name,
         vectors,
@@ -248,12 +248,12 @@ def measure_batches(
         tuple(batch_sizes),
         max_batches,
     )
-    units = [ClusterSize(size) for size in (*cluster_sizes, None)]
+    items = [ClusterSize(size) for size in (*cluster_sizes, None)]
     what = f"difficulty {dataset.name}"
-    results = run_units(folder, what, task, units, workshop.execute, "gpu or machine")
+    results = run_resumable(folder, what, task, items, context.execute, "gpu or machine")
     return {
-        unit.pairs: {
+        item.pairs: {
             int(size): Difficulty.of(values) for size, values in result["difficulty"].items()
         }
-        for unit, result in zip(units, results, strict=True)
+        for item, result in zip(items, results, strict=True)
     }

@@ -12,8 +12,8 @@ from rayembed.data.clusters.false_negatives import mean_similarity
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, remedy
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors
+from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.work_items import Result
 
 _RANDOM_BATCHES = 100
 """Random batches of the sample that serve as baseline for clustered ones."""
@@ -91,12 +91,12 @@ class FindCentroids:
     iterations: int
     batch_pairs: int
 
-    def __call__(self, unit: Restart, device: str = "cpu") -> Result:
+    def __call__(self, item: Restart, device: str = "cpu") -> Result:
         """Report `objective`, centroid `file` and `random`, the mean similarities of random
         batches.
         """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
-        text = f"{self.sample.seed}\0k-means\0{unit.number}"
+        text = f"{self.sample.seed}\0k-means\0{item.number}"
         found = cluster_pairs(
             queries,
             documents,
@@ -105,7 +105,7 @@ class FindCentroids:
             seed=xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
             device=device,
         )
-        path = join(self.folder, f"centroids-{unit.number}.npy")
+        path = join(self.folder, f"centroids-{item.number}.npy")
         save_array(path, found.centroids)
         size = min(self.batch_pairs, len(queries))
         firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
@@ -128,16 +128,16 @@ class AssignPart:
     centroids: str
     """Path of the centroids."""
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts, the `file` of (rows,) int32 clusters, and the sum of `cosine` with the
         centroids.
         """
-        queries, documents = pair_vectors(self.vectors, unit.part)
+        queries, documents = pair_vectors(self.vectors, item.part)
         centroids = load_made(self.centroids)
         cluster, cosine = nearest(joined(queries, documents), centroids, device)
-        path = join(self.folder, "assigned", f"{unit.key}.npy")
+        path = join(self.folder, "assigned", f"{item.key}.npy")
         save_array(path, cluster.astype(np.int32))
-        rows = unit.part.rows
+        rows = item.part.rows
         return {
             "rows_in": rows,
             "rows_out": rows,

@@ -9,7 +9,7 @@ from rayembed.assets.storage import join
 from rayembed.data.filtering.shards import NOT_THERE, Shard, gather
 from rayembed.data.parts import Part, remedy
 from rayembed.data.shuffle import Bucket
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.search.counting import count_above
 
 BINS = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -76,15 +76,15 @@ class RankShard:
     folder: str
     parts: tuple[Part, ...]
 
-    def __call__(self, unit: Bucket, device: str = "cpu") -> Result:
+    def __call__(self, item: Bucket, device: str = "cpu") -> Result:
         """Report `ranks`, their histogram."""
-        shard = gather(self.folder, self.parts, unit.number)
+        shard = gather(self.folder, self.parts, item.number)
         none = np.empty(0, dtype=np.int64)
         found = {"part": none, "row": none, "rank": none}
         if shard is not None:
             ranks = own_ranks(shard, device)
             found = {"part": shard.part, "row": shard.row, "rank": ranks}
-        save_arrays(_path(self.folder, unit.number), **found)
+        save_arrays(_path(self.folder, item.number), **found)
         rows, counts = len(found["rank"]), histogram(found["rank"])
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 

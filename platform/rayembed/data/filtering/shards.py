@@ -17,8 +17,8 @@ from rayembed.assets.storage import join
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
+from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors
+from rayembed.data.work_items import Result
 
 Language = str | None
 
@@ -56,10 +56,10 @@ class Shards:
 class CountLanguages:
     """Task: count the rows of each language in a part."""
 
-    def __call__(self, unit: PartUnit) -> Result:
+    def __call__(self, item: PartItem) -> Result:
         """Report `languages` as [language, rows] pairs."""
-        counts = read_table(unit.part.path, ["language"])["language"].value_counts().to_pylist()
-        rows = unit.part.rows
+        counts = read_table(item.part.path, ["language"])["language"].value_counts().to_pylist()
+        rows = item.part.rows
         found = [[count["values"], count["counts"]] for count in counts]
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "languages": found}
 
@@ -72,9 +72,9 @@ class SendVectors:
     vectors: Vectors
     shards: Shards
 
-    def __call__(self, unit: PartUnit) -> Result:
+    def __call__(self, item: PartItem) -> Result:
         """Report counts of rows; the files are those of `sent`."""
-        part = unit.part
+        part = item.part
         languages = read_table(part.path, ["language"])["language"].to_pylist()
         shard = self.shards.numbers(read_index([part]).id_hash, languages)
         texts = self.vectors.texts(part)

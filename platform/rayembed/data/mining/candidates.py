@@ -59,7 +59,7 @@ def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) ->
     return Candidates(scores, ids, hashes, status)
 
 
-def without_never(
+def without_ineligible(
     candidates: Candidates, queries: Queries, corpus: Corpus, *, skip: int, given: bool
 ) -> Candidates:
     """Refuse candidates that are no negatives at any score, such as positives and the query itself.

@@ -106,7 +106,7 @@ class Corpus:
         """(n,) bool: several rows have the query and share their positives."""
         return among(self.shared_query, query_hash)
 
-    def asked_too_often(self, query_hash: np.ndarray) -> np.ndarray:
+    def is_vague(self, query_hash: np.ndarray) -> np.ndarray:
         """(n,) bool: several rows have the query, with more positives than `MOST_SHARED`."""
         return among(self.vague_query, query_hash)
 

@@ -11,7 +11,7 @@ from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
 from rayembed.data.records import Record
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 EXAMPLES = 20
 """Examples shown in the audit, over all rows."""
@@ -47,7 +47,7 @@ def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict
     return {name: count for name, count in by_reason.items() if count}
 
 
-def looked_at(lists: Sequence[Candidates]) -> int:
+def count_candidates(lists: Sequence[Candidates]) -> int:
     """Number of candidates over all rows and teachers."""
     return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
 

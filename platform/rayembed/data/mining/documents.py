@@ -17,17 +17,17 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.units import Result, add_up, run_units
-from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors, finite
+from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.work_items import Result, add_up, run_resumable
 from rayembed.errors import DataError
 
 CODE_VERSION = 2
@@ -63,7 +63,7 @@ class ReadDocuments:
     column: str
     held_out: HeldOut
 
-    def __call__(self, unit: DocumentPiece) -> Result:
+    def __call__(self, item: DocumentPiece) -> Result:
         """Report `parts`, counts and rejected examples; a row may hold several documents."""
         waiting: dict[str, None] = {}
         seen: set[int] = set()
@@ -71,7 +71,7 @@ class ReadDocuments:
         rejected: dict[str, int] = {}
         examples: list[dict[str, str]] = []
         rows = 0
-        for row in read_rows(unit.piece, (self.column,)):
+        for row in read_rows(item.piece, (self.column,)):
             rows += 1
             texts = documents_of(row, self.column)
             if not isinstance(texts, str):
@@ -118,26 +118,26 @@ class EmbedDocuments:
     config: settings.Teacher
     load: Callable[[settings.Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts of documents; existing vectors are not recomputed."""
-        rows = unit.part.rows
-        if not self.vectors.has(unit.part):
-            texts = read_table(unit.part.path)["text"].to_pylist()
+        rows = item.part.rows
+        if not self.vectors.has(item.part):
+            texts = read_table(item.part.path)["text"].to_pylist()
             encoder = self.load(self.config, self.vectors.weights, device)
             found = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save(unit.part, found[:0], found, known_of(texts))
+            self.vectors.save(item.part, found[:0], found, known_of(texts))
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def corpus_of(
-    workshop: Workshop, corpus: settings.Corpus, held_out: HeldOut
-) -> tuple[Making, list[Piece]]:
+    context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
+) -> tuple[ArtifactWriter, list[Piece]]:
     """Writer and inputs of the corpus' folder, which may not exist yet.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
     """
-    pieces = list_pieces(_below_root(workshop.root, corpus.path))
+    pieces = list_pieces(_below_root(context.root, corpus.path))
     named = [[file_name(p.path), p.start, p.version] for p in pieces]
     inputs = {
         "code": CODE_VERSION,
@@ -145,28 +145,28 @@ def corpus_of(
         "source": fingerprint(named),
         "held_out": fingerprint(sorted(map(str, held_out.texts))),
     }
-    return Making(workshop.storage, "documents", "corpus", inputs), pieces
+    return ArtifactWriter(context.storage, "documents", "corpus", inputs), pieces
 
 
 def make_documents(
-    workshop: Workshop,
+    context: PipelineContext,
     corpus: settings.Corpus,
-    making: Making,
+    writer: ArtifactWriter,
     pieces: Sequence[Piece],
     held_out: HeldOut,
-) -> Prepared:
+) -> DatasetArtifact:
     """Make or reuse the folder of the corpus' documents.
 
     Raises:
         DataError: no documents, or too many rows without one.
     """
-    if (found := making.found()) is not None:
+    if (found := writer.existing()) is not None:
         return found
-    task = ReadDocuments(making.parts_folder, corpus.text, held_out)
-    units = [DocumentPiece(piece) for piece in pieces]
-    results = run_units(making.folder, "documents", task, units, workshop.execute)
+    task = ReadDocuments(writer.parts_folder, corpus.text, held_out)
+    items = [DocumentPiece(piece) for piece in pieces]
+    results = run_resumable(writer.folder, "documents", task, items, context.execute)
     _accept(corpus, results)
-    return making.finish(results, [part for result in results for part in result["parts"]])
+    return writer.finish(results, [part for result in results for part in result["parts"]])
 
 
 def documents_of(row: Row | BadRow, column: str) -> list[str] | str:

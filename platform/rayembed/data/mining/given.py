@@ -8,9 +8,9 @@ import numpy as np
 from rayembed.config.mining import Teacher
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors, finite
+from rayembed.data.vectors.embed import PartItem, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.work_items import Result
 from rayembed.search.order import NO_RESULT
 
 _PAIRS_AT_A_TIME = 8192
@@ -24,14 +24,14 @@ class EmbedGiven:
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts of rows; existing vectors are not recomputed."""
-        rows = unit.part.rows
-        if not self.vectors.has_given(unit.part):
-            texts = given_texts(read_records(unit.part.path))
+        rows = item.part.rows
+        if not self.vectors.has_given(item.part):
+            texts = given_texts(read_records(item.part.path))
             encoder = self.load(self.config, self.vectors.weights, device)
             made = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save_given(unit.part, made)
+            self.vectors.save_given(item.part, made)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 

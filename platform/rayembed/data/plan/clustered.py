@@ -4,17 +4,24 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rayembed.data.plan.walks import Batch, Rows, generator, sequence, shares, whole_numbers
+from rayembed.data.plan.sampling import (
+    DatasetRows,
+    PlannedBatch,
+    generator,
+    sequence,
+    shares,
+    whole_numbers,
+)
 
 
 def clustered(
-    datasets: Sequence[Rows],
+    datasets: Sequence[DatasetRows],
     global_pairs: int,
     num_steps: int,
     seed: int,
     key: str,
     temperature: float | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[PlannedBatch]:
     """Batches of all steps, in order.
 
     Of the steps each data set has its share in whole numbers by largest remainder, and they stand
@@ -31,14 +38,14 @@ def clustered(
     assert all(count and count % global_pairs == 0 for count in num_rows), num_rows
     share = shares([rows.weight for rows in datasets], num_rows, temperature)
     steps_of = whole_numbers(share * num_steps, num_steps)
-    walks = [
+    samplers = [
         _batches(rows.name, count // global_pairs, seed, key)
         for rows, count in zip(datasets, num_rows, strict=True)
     ]
     for step, number in enumerate(sequence(steps_of, seed, key).tolist()):
-        first = next(walks[number]) * global_pairs
+        first = next(samplers[number]) * global_pairs
         mixed = generator(seed, key, "slots", step).permutation(global_pairs)
-        yield Batch(np.full(global_pairs, number, dtype=np.int32), first + mixed)
+        yield PlannedBatch(np.full(global_pairs, number, dtype=np.int32), first + mixed)
 
 
 def _batches(name: str, count: int, seed: int, key: str) -> Iterator[int]:

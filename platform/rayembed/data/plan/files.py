@@ -18,7 +18,7 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.data.parts import read_table
 from rayembed.data.plan.step_files import write_steps
 from rayembed.data.records import NEGATIVE, SCHEMA
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
@@ -56,10 +56,10 @@ class Scatter:
     steps_per_file: int
     num_negatives: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
+    def __call__(self, item: PartPlaces) -> Result:
         """Report `files`: block → path of this part's rows in the block."""
-        table = _trim(read_table(unit.path), self.num_negatives)
-        return {"files": write_blocks(self.folder, table, unit, self.steps_per_file)}
+        table = _trim(read_table(item.path), self.num_negatives)
+        return {"files": write_blocks(self.folder, table, item, self.steps_per_file)}
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,17 @@ class Gather:
 
 
 def write_blocks(
-    folder: str, table: pa.Table, unit: PartPlaces, steps_per_block: int
+    folder: str, table: pa.Table, item: PartPlaces, steps_per_block: int
 ) -> dict[str, str]:
     """Write a part's rows by block, with their positions: block → path."""
-    block = unit.step // steps_per_block
+    block = item.step // steps_per_block
     files: dict[str, str] = {}
     for number in np.unique(block).tolist():
         chosen = np.flatnonzero(block == number)
-        rows = table.take(pa.array(unit.row[chosen]))
-        rows = rows.add_column(0, "slot", pa.array(unit.slot[chosen], pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(unit.step[chosen], pa.int64()))
-        path = join(folder, "scattered", f"{number:06d}", f"{unit.key}.parquet")
+        rows = table.take(pa.array(item.row[chosen]))
+        rows = rows.add_column(0, "slot", pa.array(item.slot[chosen], pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(item.step[chosen], pa.int64()))
+        path = join(folder, "scattered", f"{number:06d}", f"{item.key}.parquet")
         write_atomic(path, parquet_bytes(rows))
         files[str(number)] = path
     return files

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.assets.storage import exists, join
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
 from rayembed.data.plan.audit import negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Negative
 from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import ArtifactError
@@ -36,7 +36,7 @@ class RowLineage:
     """Source rows that the record was made from."""
     negatives: tuple[Negative, ...]
     """Negatives that the plan kept, each with rank, score, rule and teacher."""
-    chain: tuple[Prepared, ...]
+    chain: tuple[DatasetArtifact, ...]
     """Folders of the data set, from the one that the plan read back to the converted records. Their
     manifests have settings, teachers, counts and rejections."""
 
@@ -57,7 +57,7 @@ def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
     ]
 
 
-def folders_of(plan: BatchPlan) -> dict[str, tuple[Prepared, ...]]:
+def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
     """Data set → its folders, from the one that the plan read back to the converted records.
 
     Raises:
@@ -75,8 +75,8 @@ def folders_of(plan: BatchPlan) -> dict[str, tuple[Prepared, ...]]:
     return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}
 
 
-def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]:
-    found: list[Prepared] = []
+def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[DatasetArtifact, ...]:
+    found: list[DatasetArtifact] = []
     wanted: str | None = fingerprint
     while wanted is not None:
         folders = [join(storage, "data", kind, f"{dataset}-{wanted}") for kind in _KINDS]
@@ -86,7 +86,7 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]
                 f"there is no folder of the records {dataset}-{wanted} below "
                 f"{join(storage, 'data')!r}; it was removed, or the plan was copied without it"
             )
-        found.append(open_prepared(folder))
+        found.append(open_artifact(folder))
         wanted = found[-1].manifest["inputs"].get("records")
     return tuple(found)
 

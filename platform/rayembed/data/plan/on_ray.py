@@ -29,7 +29,7 @@ _BYTES_READ_AHEAD = 256 << 20
 """Maximum bytes of prefetched batches of one worker in the object store."""
 
 
-def made_on_ray(
+def prefetched_on_ray(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, processes: int
 ) -> Generator[Any]:
     """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.

@@ -11,7 +11,7 @@ from rayembed.data.parts import Part, PartIndex, read_index, read_table
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.clustered import clustered
 from rayembed.data.plan.homogeneous import homogeneous, large_enough
-from rayembed.data.plan.walks import Rows
+from rayembed.data.plan.sampling import DatasetRows
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def order_rows(usable: Mapping[str, UsableRows], config: PlanConfig) -> Order:
         DataError: a data set has too few rows.
     """
     rows = [
-        Rows(
+        DatasetRows(
             name,
             config.weights[name] if len(of.place) else 0.0,
             of.index.query_hash[of.place],

@@ -18,7 +18,7 @@ _ENDING_SECONDS = 5.0
 """
 
 
-def made_ahead(
+def prefetched(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
 ) -> Generator[Any]:
     """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.

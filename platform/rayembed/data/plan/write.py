@@ -40,7 +40,7 @@ from rayembed.data.plan.order import (
     usable_rows,
 )
 from rayembed.data.plan.step_files import MANIFEST, check_files, write_manifest
-from rayembed.data.units import Execute, in_process, run_units
+from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -128,10 +128,10 @@ def _write(
     order = order_rows(usable, config)
     places = _all_places(usable, order, parts)
     scatter = Scatter(work, steps_per_file, config.num_negatives)
-    scattered = run_units(work, f"plan {config.key} scatter", scatter, places, execute)
+    scattered = run_resumable(work, f"plan {config.key} scatter", scatter, places, execute)
     blocks = blocks_of(scattered, config.num_steps, steps_per_file)
     gather = Gather(work, config.global_pairs)
-    gathered = run_units(work, f"plan {config.key} gather", gather, blocks, execute)
+    gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     told = describe(usable, order, config, parts)
     for name in datasets:

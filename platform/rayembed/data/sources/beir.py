@@ -30,7 +30,7 @@ from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.sources.tasks import NOT_RELEVANT, HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"
@@ -72,13 +72,13 @@ class ScatterJudgements:
 
     shared: Scattering
 
-    def __call__(self, unit: Piece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
         writer = RecordWriter(shared.folder, HeldOut())
         scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
         needed: set[tuple[int, int]] = set()
-        for row in read_rows(unit, columns_of(shared.source).values()):
+        for row in read_rows(item, columns_of(shared.source).values()):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
@@ -91,7 +91,7 @@ class ScatterJudgements:
             needed.add((text_hash(document), bucket))
             told = {"query": query, "document": document, "origin": row.origin}
             scatter.add(bucket, told)
-        name = f"needed-{unit.key}.npy"
+        name = f"needed-{item.key}.npy"
         save_array(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
         return {**writer.finish(), "scattered": scatter.finish(), "needed": name}
 
@@ -106,13 +106,13 @@ class ScatterTexts:
     needed: str | None = None
     """Path of the list of needed documents; None if the rows are queries."""
 
-    def __call__(self, unit: Piece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
         shared, language = self.shared, self.shared.source.language
         scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
         unread = 0
         columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
-        for row in read_rows(unit, columns):
+        for row in read_rows(item, columns):
             if isinstance(row, BadRow):
                 unread += 1
                 continue
@@ -158,12 +158,12 @@ class ConvertJudged:
     documents: tuple[str, ...]
     held_out: HeldOut
 
-    def __call__(self, unit: Bucket) -> Result:
+    def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected judgements."""
-        queries = _first_by_id(self._gathered(self.queries, unit))
-        documents = _first_by_id(self._gathered(self.documents, unit))
+        queries = _first_by_id(self._gathered(self.queries, item))
+        documents = _first_by_id(self._gathered(self.documents, item))
         by_query: dict[str, list[dict[str, Any]]] = {}
-        for row in self._gathered(self.judgements, unit):
+        for row in self._gathered(self.judgements, item):
             by_query.setdefault(row["query"], []).append(row)
         writer = RecordWriter(self.shared.folder, self.held_out)
         for name, rows in by_query.items():
@@ -178,8 +178,8 @@ class ConvertJudged:
                 self._take(writer, queries[name], known, documents)
         return writer.finish()
 
-    def _gathered(self, files: Sequence[str], unit: Bucket) -> list[dict[str, Any]]:
-        return gather(self.shared.scattered, files, unit.number)
+    def _gathered(self, files: Sequence[str], item: Bucket) -> list[dict[str, Any]]:
+        return gather(self.shared.scattered, files, item.number)
 
     def _take(
         self,

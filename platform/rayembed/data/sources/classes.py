@@ -31,7 +31,7 @@ from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
 from rayembed.data.sources.wikipedia import seeded_hash
 from rayembed.data.sources.wikipedia_records import OTHER_CLASS
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _FURTHER = pa.schema([("class", pa.string()), ("hash", pa.uint64())])
 _SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
@@ -123,13 +123,13 @@ class CollectExamples:
     held_out: HeldOut
     seed: int
 
-    def __call__(self, unit: Piece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report `pool`, the name of a Parquet file in the folder."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)
         smallest: dict[str, dict[int, str]] = {}
         limit = source.examples_per_class if source.label_form == "example" else 0
-        for row in read_rows(unit, [source.text, source.label]):
+        for row in read_rows(item, [source.text, source.label]):
             if not isinstance(row, Row):
                 continue
             try:
@@ -165,14 +165,14 @@ class FindFurtherClasses:
     """Path of the examples."""
     seed: int
 
-    def __call__(self, unit: Piece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)
         examples = open_examples(ExampleFiles(self.pool), self.seed, ())
         kept = examples.hashes()
         found: set[tuple[str, int]] = set()
-        for row in read_rows(unit, [source.text, source.label]):
+        for row in read_rows(item, [source.text, source.label]):
             if not isinstance(row, Row):
                 continue
             try:

@@ -19,10 +19,10 @@ from rayembed.config.sources import (
     RecordsSource,
     WikipediaSource,
 )
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import ROWS_PER_PART, Part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources import joins
 from rayembed.data.sources.classes import (
     CollectExamples,
@@ -45,7 +45,7 @@ from rayembed.data.sources.tasks import (
 )
 from rayembed.data.sources.unread import unread_columns
 from rayembed.data.sources.wikipedia import read_articles
-from rayembed.data.units import Result, add_up, in_process, run_units
+from rayembed.data.work_items import Result, add_up, in_process, run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _EXAMPLES_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Checked:
+class ResolvedDataset:
     """A data set whose source exists and has the columns that the settings name."""
 
     dataset: DatasetConfig
@@ -70,7 +70,7 @@ class Checked:
     """Unread column of the files at `path` → what it looks like."""
 
 
-def check_source(dataset: DatasetConfig, root: str) -> Checked:
+def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
     """Check a data set's source before any row is converted.
 
     Raises:
@@ -85,12 +85,14 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
             digest = hashlib.sha256()
             for path in paths_of(source).values():
                 digest.update(resolve(path).read_bytes())
-            return Checked(dataset, digest.hexdigest()[:12])
+            return ResolvedDataset(dataset, digest.hexdigest()[:12])
         case MtebSource() as source:
-            return Checked(dataset, check_task(source))
+            return ResolvedDataset(dataset, check_task(source))
         case RecordsSource() as source:
             earlier = open_earlier(source)
-            return Checked(dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]]))
+            return ResolvedDataset(
+                dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
+            )
         case source:
             files = {name: tuple(list_pieces(path)) for name, path in paths_of(source).items()}
             columns = {f"source.{name}": column for name, column in columns_of(source).items()}
@@ -99,10 +101,12 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
                 joins.check_texts(source, files["corpus"][0], files["queries"][0])
             told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
             unread = unread_columns(files["path"][0], columns.values())
-            return Checked(dataset, fingerprint(told), files, unread)
+            return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
 
-def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Prepared:
+def make_records(
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut
+) -> DatasetArtifact:
     """Make or reuse the folder of a data set's records.
 
     Raises:
@@ -110,8 +114,8 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
         ConfigError, AssetError: texts of benchmarks that are named cannot be had.
     """
     dataset = checked.dataset
-    making = Making(
-        workshop.storage,
+    writer = ArtifactWriter(
+        context.storage,
         "records",
         dataset.name,
         {
@@ -128,28 +132,28 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
             ),
             "source": checked.content,
             "held_out": fingerprint(sorted(map(str, (*held_out.titles, *held_out.texts)))),
-            "overlap": overlap_identity(dataset.cleaning.overlap, workshop.root),
-            "seed": workshop.seed,
+            "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
+            "seed": context.seed,
         },
     )
-    made = making.once(lambda: _converted_and_cleaned(workshop, checked, held_out, making))
+    made = writer.get_or_make(lambda: _converted_and_cleaned(context, checked, held_out, writer))
     _accept(dataset, made.manifest)  # another run may have taken more bad rows
     return made
 
 
 def _converted_and_cleaned(
-    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
-) -> Prepared:
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
+) -> DatasetArtifact:
     dataset = checked.dataset
-    results = _converted(workshop, checked, held_out, making)
+    results = _converted(context, checked, held_out, writer)
     told = _told_of(results)
     _accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
-    parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
-    cleaned = clean(workshop, dataset, making, parts)
+    parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]
+    cleaned = clean(context, dataset, writer, parts)
     log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
     unread = {"unread_columns": dict(checked.unread)} if checked.unread else {}
-    return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
+    return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
@@ -167,12 +171,12 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
 
 
 def _converted(
-    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
 ) -> list[Result]:
     """Results of the conversion tasks; their parts are in the folder."""
     dataset = checked.dataset
     what = f"records {dataset.name}"
-    target = making.parts_folder
+    target = writer.parts_folder
     match dataset.source:
         case WikipediaSource(path=path):
             count = len(read_articles(resolve(path)))
@@ -180,58 +184,62 @@ def _converted(
                 ArticleRange(first, min(first + ROWS_PER_PART, count))
                 for first in range(0, count, ROWS_PER_PART)
             ]
-            task = ConvertArticles(target, path, checked.content, dataset, workshop.seed, held_out)
-            return run_units(making.folder, what, task, ranges, workshop.execute)
+            task = ConvertArticles(target, path, checked.content, dataset, context.seed, held_out)
+            return run_resumable(writer.folder, what, task, ranges, context.execute)
         case RecordsSource() as source:
             parts = [EarlierPart(part) for part in open_earlier(source).parts]
             take = TakeRecords(target, dataset, held_out)
-            return run_units(making.folder, what, take, parts, workshop.execute)
+            return run_resumable(writer.folder, what, take, parts, context.execute)
         case MtebSource() as source:
-            folder = join(making.working_folder, "staged")
+            folder = join(writer.working_folder, "staged")
             # Here, where the check has loaded the task.
-            run_units(
-                making.working_folder,
+            run_resumable(
+                writer.working_folder,
                 f"stage {dataset.name}",
                 StageTask(folder),
                 [SplitOfTask(source)],
                 in_process,
             )
             dataset, pieces = staged(dataset, folder)
-            return _of_files(workshop, dataset, {"path": pieces}, held_out, making)
-    return _of_files(workshop, dataset, checked.files, held_out, making)
+            return _of_files(context, dataset, {"path": pieces}, held_out, writer)
+    return _of_files(context, dataset, checked.files, held_out, writer)
 
 
 def _of_files(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     files: Mapping[str, Sequence[Piece]],
     held_out: HeldOut,
-    making: Making,
+    writer: ArtifactWriter,
 ) -> list[Result]:
     """Results of the conversion tasks of a source of files."""
     match dataset.source:
         case NLISource():
-            return joins.convert_premises(workshop, dataset, files["path"], held_out, making)
+            return joins.convert_premises(context, dataset, files["path"], held_out, writer)
         case BeirSource():
-            return joins.convert_judged(workshop, dataset, files, held_out, making)
+            return joins.convert_judged(context, dataset, files, held_out, writer)
         case ClassesSource() as source:
-            folder = join(making.working_folder, "examples")
-            collect = CollectExamples(folder, dataset, held_out, workshop.seed)
+            folder = join(writer.working_folder, "examples")
+            collect = CollectExamples(folder, dataset, held_out, context.seed)
             what = f"examples {dataset.name}"
-            pools = run_units(making.working_folder, what, collect, files["path"], workshop.execute)
+            pools = run_resumable(
+                writer.working_folder, what, collect, files["path"], context.execute
+            )
             pool = merge_examples(folder, [pool["pool"] for pool in pools], source)
             further = ""
             if source.label_form == "example":
-                find = FindFurtherClasses(folder, dataset, pool, workshop.seed)
+                find = FindFurtherClasses(folder, dataset, pool, context.seed)
                 what = f"classes {dataset.name}"
-                done = run_units(making.working_folder, what, find, files["path"], workshop.execute)
+                done = run_resumable(
+                    writer.working_folder, what, find, files["path"], context.execute
+                )
                 further = merge_further(folder, [one["further"] for one in done])
             examples = ExampleFiles(pool, further)
         case _:
             examples = ExampleFiles()
-    task = ConvertRows(making.parts_folder, dataset, held_out, workshop.seed, examples)
+    task = ConvertRows(writer.parts_folder, dataset, held_out, context.seed, examples)
     what = f"records {dataset.name}"
-    return run_units(making.folder, what, task, files["path"], workshop.execute)
+    return run_resumable(writer.folder, what, task, files["path"], context.execute)
 
 
 def _told_of(results: Sequence[Result]) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import RecordsSource
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
 from rayembed.data.parts import Part, read_records
-from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Record
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError, DataError
 
 
@@ -36,10 +36,10 @@ class TakeRecords:
     dataset: DatasetConfig
     held_out: HeldOut
 
-    def __call__(self, unit: EarlierPart) -> Result:
+    def __call__(self, item: EarlierPart) -> Result:
         """Report `parts`, counts and examples of rejected records."""
         writer = RecordWriter(self.folder, self.held_out)
-        for record in read_records(unit.part.path):
+        for record in read_records(item.part.path):
             writer.take([self._taken(record)], record.query)
         return writer.finish()
 
@@ -54,14 +54,14 @@ class TakeRecords:
         )
 
 
-def open_earlier(source: RecordsSource) -> Prepared:
+def open_earlier(source: RecordsSource) -> DatasetArtifact:
     """Open the earlier job's finished folder.
 
     Raises:
         DataError: it has no manifest: the job has not finished, or the folder is none of a job's.
     """
     try:
-        return open_prepared(source.path)
+        return open_artifact(source.path)
     except ArtifactError as error:
         raise DataError(
             f"source.path = {source.path!r} has no {MANIFEST}; take the folder that a data job "

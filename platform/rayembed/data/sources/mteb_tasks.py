@@ -23,7 +23,7 @@ from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSS
 from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import Piece, list_pieces
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ConfigError, DataError
 
 Rows = Literal["pairs", "translations", "sts", "alike", "classes", "clusters"]
@@ -110,9 +110,9 @@ class StageTask:
 
     folder: str
 
-    def __call__(self, unit: "SplitOfTask") -> Result:
+    def __call__(self, item: "SplitOfTask") -> Result:
         """Report the names of the `staged` files."""
-        source = unit.source
+        source = item.source
         task = _loaded(source.task, source.split, source.subset)
         kind = _ROWS_OF_TYPE[task.metadata.type]
         names: list[str] = []

@@ -16,7 +16,7 @@ from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import NO_ENTAILMENT, HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 Relation = Literal["entailment", "contradiction", "other"]
 
@@ -40,7 +40,7 @@ class ScatterPremises:
     dataset: DatasetConfig
     buckets: int
 
-    def __call__(self, unit: Piece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report file names in `scattered`; rows in are the rejected ones, others are counted
         later.
         """
@@ -48,7 +48,7 @@ class ScatterPremises:
         assert isinstance(source, NLISource)
         writer = RecordWriter(self.folder, HeldOut())
         scatter = Scatter(self.scattered, _SCHEMA, self.buckets)
-        for row in read_rows(unit, columns_of(source).values()):
+        for row in read_rows(item, columns_of(source).values()):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
@@ -73,10 +73,10 @@ class ConvertPremises:
     dataset: DatasetConfig
     held_out: HeldOut
 
-    def __call__(self, unit: Bucket) -> Result:
+    def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected rows."""
         by_premise: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(self.scattered, self.files, unit.number):
+        for row in gather(self.scattered, self.files, item.number):
             by_premise.setdefault(row["premise"], []).append(row)
         writer = RecordWriter(self.folder, self.held_out)
         for rows in by_premise.values():

@@ -14,9 +14,9 @@ from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
 from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
-EXAMPLES_PER_UNIT = 3
+EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TITLE = "held-out title"
@@ -79,13 +79,13 @@ class ConvertArticles:
     seed: int
     held_out: HeldOut
 
-    def __call__(self, unit: ArticleRange) -> Result:
+    def __call__(self, item: ArticleRange) -> Result:
         """Report `parts`, counts and examples of rejected articles."""
         articles = _articles(resolve(self.reference), self.content)
         examples = self._examples(articles)
         translations = self._translations()
         writer = RecordWriter(self.folder, self.held_out)
-        for article in articles[unit.first : unit.last]:
+        for article in articles[item.first : item.last]:
             if article.title in self.held_out.titles:
                 writer.reject(HELD_OUT_TITLE, article.title)
                 continue
@@ -138,7 +138,7 @@ class RecordWriter:
         """Count rows as rejected, keeping some examples."""
         self.rejected[reason] = self.rejected.get(reason, 0) + rows
         seen = sum(example["reason"] == reason for example in self.examples)
-        if seen < EXAMPLES_PER_UNIT:
+        if seen < EXAMPLES_PER_ITEM:
             text = str(shown)[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode()
             self.examples.append({"reason": reason, "row": text})
 

@@ -33,7 +33,7 @@ _ESCAPED_UNDERSCORE = re.compile(r"(?<!\\)((?:\\\\)*)\\_")  # Mixtral writes Mar
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
-class Rejected(Exception):  # noqa: N818 - an answer, not a fault of the program
+class RejectedAnswer(Exception):  # noqa: N818 - an answer, not a fault of the program
     """An unusable answer; the message is a short reason for counting."""
 
 
@@ -90,10 +90,10 @@ def read_tasks(answer: Answer) -> list[str]:
     """
     lists = [_usable_tasks(value) for value in _values(answer, list)]
     if not lists:
-        raise Rejected(_no_json(answer))
+        raise RejectedAnswer(_no_json(answer))
     tasks = max(lists, key=len)  # explanations may hold lists too
     if not tasks:
-        raise Rejected("no task in the list")
+        raise RejectedAnswer("no task in the list")
     return tasks
 
 
@@ -120,15 +120,15 @@ def read_pair(
     query, positive, *negatives = texts.values()
     reason = reject_reason({"query": query, "positives": [positive]})
     if reason is not None:
-        raise Rejected(reason)
+        raise RejectedAnswer(reason)
     if normalised(positive) == normalised(query):
-        raise Rejected("positive equals query")
+        raise RejectedAnswer("positive equals query")
     _check_negatives(query, positive, negatives)
     for text in (positive, *negatives) if kind == "short-long" else (query,):
         if count_words(text) < least_words:
-            raise Rejected("too short")
+            raise RejectedAnswer("too short")
     if not in_script_of(language, " ".join(texts.values())):
-        raise Rejected("not in the script of its language")
+        raise RejectedAnswer("not in the script of its language")
     return Pair(query, positive, tuple(negatives))
 
 
@@ -145,9 +145,9 @@ def normalised(text: str) -> str:
 def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
     for negative in negatives:
         if reject_reason({"query": query, "positives": [negative]}) is not None:
-            raise Rejected("negative is empty or equals query")
+            raise RejectedAnswer("negative is empty or equals query")
         if normalised(negative) == normalised(positive):
-            raise Rejected("negative equals positive")
+            raise RejectedAnswer("negative equals positive")
 
 
 def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
             continue
         texts: dict[str, str] = example.model_dump()
         return texts
-    raise Rejected(reason or _no_json(answer))
+    raise RejectedAnswer(reason or _no_json(answer))
 
 
 def _values(answer: Answer, wanted: type) -> Iterator[Any]:

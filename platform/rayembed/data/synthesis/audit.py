@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.synthesis import PairKind
+from rayembed.data.artifacts import EXAMPLES_KEPT
 from rayembed.data.hashes import text_hash
-from rayembed.data.prepared import EXAMPLES_KEPT
 from rayembed.data.records import Record
 from rayembed.data.synthesis.answers import count_words
 from rayembed.data.synthesis.requests import Answer

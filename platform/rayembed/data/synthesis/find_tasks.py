@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig
-from rayembed.data.synthesis.answers import Rejected, normalised, read_tasks
-from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep, missing
+from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store, missing
+from rayembed.data.synthesis.answers import RejectedAnswer, normalised, read_tasks
 from rayembed.data.synthesis.prompts import prompts_fingerprint
 from rayembed.data.synthesis.requests import Answer, Ask, TaskRequest
 from rayembed.errors import DataError
@@ -41,7 +41,7 @@ class Tasks:
 
 
 def find_tasks(
-    config: SynthesisConfig, seed: int, ask: Ask, kept: KeptAnswers
+    config: SynthesisConfig, seed: int, ask: Ask, kept: AnswerStore
 ) -> dict[PairKind, Tasks]:
     """Kind → as many distinct tasks as its examples need.
 
@@ -51,7 +51,7 @@ def find_tasks(
     put other tasks under the examples that are there.
 
     Raises:
-        AssetError: as `ask_and_keep`.
+        AssetError: as `ask_and_store`.
         DataError: there are too few after the last round.
     """
     files = {kind: _file(config, kind, seed, kept.folder) for kind in config.examples}
@@ -75,7 +75,7 @@ def find_tasks(
         what = "tasks" if round_ == 0 else f"tasks, round {round_ + 1}"
         open_ = missing(requests, kept)
         # Where all of a round are lost, another round would be too.
-        ask_and_keep(what, open_, ask, kept, lost_in_a_row=len(open_))
+        ask_and_store(what, open_, ask, kept, lost_in_a_row=len(open_))
         for kind, tasks in lacking.items():
             found[kind] = _read(config, kind, seed, kept, tasks)
     for kind, tasks in found.items():
@@ -114,7 +114,7 @@ def _requests(config: SynthesisConfig, kind: PairKind, seed: int, number: int) -
 
 
 def _read(
-    config: SynthesisConfig, kind: PairKind, seed: int, kept: KeptAnswers, before: Tasks
+    config: SynthesisConfig, kind: PairKind, seed: int, kept: AnswerStore, before: Tasks
 ) -> Tasks:
     tasks = Tasks(before.wanted, before.asked)
     rejected: Counter[str] = Counter()
@@ -138,11 +138,11 @@ def _read(
 def _tasks_of(answer: Answer | None, rejected: Counter[str]) -> list[str]:
     try:
         if answer is None:
-            raise Rejected("no answer")
+            raise RejectedAnswer("no answer")
         if answer.outcome == "refused":
-            raise Rejected("refused by the endpoint")
+            raise RejectedAnswer("refused by the endpoint")
         return read_tasks(answer)
-    except Rejected as error:
+    except RejectedAnswer as error:
         rejected[str(error)] += 1
         return []
 

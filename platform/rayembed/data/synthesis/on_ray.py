@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisConfig, SynthesisRun
-from rayembed.data.prepared import Prepared
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
 from rayembed.data.synthesis.requests import Answer, Ask, Request
 from rayembed.data.synthesis.synthesize import make_synthetic
@@ -44,7 +44,7 @@ _BATCHES_PER_TASK = 64
 _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 
 
-def synthesize(run: SynthesisRun) -> Prepared:
+def synthesize(run: SynthesisRun) -> DatasetArtifact:
     """Folder of records written by the run's LLM; see `make_synthetic`.
 
     Raises:

@@ -12,12 +12,12 @@ import numpy as np
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
 from rayembed.assets.storage import exists, join, list_files
 from rayembed.config.mining import Teacher
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.parts import Part, read_records
-from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Result, run_tasks
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
+from rayembed.data.work_items import Result, run_tasks
 from rayembed.errors import ArtifactError, DataError
 
 _LAST = "index.npz"
@@ -29,7 +29,7 @@ _GIVEN = "given.npy"
 
 
 @dataclass(frozen=True)
-class PartUnit:
+class PartItem:
     """Work item: one part."""
 
     part: Part
@@ -85,7 +85,7 @@ class Vectors:
         """Whether all files of the part exist."""
         return all(exists(self._path(part, name)) for name in _FILES)
 
-    def missing(self, parts: Sequence[Part]) -> list[PartUnit]:
+    def missing(self, parts: Sequence[Part]) -> list[PartItem]:
         """Parts without vectors."""
         return self._without(_FILES, parts)
 
@@ -108,7 +108,7 @@ class Vectors:
         """Whether the vectors of the part's own negatives exist."""
         return exists(self._path(part, _GIVEN))
 
-    def missing_given(self, parts: Sequence[Part]) -> list[PartUnit]:
+    def missing_given(self, parts: Sequence[Part]) -> list[PartItem]:
         """Parts without vectors of their own negatives."""
         return self._without((_GIVEN,), parts)
 
@@ -116,10 +116,10 @@ class Vectors:
         """Write the vectors of the part's own negatives."""
         save_array(self._path(part, _GIVEN), given.astype(np.float16))
 
-    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartUnit]:
+    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartItem]:
         there = set(list_files(self.folder, recursive=False))
         return [
-            PartUnit(part)
+            PartItem(part)
             for part in parts
             if not all(f"{part.digest}.{name}" in there for name in names)
         ]
@@ -136,36 +136,36 @@ class EmbedPart:
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
         """Report counts of rows; existing vectors are not recomputed."""
-        rows = unit.part.rows
-        if not self.vectors.has(unit.part):
-            records = read_records(unit.part.path)
+        rows = item.part.rows
+        if not self.vectors.has(item.part):
+            records = read_records(item.part.path)
             texts, known = texts_of(records)
             encoder = self.load(self.config, self.vectors.weights, device)
             asked = [record.query for record in records]
             queries = finite(self.config, asked, encoder(asked, "query"))
             documents = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save(unit.part, queries, documents, known)
+            self.vectors.save(item.part, queries, documents, known)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def embed_parts(
-    workshop: Workshop, dataset: str, parts: Sequence[Part], teacher: Teacher
+    context: PipelineContext, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
     """Vectors of all parts; missing ones are computed on the cluster.
 
     Args:
         dataset: names the task in the log.
     """
-    teacher = workshop.teaching.settled(teacher)
-    weights = workshop.teaching.fingerprint(teacher.teacher)
+    teacher = context.teacher_loader.settled(teacher)
+    weights = context.teacher_loader.fingerprint(teacher.teacher)
     settings = embedding_settings(teacher, weights)
-    vectors = Vectors(join(workshop.storage, "data", "vectors", settings), weights)
-    task = EmbedPart(vectors, teacher, workshop.teaching.load)
+    vectors = Vectors(join(context.storage, "data", "vectors", settings), weights)
+    task = EmbedPart(vectors, teacher, context.teacher_loader.load)
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
-    run_tasks(f"embed {dataset} {settings}", task, missing, workshop.execute, "gpu or machine")
+    run_tasks(f"embed {dataset} {settings}", task, missing, context.execute, "gpu or machine")
     return vectors
 
 

@@ -67,7 +67,7 @@ def weights_of(reference: str) -> str:
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TeacherLoader:
     """Functions that find and load teachers; tests replace them."""
 
     load: Callable[[Teacher, str, str], Encoder] = load_teacher

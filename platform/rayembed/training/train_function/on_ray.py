@@ -17,8 +17,8 @@ import ray.train.collective
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_full, is_unanswered, open_storage_for_ray
 from rayembed.config.placement import Placement
-from rayembed.data.plan.on_ray import made_on_ray
-from rayembed.data.plan.stream import made_ahead
+from rayembed.data.plan.on_ray import prefetched_on_ray
+from rayembed.data.plan.stream import prefetched
 from rayembed.errors import RayembedError, StorageError, StorageFullError
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.loop import StepRecord
@@ -127,7 +127,7 @@ def _train(given: WorkerInput) -> None:
         checkpoint = ray.train.Checkpoint(path, filesystem)
     processes = step_processes(job.placement)
     surroundings = Surroundings(
-        partial(made_on_ray, processes=processes) if processes else made_ahead,
+        partial(prefetched_on_ray, processes=processes) if processes else prefetched,
         *(None, report_checkpoint, report_step, of_other_run, leaving),
     )
     if checkpoint is None:

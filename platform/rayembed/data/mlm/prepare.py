@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.data.prepared import Workshop
-from rayembed.data.sequences.make import make_sequences
-from rayembed.data.sequences.plan import write_sequence_plan
-from rayembed.data.sequences.texts import FoundTexts, find_texts
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.make import make_sequences
+from rayembed.data.mlm.plan import write_sequence_plan
+from rayembed.data.mlm.texts import FoundTexts, find_texts
 
 
 def find_corpus(run: Adaptation) -> list[FoundTexts]:
@@ -15,7 +15,7 @@ def find_corpus(run: Adaptation) -> list[FoundTexts]:
 
 
 def prepare_sequences(
-    run: Adaptation, workshop: Workshop, found: Sequence[FoundTexts] | None = None
+    run: Adaptation, context: PipelineContext, found: Sequence[FoundTexts] | None = None
 ) -> str:
     """Folder of the finished plan; earlier results are reused.
 
@@ -26,5 +26,5 @@ def prepare_sequences(
         ConfigError, DataError, AssetError: a source is missing, empty, has too many bad rows or
             lacks a column; a language has too few texts for a batch.
     """
-    made = {one.texts.name: make_sequences(workshop, run, one) for one in found or find_corpus(run)}
-    return write_sequence_plan(workshop, run, made).files.folder
+    made = {one.texts.name: make_sequences(context, run, one) for one in found or find_corpus(run)}
+    return write_sequence_plan(context, run, made).files.folder

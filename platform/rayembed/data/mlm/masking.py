@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.config.adaptation import MaskingConfig
-from rayembed.data.plan.walks import generator
+from rayembed.data.plan.sampling import generator
 from rayembed.models.masked_language_tokens import Vocabulary
 
 
 @dataclass(frozen=True)
-class Masked:
+class MaskedSequence:
     """A masked sequence and its prediction targets."""
 
     input_ids: np.ndarray
@@ -32,7 +32,7 @@ def mask(
     seed: int,
     step: int,
     slot: int,
-) -> Masked:
+) -> MaskedSequence:
     """Mask a sequence (arXiv 1810.04805, section 3.1), differently for each step and slot.
 
     Each token that is not special is chosen with `masking.probability`. A chosen one becomes the
@@ -52,4 +52,4 @@ def mask(
     changed = ~hidden & (fate < masking.mask_share + masking.random_share)
     seen[places[hidden]] = vocabulary.mask_id
     seen[places[changed]] = others[places[changed]]
-    return Masked(seen, places, input_ids[places])
+    return MaskedSequence(seen, places, input_ids[places])

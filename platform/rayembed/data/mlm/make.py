@@ -23,12 +23,12 @@ from rayembed.config.adaptation import (
     TextsConfig,
     TextsSource,
 )
-from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.sequences.packing import room_of
-from rayembed.data.sequences.texts import FoundTexts, Piecewise, Refused, Text, read_texts
-from rayembed.data.sequences.writer import SequenceWriter
-from rayembed.data.sources.tasks import EXAMPLES_PER_UNIT
-from rayembed.data.units import Result, run_units
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.mlm.packing import token_budget
+from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, TextPiece, read_texts
+from rayembed.data.mlm.writer import SequenceWriter
+from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.build import pretrained_tokenizer
 from rayembed.models.masked_language_start import transformer_folder
@@ -62,7 +62,7 @@ class MakeSequences:
     corpus: CorpusConfig
     model: RotaryEncoderConfig
 
-    def __call__(self, unit: Piecewise) -> Result:
+    def __call__(self, item: TextPiece) -> Result:
         """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
         `languages`.
         """
@@ -71,7 +71,7 @@ class MakeSequences:
         examples: list[dict[str, str]] = []
         writer = SequenceWriter(self.folder, self.corpus, vocabulary)
         used = 0
-        usable = _usable(read_texts(self.texts, self.content, unit), rejected, examples)
+        usable = _usable(read_texts(self.texts, self.content, item), rejected, examples)
         for some in _at_once(usable):
             encodings = tokenizer.encode_batch([t.text for t in some], add_special_tokens=False)
             by_language: dict[str, list[np.ndarray]] = {}
@@ -93,7 +93,7 @@ class MakeSequences:
         }
 
 
-def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Prepared:
+def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts) -> DatasetArtifact:
     """Make or reuse the sequences of a set of texts; `languages` of the manifest has the counts.
 
     Raises:
@@ -103,14 +103,14 @@ def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Pr
     folder = transformer_folder(resolve_model(run.model.backbone.path), run.model)
     pretrained = pretrained_tokenizer(folder)
     vocabulary = vocabulary_of(pretrained, str(folder))
-    if room_of(vocabulary, run.corpus.max_length) < 1:
+    if token_budget(vocabulary, run.corpus.max_length) < 1:
         raise ConfigError(
             f"corpus.max_length is {run.corpus.max_length}, but special tokens alone take "
             f"{len(vocabulary.prefix) + len(vocabulary.suffix)}; set it higher"
         )
     texts = found.texts
-    making = Making(
-        workshop.storage,
+    writer = ArtifactWriter(
+        context.storage,
         "sequences",
         texts.name,
         {
@@ -125,20 +125,20 @@ def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Pr
         },
     )
 
-    def make() -> Prepared:
-        task = MakeSequences(making.parts_folder, texts, found.content, run.corpus, run.model)
+    def make() -> DatasetArtifact:
+        task = MakeSequences(writer.parts_folder, texts, found.content, run.corpus, run.model)
         what = f"sequences {texts.name}"
-        results = run_units(making.folder, what, task, found.units, workshop.execute)
+        results = run_resumable(writer.folder, what, task, found.items, context.execute)
         parts = [part for result in results for part in result["parts"]]
-        return making.finish(results, parts, languages=_languages(results))
+        return writer.finish(results, parts, languages=_languages(results))
 
-    made = making.once(make)
+    made = writer.get_or_make(make)
     _accept(found, made.manifest)
     return made
 
 
 def _usable(
-    rows: Iterable[Text | Refused], rejected: Counter[str], examples: list[dict[str, str]]
+    rows: Iterable[Text | RejectedRow], rejected: Counter[str], examples: list[dict[str, str]]
 ) -> Iterator[Text]:
     """Usable texts; others are counted by reason, with examples."""
     for row in rows:
@@ -146,7 +146,7 @@ def _usable(
             yield row
             continue
         rejected[row.reason] += 1
-        if len(examples) < EXAMPLES_PER_UNIT:
+        if len(examples) < EXAMPLES_PER_ITEM:
             examples.append({"reason": row.reason, "row": row.shown})
 
 
@@ -176,7 +176,7 @@ def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
     """Raise when there are no sequences or too many bad rows."""
     rows_in, rejected = int(told["rows_in"]), sum(told["rejected"].values())
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["rejected"].items())
-    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_UNIT])
+    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_ITEM])
     name, path = found.texts.name, found.texts.source.path
     if not told["rows_out"]:
         raise DataError(

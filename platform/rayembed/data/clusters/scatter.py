@@ -15,8 +15,8 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
 from rayembed.data.records import SCHEMA
-from rayembed.data.units import Result
 from rayembed.data.vectors.embed import Vectors
+from rayembed.data.work_items import Result
 
 _QUERY, _DOCUMENT = "query_vector", "document_vector"
 
@@ -33,16 +33,16 @@ class ScatterPairs:
     vectors: Vectors
     batches_per_part: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
+    def __call__(self, item: PartPlaces) -> Result:
         """Report `files`: output part number → path of the rows that go there.
 
         A place's step is its batch.
         """
-        table = read_table(unit.path)
-        queries, documents = pair_vectors(self.vectors, Part(unit.path, len(table)))
+        table = read_table(item.path)
+        queries, documents = pair_vectors(self.vectors, Part(item.path, len(table)))
         table = table.append_column(_QUERY, _as_column(queries))
         table = table.append_column(_DOCUMENT, _as_column(documents))
-        return {"files": write_blocks(self.folder, table, unit, self.batches_per_part)}
+        return {"files": write_blocks(self.folder, table, item, self.batches_per_part)}
 
 
 @dataclass(frozen=True)

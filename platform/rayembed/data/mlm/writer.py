@@ -10,8 +10,8 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.adaptation import CorpusConfig
-from rayembed.data.sequences.packing import framed, packed, room_of, truncated
-from rayembed.data.units import Result
+from rayembed.data.mlm.packing import packed, token_budget, truncated, with_special_tokens
+from rayembed.data.work_items import Result
 from rayembed.models.masked_language_tokens import Vocabulary
 
 SCHEMA = pa.schema(
@@ -55,7 +55,7 @@ class SequenceWriter:
                 self.rest[language] = rest
         else:
             made = truncated(texts, self.vocabulary, length)
-            room = room_of(self.vocabulary, length)
+            room = token_budget(self.vocabulary, length)
             counts["tokens_cut"] += sum(max(0, len(text) - room) for text in texts)
         self._keep(language, made)
 
@@ -64,7 +64,7 @@ class SequenceWriter:
         `languages`.
         """
         for language, rest in self.rest.items():
-            self._keep(language, [framed(rest, self.vocabulary)] if len(rest) else [])
+            self._keep(language, [with_special_tokens(rest, self.vocabulary)] if len(rest) else [])
         self.rest = {}
         self._flush()
         names = ("texts", "tokens", "tokens_cut", "sequences")

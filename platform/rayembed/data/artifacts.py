@@ -30,8 +30,8 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.units import Execute, Result, add_up, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _NEEDED = {"fingerprint", "kind", "parts"}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class DatasetArtifact:
     """A finished folder of records."""
 
     folder: str
@@ -57,7 +57,7 @@ class Prepared:
         return str(self.manifest["fingerprint"])
 
     @property
-    def place(self) -> str:
+    def relative_path(self) -> str:
         """Kind and name: its path relative to the storage."""
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
@@ -70,20 +70,20 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Workshop:
+class PipelineContext:
     """Shared context of all preparation steps."""
 
     storage: str
     """Folder or prefix for results, readable and writable on all machines."""
     seed: int
     execute: Execute = in_process
-    teaching: Teaching = field(default_factory=Teaching)
+    teacher_loader: TeacherLoader = field(default_factory=TeacherLoader)
     root: str = ""
     """Folder that relative paths in the settings start from."""
 
 
 @dataclass
-class Making:
+class ArtifactWriter:
     """Writer of a folder that is not yet finished."""
 
     storage: str
@@ -93,7 +93,7 @@ class Making:
     dataset: str
     inputs: Mapping[str, Any]
     """Everything that decides the content, as plain values; their fingerprint names the folder."""
-    before: Prepared | None = None
+    parent: DatasetArtifact | None = None
     """Folder that this one is derived from; recorded in the manifest."""
     began: float = field(default_factory=time.monotonic)
 
@@ -112,30 +112,31 @@ class Making:
     def working_folder(self) -> str:
         """Scratch folder for files between tasks; deleted when the folder is finished.
 
-        The results of such tasks are kept here too (`run_units`), to come and go with their files.
+        The results of such tasks (`run_resumable`) are kept here too, to come and go with their
+        files.
         """
         return join(self.folder, "working")
 
-    def found(self) -> Prepared | None:
+    def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
         if not exists(join(self.folder, MANIFEST)):
             return None
         log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
         self._remove_working()
-        return replace(open_prepared(self.folder), reused=True)
+        return replace(open_artifact(self.folder), reused=True)
 
-    def once(self, make: Callable[[], Prepared]) -> Prepared:
+    def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
         """The finished folder: an existing one, or the result of `make`.
 
         Whatever fails here once another job has finished the folder, which takes the scratch away
         from under `make`, does not matter any more.
         """
-        if (found := self.found()) is not None:
+        if (found := self.existing()) is not None:
             return found
         try:
             return make()
         except Exception as error:
-            if (found := self.found()) is None:
+            if (found := self.existing()) is None:
                 raise
             log.info("%s %s: another job was first (%s)", self.kind, self.dataset, error)
             return found
@@ -146,7 +147,7 @@ class Making:
         parts: Sequence[Sequence[Any]],
         dropped: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> Prepared:
+    ) -> DatasetArtifact:
         """Write the manifest and check that no row is lost: in = out + rejected + dropped.
 
         Where another job has written it meanwhile, that one stays.
@@ -164,7 +165,7 @@ class Making:
         rows_out = sum(int(rows) for _, rows in parts)
         lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
-        if (found := self.found()) is not None:
+        if (found := self.existing()) is not None:
             return found
         self._check_there([str(name) for name, _ in parts])
         manifest = {
@@ -172,7 +173,7 @@ class Making:
             "kind": self.kind,
             "dataset": self.dataset,
             "inputs": dict(self.inputs),
-            "made_of": self.before.place if self.before else None,
+            "made_of": self.parent.relative_path if self.parent else None,
             "rows_in": rows_in,
             "rejected": rejected,
             "records_made": made,
@@ -186,7 +187,7 @@ class Making:
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
         self._remove_working()
-        return Prepared(self.folder, manifest)
+        return DatasetArtifact(self.folder, manifest)
 
     def _check_there(self, names: Sequence[str]) -> None:
         gone = set(names).difference(list_files(self.parts_folder, recursive=False))
@@ -206,7 +207,7 @@ class Making:
             log.warning("%s; the next run tries again", error)
 
 
-def open_prepared(folder: str) -> Prepared:
+def open_artifact(folder: str) -> DatasetArtifact:
     """Open a finished folder of records.
 
     Raises:
@@ -223,4 +224,4 @@ def open_prepared(folder: str) -> Prepared:
             f"the manifest {path!r} is broken: {error}. Remove the folder {folder!r}; the job "
             "that made it makes it again"
         ) from error
-    return Prepared(folder, manifest)
+    return DatasetArtifact(folder, manifest)

@@ -13,7 +13,7 @@ import xxhash
 
 
 @dataclass(frozen=True)
-class Rows:
+class DatasetRows:
     """Rows of a data set, as far as ordering needs them."""
 
     name: str
@@ -26,7 +26,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PlannedBatch:
     """Rows of one step, by slot."""
 
     dataset: np.ndarray
@@ -69,7 +69,7 @@ def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
     return generator(seed, key, "sequence", 0).permutation(numbers)
 
 
-class Walk:
+class EpochSampler:
     """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation."""
 
     def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str) -> None:

@@ -24,7 +24,7 @@ _BAR = 20
 """Width of the progress bar in characters."""
 
 
-class Unit(Protocol):
+class WorkItem(Protocol):
     """Item that a task works on."""
 
     @property
@@ -49,30 +49,30 @@ Execute = Callable[[Task, Sequence[Any], Needs], Iterator[Result]]
 """Runs a task on every item and yields the results in the items' order."""
 
 
-def in_process(task: Task, units: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+def in_process(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
     """Run a task on items one after the other in this process, without a GPU. An `Execute`."""
-    for unit in units:
-        yield task(unit)
+    for item in items:
+        yield task(item)
 
 
-class _Kept:
+class _SavingTask:
     """Wraps a task so that each result is written beside its output at once."""
 
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
 
-    def __call__(self, unit: Unit, *device: str) -> Result:
-        result = self.task(unit, *device)
+    def __call__(self, item: WorkItem, *device: str) -> Result:
+        result = self.task(item, *device)
         content = json.dumps(result, sort_keys=True, ensure_ascii=False).encode()
-        write_atomic(_result_path(self.folder, self.what, unit.key), content)
+        write_atomic(_result_path(self.folder, self.what, item.key), content)
         return result
 
 
-def run_units(
+def run_resumable(
     folder: str,
     what: str,
     task: Task,
-    units: Sequence[Unit],
+    items: Sequence[WorkItem],
     execute: Execute,
     needs: Needs = "cpu",
 ) -> list[Result]:
@@ -86,20 +86,20 @@ def run_units(
     finished = _finished(folder)
     name = _result_path("", what, "").rsplit("/", 1)[-1].removesuffix(".json")
     made: dict[str, Result] = {}
-    for unit in units:
-        if f"{name}{unit.key}.json" in finished:
-            found = _kept_result(_result_path(folder, what, unit.key))
-            made |= {} if found is None else {unit.key: found}
-    missing = [unit for unit in units if unit.key not in made]
+    for item in items:
+        if f"{name}{item.key}.json" in finished:
+            found = _saved_result(_result_path(folder, what, item.key))
+            made |= {} if found is None else {item.key: found}
+    missing = [item for item in items if item.key not in made]
     if made:
-        log.info("%s: %d of %d units are there", what, len(units) - len(missing), len(units))
-    results = run_tasks(what, _Kept(task, folder, what), missing, execute, needs)
-    made |= {unit.key: result for unit, result in zip(missing, results, strict=True)}
-    return [made[unit.key] for unit in units]
+        log.info("%s: %d of %d units are there", what, len(items) - len(missing), len(items))
+    results = run_tasks(what, _SavingTask(task, folder, what), missing, execute, needs)
+    made |= {item.key: result for item, result in zip(missing, results, strict=True)}
+    return [made[item.key] for item in items]
 
 
 def run_tasks(
-    what: str, task: Task, units: Sequence[Unit], execute: Execute, needs: Needs = "cpu"
+    what: str, task: Task, items: Sequence[WorkItem], execute: Execute, needs: Needs = "cpu"
 ) -> list[Result]:
     """Run a task on all items and save no results.
 
@@ -109,14 +109,14 @@ def run_tasks(
     made: list[Result] = []
     began = logged = time.monotonic()
     rows = 0
-    for result in execute(task, units, needs) if units else ():
+    for result in execute(task, items, needs) if items else ():
         made.append(result)
         rows += int(result.get("rows_in", 0))
         now = time.monotonic()
-        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(units):
+        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(items):
             logged = now
-            log.info("%s: %s", what, _progress(len(made), len(units), rows, now - began))
-    assert len(made) == len(units), (len(made), len(units))
+            log.info("%s: %s", what, _progress(len(made), len(items), rows, now - began))
+    assert len(made) == len(items), (len(made), len(items))
     return made
 
 
@@ -155,7 +155,7 @@ def _result_path(folder: str, what: str, key: str) -> str:
     return join(folder or ".", "units", f"{name}.{key}.json")
 
 
-def _kept_result(path: str) -> Result | None:
+def _saved_result(path: str) -> Result | None:
     """Saved result of an item; None if the file is broken, so that the item runs again."""
     content = read_bytes(path)
     try:

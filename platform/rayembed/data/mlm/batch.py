@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.config.adaptation import MaskingConfig
-from rayembed.data.sequences.masking import mask
-from rayembed.data.sequences.plan import SequencePlan
+from rayembed.data.mlm.masking import mask
+from rayembed.data.mlm.plan import SequencePlan
 from rayembed.models.masked_language_tokens import Vocabulary
 
 

@@ -17,7 +17,7 @@ from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.data.sources.tasks import ArticleRange
 from rayembed.data.sources.wikipedia import Article, read_articles
 
-Piecewise = Piece | ArticleRange
+TextPiece = Piece | ArticleRange
 """Work item of one reading task."""
 
 NO_TEXT = "no text"
@@ -36,7 +36,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedRow:
     """A row that cannot be used."""
 
     reason: str
@@ -51,7 +51,7 @@ class FoundTexts:
     """Settings with the path resolved below the root."""
     content: str
     """Content fingerprint of the files."""
-    units: tuple[Piecewise, ...]
+    items: tuple[TextPiece, ...]
 
 
 def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
@@ -81,7 +81,7 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
             return FoundTexts(texts, fingerprint(told), pieces)
 
 
-def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Text | Refused]:
+def read_texts(texts: TextsConfig, content: str, item: TextPiece) -> Iterator[Text | RejectedRow]:
     """Texts of a work item, in order.
 
     Args:
@@ -90,16 +90,16 @@ def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Te
     Raises:
         ArtifactError: the file cannot be read.
     """
-    match texts.source, unit:
+    match texts.source, item:
         case WikipediaTexts(path=path), ArticleRange(first=first, last=last):
             assert texts.language is not None
             for article in _articles(path, content)[first:last]:
                 yield _checked(article.extract, texts.language)
         case TextsSource() as source, Piece():
             columns = [source.text] + ([source.language] if source.language else [])
-            for row in read_rows(unit, columns):
+            for row in read_rows(item, columns):
                 if isinstance(row, BadRow):
-                    yield Refused(row.reason, row.shown)
+                    yield RejectedRow(row.reason, row.shown)
                     continue
                 try:
                     text = text_in(row.values, source.text)
@@ -107,20 +107,20 @@ def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Te
                     if source.language is not None:
                         language = name_in(row.values, source.language)
                 except RowError as error:
-                    yield Refused(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
+                    yield RejectedRow(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
                     continue
                 yield _checked(text, language)
         case _:
-            raise AssertionError((texts.source, unit))
+            raise AssertionError((texts.source, item))
 
 
-def _checked(text: str | None, language: str | None) -> Text | Refused:
+def _checked(text: str | None, language: str | None) -> Text | RejectedRow:
     if text is None or not text.strip():
-        return Refused(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
     if not is_unicode(text):
-        return Refused(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
     if language is None:
-        return Refused(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
     return Text(text, language)
 
 

@@ -14,7 +14,7 @@ Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedNegative:
     """A selected negative: its document, the teacher that proposed it and its rank in that list."""
 
     document: int
@@ -22,9 +22,9 @@ class Chosen:
     place: int
 
 
-def choose(
+def select_negatives(
     lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
-) -> tuple[list[list[Chosen]], int]:
+) -> tuple[list[list[SelectedNegative]], int]:
     """Negatives of each row in the order of selection, and the number of copies of positives met.
 
     Args:
@@ -32,7 +32,7 @@ def choose(
         wanted: negatives of each row; fewer where its lists have fewer.
         copies: None: nothing is checked.
     """
-    chosen = [take_turns(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
+    chosen = [round_robin(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
     if copies is None:
         return chosen, 0
     checked: list[set[int]] = [set() for _ in lists]
@@ -44,7 +44,7 @@ def choose(
     while pending:
         asked = {}
         for row in pending:
-            reach = take_turns(lists[row], wanted[row] * ahead, refused[row])
+            reach = round_robin(lists[row], wanted[row] * ahead, refused[row])
             asked[row] = {one.document for one in reach} - checked[row]
         found = copies(asked)
         for row, documents in asked.items():
@@ -52,18 +52,18 @@ def choose(
             refused[row] |= found.get(row, set())
         again = []
         for row in pending:
-            chosen[row] = take_turns(lists[row], wanted[row], refused[row])
+            chosen[row] = round_robin(lists[row], wanted[row], refused[row])
             if any(one.document not in checked[row] for one in chosen[row]):
                 again.append(row)
         pending, ahead = again, 2 * ahead
     return chosen, sum(map(len, refused))
 
 
-def take_turns(
+def round_robin(
     lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
-) -> list[Chosen]:
+) -> list[SelectedNegative]:
     """Up to `count` distinct, not refused documents, one from each list in turn."""
-    taken: dict[int, Chosen] = {}
+    taken: dict[int, SelectedNegative] = {}
     places = [0] * len(lists)
     left = [teacher for teacher, documents in enumerate(lists) if documents]
     while left and len(taken) < count:
@@ -78,7 +78,7 @@ def take_turns(
             if place == len(documents):
                 left.remove(teacher)
                 continue
-            taken[documents[place]] = Chosen(documents[place], teacher, place)
+            taken[documents[place]] = SelectedNegative(documents[place], teacher, place)
             if len(taken) == count:
                 break
     return list(taken.values())

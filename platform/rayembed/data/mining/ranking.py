@@ -13,7 +13,7 @@ from rayembed.data.records import Record
 
 
 @dataclass(frozen=True)
-class Decided:
+class RankedCandidates:
     """One teacher's lists after the rule. Q queries, C candidates."""
 
     candidates: Candidates
@@ -33,13 +33,13 @@ class Decided:
         return [of_row[:n].tolist() for of_row, n in zip(ids, count, strict=True)]
 
 
-def decide(
+def rank_candidates(
     candidates: Candidates,
     scores: np.ndarray | None,
     positive_scores: np.ndarray,
     config: MiningConfig,
     salt: np.ndarray,
-) -> Decided:
+) -> RankedCandidates:
     """Apply the rule to candidate lists.
 
     Args:
@@ -51,7 +51,7 @@ def decide(
     left = by_rule(candidates, deciding, highest_scores(config.rule, positive_scores))
     uniform = config.sampling == "uniform"
     order = draw_order(left, salt) if uniform else score_order(left, deciding)
-    return Decided(left, deciding, positive_scores, order, scores is not None)
+    return RankedCandidates(left, deciding, positive_scores, order, scores is not None)
 
 
 def salts(records: Sequence[Record], seed: int, teacher: int) -> np.ndarray:

@@ -26,9 +26,12 @@ import xxhash
 from rayembed.assets.storage import exists, join, remove_folder
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.mlm.writer import SCHEMA
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
+from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.step_files import (
     MANIFEST,
     StepFiles,
@@ -37,12 +40,9 @@ from rayembed.data.plan.step_files import (
     write_manifest,
     write_steps,
 )
-from rayembed.data.plan.walks import Rows, shares
 from rayembed.data.plan.write import one_at_a_time
-from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.sequences.writer import SCHEMA
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result, run_units
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class SequencePlan:
 
 
 def write_sequence_plan(
-    workshop: Workshop, run: Adaptation, prepared: Mapping[str, Prepared]
+    context: PipelineContext, run: Adaptation, prepared: Mapping[str, DatasetArtifact]
 ) -> SequencePlan:
     """Write the plan of a run; an existing one with the same inputs is reused.
 
@@ -150,10 +150,10 @@ def write_sequence_plan(
     }
     inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
     named = fingerprint({"version": VERSION, **settings, "inputs": inputs})
-    folder = join(workshop.storage, "plans", f"{_KEY}-{named}")
+    folder = join(context.storage, "plans", f"{_KEY}-{named}")
     with one_at_a_time(folder):
         if not exists(join(folder, MANIFEST)):
-            _write(folder, workshop, run, prepared, {**settings, "inputs": inputs})
+            _write(folder, context, run, prepared, {**settings, "inputs": inputs})
     plan = SequencePlan.open(folder)
     check_files(folder, plan.manifest)
     return plan
@@ -161,9 +161,9 @@ def write_sequence_plan(
 
 def _write(
     folder: str,
-    workshop: Workshop,
+    context: PipelineContext,
     run: Adaptation,
-    prepared: Mapping[str, Prepared],
+    prepared: Mapping[str, DatasetArtifact],
     told: Mapping[str, Any],
 ) -> None:
     began = time.monotonic()
@@ -186,11 +186,11 @@ def _write(
         most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length),
     )
     scatter = _Scatter(folder, steps_per_file, num_files)
-    scattered = run_units(folder, "plan adapt scatter", scatter, places, workshop.execute)
+    scattered = run_resumable(folder, "plan adapt scatter", scatter, places, context.execute)
     paths = tuple(join(folder, "scattered", result["file"]) for result in scattered)
     files = [_File(number, paths) for number in range(num_files)]
     gather = _Gather(folder, steps_per_file, sequences, run.training.steps)
-    gathered = run_units(folder, "plan adapt gather", gather, files, workshop.execute)
+    gathered = run_resumable(folder, "plan adapt gather", gather, files, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
         "version": VERSION,
@@ -238,7 +238,7 @@ def order_sequences(
     """(num_steps, G) int64 indices into the pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
-    sequence over any number of steps. Its sequences are walked in seeded permutations, one an
+    sequence over any number of steps. Its sequences are drawn in seeded permutations, one an
     epoch, of an order that only their content decides; none stands twice in a batch.
 
     Raises:
@@ -257,7 +257,7 @@ def order_sequences(
                 "training.global_sequences, raise corpus.language_alpha, or add texts"
             )
     rows = [
-        Rows(code, 1.0, pool.hash[places])
+        DatasetRows(code, 1.0, pool.hash[places])
         for code, places in zip(pool.languages, of_language, strict=True)
     ]
     order = np.empty((num_steps, global_sequences), dtype=np.int64)
@@ -277,13 +277,13 @@ class _Scatter:
     steps_per_file: int
     num_files: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
-        rows = read_table(unit.path).take(pa.array(unit.row))
-        rows = rows.add_column(0, "slot", pa.array(unit.slot, pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(unit.step, pa.int64()))
-        name = f"{unit.key}.arrow"
+    def __call__(self, item: PartPlaces) -> Result:
+        rows = read_table(item.path).take(pa.array(item.row))
+        rows = rows.add_column(0, "slot", pa.array(item.slot, pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(item.step, pa.int64()))
+        name = f"{item.key}.arrow"
         path = join(self.folder, "scattered", name)
-        write_buckets(path, rows, unit.step // self.steps_per_file, self.num_files)
+        write_buckets(path, rows, item.step // self.steps_per_file, self.num_files)
         return {"file": name}
 
 
@@ -329,7 +329,7 @@ class _Gather:
 
 
 def _languages(
-    pool: Pool, order: np.ndarray, prepared: Mapping[str, Prepared]
+    pool: Pool, order: np.ndarray, prepared: Mapping[str, DatasetArtifact]
 ) -> list[dict[str, Any]]:
     """Available and drawn sequences of each language, with measured shares."""
     sizes = np.bincount(pool.language, minlength=len(pool.languages))

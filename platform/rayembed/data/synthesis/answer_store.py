@@ -52,7 +52,7 @@ _LOST_IN_A_ROW = 100
 Each further request would wait as long."""
 
 
-class KeptAnswers:
+class AnswerStore:
     """Stored answers of one model with one sampling setting."""
 
     def __init__(self, folder: str) -> None:
@@ -90,7 +90,7 @@ class KeptAnswers:
         self._written = time.monotonic()
 
 
-def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
+def missing(requests: Iterable[Request], kept: AnswerStore) -> list[Request]:
     """Requests without stored answer; requests of a group must be consecutive."""
     left: list[Request] = []
     group, answers = "", dict[str, Answer]()
@@ -102,11 +102,11 @@ def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
     return left
 
 
-def ask_and_keep(
+def ask_and_store(
     what: str,
     requests: Sequence[Request],
     ask: Ask,
-    kept: KeptAnswers,
+    kept: AnswerStore,
     lost_in_a_row: int = _LOST_IN_A_ROW,
 ) -> Counter[str]:
     """Send requests and store answers; reason → number of requests without one.

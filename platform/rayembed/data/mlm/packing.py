@@ -29,23 +29,23 @@ def packed(
     between = np.array(vocabulary.suffix, dtype=np.int32)
     parts = [part for text in texts for part in (between, text)]
     stream = np.concatenate(parts[1:] if before is None else [before, *parts])
-    room = room_of(vocabulary, length)
+    room = token_budget(vocabulary, length)
     full = len(stream) - len(stream) % room
-    found = [framed(stream[a : a + room], vocabulary) for a in range(0, full, room)]
+    found = [with_special_tokens(stream[a : a + room], vocabulary) for a in range(0, full, room)]
     return found, stream[full:].copy()  # a view would keep the whole stream
 
 
 def truncated(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:
     """One sequence for each text, truncated at the end; arguments as of `packed`."""
-    room = room_of(vocabulary, length)
-    return [framed(text[:room], vocabulary) for text in texts]
+    room = token_budget(vocabulary, length)
+    return [with_special_tokens(text[:room], vocabulary) for text in texts]
 
 
-def framed(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+def with_special_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
     """(T,) int32: the ids with the tokenizer's special tokens around them."""
     return np.concatenate([vocabulary.prefix, ids, vocabulary.suffix]).astype(np.int32)
 
 
-def room_of(vocabulary: Vocabulary, length: int) -> int:
+def token_budget(vocabulary: Vocabulary, length: int) -> int:
     """Maximum number of text tokens in a sequence, besides special ones."""
     return length - len(vocabulary.prefix) - len(vocabulary.suffix)
