@@ -1,4 +1,4 @@
-"""An adaptation as each worker trains it, and the encoder that it leaves."""
+"""Adaptation (masked-language modelling) as each worker trains it, and its exported encoder."""
 
 import json
 from dataclasses import dataclass
@@ -27,31 +27,31 @@ from rayembed.training.weights import check_made_of, read_weights, weights_conte
 
 @dataclass(frozen=True)
 class AdaptationJob:
-    """An adaptation, as every worker gets it."""
+    """An adaptation, as passed to every worker."""
 
     run: Adaptation
     plan_folder: str
     weights: str
-    """Where in storage the trained weights go; there they mean that it is done."""
+    """Storage path of the trained weights; their presence marks the job as done."""
 
     @property
     def course(self) -> MaskedTraining:
-        """Its steps."""
+        """Steps and optimiser of the adaptation."""
         return self.run.training
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the adaptation."""
         return self.run.placement
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """Reference of the encoder that it starts from."""
+        """Reference of the pretrained encoder."""
         return (self.run.model.backbone.path,)
 
     @property
     def start_checkpoint(self) -> None:
-        """An adaptation begins with the pretrained encoder."""
+        """Always None: an adaptation begins with the pretrained encoder."""
         return
 
     def is_done(self) -> bool:
@@ -66,7 +66,7 @@ class AdaptationJob:
         return True
 
     def train(self, surroundings: Surroundings) -> None:
-        """Train on this worker and leave the weights in storage.
+        """Train on this worker and write the weights to storage.
 
         Raises:
             RayembedError: an asset, plan or checkpoint cannot be used.
@@ -94,7 +94,7 @@ class AdaptationJob:
 
 
 def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
-    """The run's encoder and head on the CPU with trained weights from storage; None: at the start.
+    """The run's encoder and head on the CPU with trained weights from storage, or the initial ones.
 
     Raises:
         RayembedError: the start model or the weights cannot be had or do not fit.
@@ -111,7 +111,7 @@ def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
 
 
 def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
-    """Leave the adapted encoder in a folder of storage, as a `model.backbone.path` of nomic-moe.
+    """Export the adapted encoder to a storage folder, usable as `model.backbone.path` of nomic-moe.
 
     One that is there whole, of the same run and weights, stays; another is replaced.
 

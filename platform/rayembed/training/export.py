@@ -1,4 +1,4 @@
-"""A stage's model as one folder in storage, with a note of what it was made of."""
+"""Export of a stage's model as one storage folder, with a record of its inputs."""
 
 import json
 import tempfile
@@ -21,11 +21,11 @@ from rayembed.models.contract import Role
 from rayembed.training.weights import load_weights, weights_content
 
 MADE_OF_FILE = "made-of.json"
-"""What an exported model was made of; written last, so that a half export has none."""
+"""Record of an exported model's inputs; written last, so that a partial export has none."""
 
 
 def export(run: Run, weights: str | None, folder: str) -> None:
-    """Leave the model with the weights (None: untrained) in a folder of storage.
+    """Export the model with the given weights (None: untrained) to a storage folder.
 
     One that is there whole, of the same run, weights and instructions, stays; another is replaced.
 
@@ -52,7 +52,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
 
 
 def leave_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
-    """Leave what `save` writes into a local folder in a folder of storage.
+    """Upload what `save` writes into a local folder to a storage folder.
 
     One that is there whole, made of the same, stays; another is replaced.
 

@@ -1,4 +1,4 @@
-"""What a worker does from a model and a plan to trained weights, whatever is learnt.
+"""Training on one worker, from a model and a plan to trained weights, for any objective.
 
 Knows no Ray: `train_function/on_ray.py` gives it the stream, the last checkpoint and the places to
 report to.
@@ -38,58 +38,59 @@ from rayembed.training.validation.handing_in import WorkerValidation
 logger = logging.getLogger(__name__)
 
 Make = Callable[[int], Any]
-"""Makes this worker's batch of a step; picklable."""
+"""Builds this worker's batch of a step; picklable."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a worker gets from whoever runs it."""
+    """Callbacks and inputs that the launcher gives to a training worker."""
 
     stream: Callable[[Make, int, int], Generator[Any]]
-    """Batches that are made for the steps from the first number up to the second, in order; closed
-    when training ends, also by an error."""
+    """Generator of the batches from the first step to the second (exclusive), in order; closed when
+    training ends, also by an error."""
     checkpoint: Path | None
-    """The last checkpoint, on local disk."""
+    """Last checkpoint on local disk."""
     report_checkpoint: Callable[[Path, int, float], None]
-    """Hands over this worker's part of a checkpoint, after (steps, mean loss since the last)."""
+    """Reports this worker's part of a checkpoint, with the steps and the mean loss since the last.
+    """
     report_step: Callable[[StepRecord], None]
-    """Takes the metrics of a step; called on worker 0 only."""
+    """Receives the metrics of a step; called on worker 0 only."""
     of_other_run: bool = False
     """Whether the checkpoint is `Job.start_checkpoint`."""
     leaving: Callable[[], bool] = lambda: False
-    """Whether this worker knows that training is to be ended; all of them ask together."""
+    """Whether this worker knows that training must end; all workers call it together."""
 
 
 class Job(Protocol):
-    """What workers are started for, as every one of them gets it."""
+    """Training job, as passed to every worker."""
 
     @property
     def weights(self) -> str:
-        """Where in storage the trained weights go; there they mean that the job is done."""
+        """Storage path of the trained weights; their presence marks the job as done."""
         ...
 
     @property
     def course(self) -> Course:
-        """Its steps."""
+        """Steps and optimiser of the job."""
         ...
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the job."""
         ...
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the models that it starts from."""
+        """References of the pretrained models."""
         ...
 
     @property
     def start_checkpoint(self) -> str | None:
-        """Folder in storage of a checkpoint of another run to begin with; None: there is none."""
+        """Storage folder of another run's checkpoint to start from, if any."""
         ...
 
     def is_done(self) -> bool:
-        """Whether the weights are in storage, made of the same.
+        """Whether the weights are in storage, made from the same inputs.
 
         Raises:
             ArtifactError: those there were made of something else.
@@ -97,34 +98,34 @@ class Job(Protocol):
         ...
 
     def train(self, surroundings: Surroundings) -> None:
-        """Train on this worker and leave the weights in storage."""
+        """Train on this worker and write the weights to storage."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that one worker can begin or go on with."""
+    """A training that one worker can start or resume."""
 
     course: Course
     placement: Placement
     seed: int
     number: int
-    """Of the course in its run: dropout is drawn differently in each."""
+    """Number within the run; dropout is drawn differently for each."""
     dtype: str
     run_fingerprint: str
     plan_fingerprint: str
     load: Callable[[], TrainableModel]
-    """The model that the course starts with, on the CPU."""
+    """Loads the initial model on the CPU."""
     batches: Callable[[Any], Make]
-    """What makes the batches of the model."""
+    """Maps the model to its batch builder."""
     run_step: RunStep
     of_step: Callable[[int], str]
-    """What the batch of a step, from 0, was drawn from, in words."""
+    """Describes the source of the batch of a step, from 0."""
     validation: WorkerValidation | None = None
 
 
 def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeedEngine:
-    """The engine after the last step, from the beginning or from the last checkpoint.
+    """Train from the beginning or the last checkpoint; the engine after the last step.
 
     Raises:
         RayembedError: an asset, plan or checkpoint cannot be used.

@@ -1,4 +1,4 @@
-"""Lines in the driver's log while a stage is trained, from the run's metrics log."""
+"""Progress lines in the driver's log during a stage, from the run's metrics log."""
 
 import logging
 import threading
@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Lines in the driver's log while a stage is trained: step, loss, rate, time left, and changes
-    of the number of workers.
+    """Logs the progress of a stage: step, loss, rate, time left, and changes of the number of
+    workers.
     """
 
     def __init__(self, stage: Course, metrics_log: Path, every_seconds: float = 15.0) -> None:

@@ -6,7 +6,7 @@ from rayembed.config.course import Course
 
 
 def learning_rate_factor(step: int, course: Course) -> float:
-    """Share of the peak learning rate at a step, counted from 0.
+    """Fraction of the peak learning rate at a step, counted from 0.
 
     Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
     step after the last, or at `decay_steps`.

@@ -1,4 +1,4 @@
-"""How a stage reads texts: in training, and maybe less of them than the model may."""
+"""Text lengths of a stage, which may be shorter than the model's."""
 
 import copy
 
@@ -7,7 +7,7 @@ from rayembed.models.contract import PromptTokenizer, Tokenizer, TrainingTokeniz
 
 
 def as_read_by(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer for training, with the stage's lengths where it has its own.
+    """The training tokenizer, with the stage's lengths if it sets any.
 
     The given one is left as it is.
     """

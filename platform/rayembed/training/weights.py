@@ -1,4 +1,4 @@
-"""Trained weights of a stage as one safetensors file in storage, which says what it was made of."""
+"""Trained weights of a stage as one safetensors file in storage, with a record of their inputs."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _CONTENT = "content"
 
 
 def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
-    """Write a file whose header holds what it was made of and a digest of its tensors.
+    """Write a file whose header holds the inputs' record and a digest of the tensors.
 
     Raises:
         ArtifactError: a weight is not finite.
@@ -35,7 +35,7 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
 
 
 def content_of(state: Mapping[str, Tensor]) -> str:
-    """Twelve hexadecimal digits of tensors on the CPU and their names."""
+    """Digest of CPU tensors and their names, twelve hexadecimal digits."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
@@ -44,7 +44,7 @@ def content_of(state: Mapping[str, Tensor]) -> str:
 
 
 def read_made_of(path: str) -> dict[str, str]:
-    """What a file of weights was made of; only its header is read.
+    """Record of a weight file's inputs; only the header is read.
 
     Raises:
         ArtifactError: there is no such file, or it is not one of `write_weights`.
@@ -64,7 +64,7 @@ def read_made_of(path: str) -> dict[str, str]:
 
 
 def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
-    """Return when the weights in storage were made of what is wanted.
+    """Check that the weights in storage were made from the wanted inputs.
 
     Raises:
         ArtifactError: they were made of something else.
@@ -79,7 +79,7 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
 
 
 def weights_content(path: str) -> str:
-    """Twelve hexadecimal digits of the tensors in a file of weights, from its header."""
+    """Digest of the tensors in a weight file, from its header; twelve hexadecimal digits."""
     return read_made_of(path)[_CONTENT]
 
 
@@ -97,7 +97,7 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a file that `write_weights` wrote, by name.
+    """Tensors of a file written by `write_weights`, by name.
 
     Raises:
         ArtifactError: there is no such file, or it is not what was written.

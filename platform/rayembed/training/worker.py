@@ -24,21 +24,21 @@ from rayembed.training.weights import check_made_of, load_weights, weights_conte
 
 @dataclass(frozen=True)
 class StageJob:
-    """One stage of a run, as every worker gets it."""
+    """One stage of a run, as passed to every worker."""
 
     run: Run
     stage_index: int
     plan_folder: str
     start_weights: str | None
-    """Trainable weights of the stage before, in storage; None: freshly initialised."""
+    """Storage path of the previous stage's trainable weights; None for a fresh initialisation."""
     weights: str
-    """Where in storage the trained weights go; there they mean that the stage is done."""
+    """Storage path of the trained weights; their presence marks the stage as done."""
     validated_in: str | None = field(default=None, kw_only=True)
-    """The stage's folder in storage, when its weights are scored while it is trained: workers then
-    leave weights there for the driver to choose from. None: they are those of the last step."""
+    """Storage folder of the stage, if its weights are scored during training: workers leave weights
+    there, of which the driver chooses. None: the last step's weights are the result."""
     start_checkpoint: str | None = field(default=None, kw_only=True)
-    """Folder in storage of a checkpoint of another run of the same plan and model, from which this
-    one goes on as long as it has none of its own (population-based training). None: it begins."""
+    """Storage folder of another run's checkpoint, with the same plan and model, to continue from
+    when this run has none (population-based training). None for a normal start."""
 
     @property
     def stage(self) -> StageConfig:
@@ -47,17 +47,17 @@ class StageJob:
 
     @property
     def course(self) -> StageConfig:
-        """The same, as the trainer takes it."""
+        """The stage's settings as the trainer takes them."""
         return self.stage
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the run."""
         return self.run.placement
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the models that it starts from."""
+        """References of the pretrained models."""
         return tuple(pretrained_parts(self.run.model).values())
 
     def is_done(self) -> bool:
@@ -72,8 +72,8 @@ class StageJob:
         return True
 
     def train(self, surroundings: Surroundings) -> None:
-        """Train the stage on this worker and leave its weights in storage, or with validation those
-        of the steps that are scored.
+        """Train the stage on this worker and write its weights to storage; with validation, those
+        of each scored step.
 
         Raises:
             RayembedError: an asset, plan or checkpoint cannot be used.
@@ -123,7 +123,7 @@ def _validation(job: StageJob, made_of: Mapping[str, str]) -> WorkerValidation |
 
 
 def _made_of(job: StageJob, plan: BatchPlan) -> dict[str, str]:
-    """What a stage's weights depend on: the run, its data, the weights that it began with."""
+    """Inputs of a stage's weights: the run, its data, the initial weights."""
     start = "" if job.start_weights is None else weights_content(job.start_weights)
     if job.start_checkpoint is not None:
         start = job.start_checkpoint

@@ -1,4 +1,4 @@
-"""What Ray Train runs in each worker, and the environment that it runs in.
+"""The function that Ray Train runs in each worker, and the worker's environment.
 
 Workers import this and not the driver's side: each of them waits for its imports.
 """
@@ -26,25 +26,25 @@ from rayembed.training.on_worker import Job, Surroundings
 from rayembed.training.stopping.on_ray import is_stopped
 
 LOG_LEVEL = "WARNING"
-"""Of everybody but us, in Train's own processes."""
+"""Log level of other libraries in Train's own processes."""
 
 _PROCESSES_BESIDE_GPU = 2
-"""So many make the steps of a worker on a GPU."""
+"""Processes that build the batches of a worker on a GPU."""
 
 
 @dataclass(frozen=True)
 class WorkerInput:
-    """What the train function is called with."""
+    """Input of the train function."""
 
     job: Job
     sink: Any
-    """Actor that takes metrics: a `MetricsSink`."""
+    """Actor that receives metrics: a `MetricsSink`."""
     offset: int
-    """Steps of the stages before."""
+    """Number of steps in earlier stages."""
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment of the training workers."""
+    """Environment variables of the training workers."""
     threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
     values = {
         "OMP_NUM_THREADS": str(threads),
@@ -63,14 +63,14 @@ def worker_environment(placement: Placement) -> dict[str, str]:
 
 
 def step_processes(placement: Placement) -> int:
-    """How many processes make the steps of each worker; 0: a thread of the worker."""
+    """Number of processes that build each worker's batches; 0 for a thread of the worker."""
     if placement.step_processes is not None:
         return placement.step_processes
     return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
 
 
 def train_function(config: dict[str, WorkerInput]) -> None:
-    """Train the job of `config["input"]` on this worker, from its last checkpoint if it has one.
+    """Train the job of `config["input"]` on this worker, from its last checkpoint if any.
 
     Raises:
         RayembedError: what the job raises, or the storage of its checkpoints.
@@ -138,7 +138,7 @@ def _train(given: WorkerInput) -> None:
 
 
 def _not_kept(step: int, error: OSError) -> StorageError:
-    """What an error in storing the checkpoint of a step means to the run's user."""
+    """Error for the user when a step's checkpoint could not be stored."""
     if is_full(error):
         return StorageFullError(
             f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "
