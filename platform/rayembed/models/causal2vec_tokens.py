@@ -1,4 +1,4 @@
-"""Causal2Vec's tokens: of the LLM's sequence with places for Contextual tokens, and the encoder's.
+"""Causal2Vec's tokens: the LLM's sequence with places for Contextual tokens, and the encoder's.
 
 Every piece (template, instruction, text) is tokenised by itself, so that its tokens depend neither
 on where the Contextual token stands nor on whether there is one.
@@ -29,7 +29,8 @@ from rayembed.models.tokens import (
 
 
 class Causal2VecTokenizer:
-    """`BOS, prompt_start, instruction, Contextual tokens, text, prompt_end, EOS`; picklable.
+    """Tokenizer of `BOS, prompt_start, instruction, Contextual tokens, text, prompt_end, EOS`;
+    picklable.
 
     BOS is what the LLM's own tokenizer puts before a text, if it does. The encoder's tokens are
     those of the text alone.
@@ -71,8 +72,8 @@ class Causal2VecTokenizer:
 
     @property
     def max_lengths(self) -> dict[Role, int]:
-        """Tokens of the LLM's sequence. Where they are set below the model's own, the encoder reads
-        no more of a text either; above them it reads what it always does.
+        """Maximum tokens of the LLM's sequence by role. A lower limit also shortens the encoder's
+        input; a higher one does not lengthen it.
         """
         return self._lengths
 
@@ -92,11 +93,11 @@ class Causal2VecTokenizer:
 
     @property
     def max_examples(self) -> int:
-        """In-context examples before a query in training, at most."""
+        """Maximum in-context examples before a query in training."""
         return 0 if self._config.examples is None else self._config.examples.max_examples
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """The instruction with as many of the pairs (query, positive) before it as its budget lets.
+        """The instruction preceded by as many pairs (query, positive) as its token budget allows.
 
         Each text is cut to its own limit first.
         """
@@ -115,17 +116,17 @@ class Causal2VecTokenizer:
         return made
 
     def head(self, instruction: str, role: Role = "query") -> str:
-        """The literal text before a text with this instruction, in either role; empty for none."""
+        """Literal prompt before a text with this instruction, in either role; empty without one."""
         template = self._config.instruction_template
         return template.replace("{instruction}", instruction) if instruction else ""
 
     def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together."""
+        """Token budget of prompt and text in this role."""
         taken = len(self._prefix) + self._config.contextual_tokens + len(self._suffix)
         return self.max_lengths[role] - taken
 
     def num_head_tokens(self, head: str) -> int:
-        """Tokens that a literal head takes of the room."""
+        """Tokens of a literal prompt within the budget."""
         return len(self._ids([head])[0])
 
     def __call__(
@@ -143,7 +144,7 @@ class Causal2VecTokenizer:
     def with_heads(
         self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head before it.
+        """Tokens of each text with its literal prompt before it.
 
         `input_ids` (T,) int32 has the padding's id where Contextual tokens stand, which
         `contextual_mask` (T,) bool marks; `encoder_ids` (S,) int32 is there if there is an encoder.
@@ -188,7 +189,7 @@ class Causal2VecTokenizer:
     def collate(
         self, tokens: Sequence[Tokens], *, padding_side: PaddingSide = "right"
     ) -> dict[str, Tensor]:
-        """One micro-batch.
+        """Collate one micro-batch.
 
         `input_ids` and `attention_mask` int64 and `contextual_mask` bool, each (B, longest).
         With an encoder `encoder_ids` and `encoder_mask` int64 (B, longest there), or, of tokens
@@ -209,7 +210,7 @@ class Causal2VecTokenizer:
         return batch
 
     def collate_for_encoder(self, tokens: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask of the encoder's tokens, int64 (B, longest)."""
+        """Token ids and attention mask for the encoder, int64 (B, longest)."""
         assert self.encoder is not None
         return padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
 
@@ -220,7 +221,7 @@ class Causal2VecTokenizer:
         return [list(encoding.ids) for encoding in encodings]
 
     def _cut(self, texts: Sequence[str], limit: int) -> list[str]:
-        """The texts up to the end of their token `limit`; not decoded, which would change them."""
+        """Texts cut after token `limit`; not decoded, which would change them."""
         encodings = self.pretrained.backend_tokenizer.encode_batch(
             list(texts), add_special_tokens=False
         )

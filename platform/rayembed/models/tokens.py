@@ -1,4 +1,4 @@
-"""Tokens of texts: special tokens, instruction mask, truncation, right padding.
+"""Tokenization: special tokens, instruction mask, truncation, right padding.
 
 One call of the fast tokenizer for a batch of texts, without its own special tokens, truncation or
 padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class TextTokenizer(ABC):
-    """`prefix ids + tokens of (head + text), cut at the end + suffix ids`; picklable."""
+    """Tokenizer of `prefix ids + tokens of (prompt + text), truncated + suffix ids`; picklable."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+        """Literal prompt before a text of this role with this instruction."""
 
     def __call__(
         self,
@@ -70,7 +70,7 @@ class TextTokenizer(ABC):
     def with_heads(
         self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head (prefix, instruction or prompt) before it.
+        """Tokens of each text with its literal prompt (prefix or instruction) before it.
 
         Raises:
             DataError: a text has no token of its own, or its head leaves no room for it.
@@ -101,15 +101,15 @@ class TextTokenizer(ABC):
         return {"input_ids": whole, "pool_mask": pool}
 
     def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
-        """Special tokens around as many of the own ones of head and text as there is room for."""
+        """Special tokens around the tokens of prompt and text, truncated to the budget."""
         return np.concatenate([self._prefix, own[: self.room(role)], self._suffix])
 
     def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together, special ones not counted."""
+        """Token budget of prompt and text in this role, without special tokens."""
         return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
 
     def num_head_tokens(self, head: str) -> int:
-        """Tokens that a literal head takes of the room; the most of some texts behind it."""
+        """Tokens of a literal prompt within the budget; the maximum over some following texts."""
         if not head:
             return 0
         # A word takes the head's trailing space into its token, a digit often does not.
@@ -118,7 +118,7 @@ class TextTokenizer(ABC):
         return max(_num_head_tokens(encoding.offsets, len(head)) for encoding in encodings)
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
+        """Collate `input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
 
         Padding goes to the right.
         """
@@ -128,7 +128,7 @@ class TextTokenizer(ABC):
 
 
 class NVEmbedTokenizer(TextTokenizer):
-    """`BOS + instruction template + text + EOS`; the instruction is kept out of the pool.
+    """Tokenizer of `BOS + instruction template + text + EOS`; the pool excludes the instruction.
 
     A token is out when it ends inside the instruction: the token that joins the template's
     trailing space with the text's first word is in. With an instruction BOS is out too (as
@@ -150,12 +150,12 @@ class NVEmbedTokenizer(TextTokenizer):
         self._template = config.instruction_template
 
     def head(self, instruction: str, role: Role = "query") -> str:
-        """The literal text before a text with this instruction, in either role; empty for none."""
+        """Literal prompt before a text with this instruction, in either role; empty without one."""
         return self._template.replace("{instruction}", instruction) if instruction else ""
 
 
 class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
-    """The same as the code of nvidia/NV-Embed-v1 and v2 lays it out, to the token.
+    """Token layout of the released code of nvidia/NV-Embed-v1 and v2, token by token.
 
     `input_ids` (T,) are the first `max_length` of `BOS + tokens of (instruction + text) + EOS`: a
     text that is too long has one token more of its own and no EOS. `pool_mask` (T,) leaves out the
@@ -170,7 +170,7 @@ class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
     def with_heads(
         self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head before it; see `TextTokenizer`."""
+        """Tokens of each text with its literal prompt before it; see `TextTokenizer`."""
         made = super().with_heads(texts, heads, role, allow_empty=allow_empty)
         backend = self.pretrained.backend_tokenizer
         alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*heads}}
@@ -186,12 +186,14 @@ class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
         return np.concatenate([self._prefix, own, self._suffix])[: self.max_lengths[role]]
 
     def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together; EOS yields to them."""
+        """Token budget of prompt and text in this role; EOS yields to them."""
         return self.max_lengths[role] - len(self._prefix)
 
 
 class PrefixTokenizer(TextTokenizer):
-    """`head + text` amid the tokenizer's own special tokens; each role has a literal prefix."""
+    """Tokenizer of `prompt + text` with the model's own special tokens and a literal prefix by
+    role.
+    """
 
     def __init__(
         self,
@@ -219,7 +221,7 @@ class PrefixTokenizer(TextTokenizer):
 
 
 class BiEncoderTokenizer(PrefixTokenizer):
-    """`prefix of the role + instruction + text` amid the tokenizer's own special tokens.
+    """Tokenizer of `prefix of the role + instruction + text` with the model's own special tokens.
 
     Everything is pooled. An instruction stands after the prefix as plain text, with a space
     behind it unless it ends in white space itself.
@@ -229,7 +231,7 @@ class BiEncoderTokenizer(PrefixTokenizer):
         super().__init__(pretrained, config, pool_head=True)
 
     def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+        """Literal prompt before a text of this role with this instruction."""
         return plain_head(self.prefixes[role], instruction)
 
 
@@ -237,7 +239,7 @@ class SpecialIds:
     """Ids of a decoder's special tokens."""
 
     def __init__(self, pretrained: Any, config: dict[str, Any]) -> None:
-        """The tokenizer's ids; where it names none, those of the model's `config.json`.
+        """Special ids of the tokenizer, or of the model's `config.json` where it names none.
 
         Raises:
             ArtifactError: neither names an end-of-text token.
@@ -255,7 +257,7 @@ class SpecialIds:
 
 
 def _first_id(*candidates: Any) -> int | None:
-    """The first id that is given; a list of end-of-text ids counts as its first."""
+    """First given id; a list of end-of-text ids counts as its first."""
     for candidate in candidates:
         value = candidate[0] if isinstance(candidate, list | tuple) and candidate else candidate
         if isinstance(value, int):
@@ -264,7 +266,7 @@ def _first_id(*candidates: Any) -> int | None:
 
 
 def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> int:
-    """How many leading tokens end within the first `head_length` characters."""
+    """Number of leading tokens that end within the first `head_length` characters."""
     for place, (_, end) in enumerate(offsets):
         if end > head_length:
             return place
@@ -274,7 +276,7 @@ def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> in
 def padded(
     rows: Sequence[np.ndarray], value: float, side: PaddingSide = "right"
 ) -> tuple[Tensor, Tensor]:
-    """The rows padded to the longest and what is no padding, both (B, longest) int64."""
+    """Rows padded to the longest, and their attention mask, both (B, longest) int64."""
     shape = (len(rows), max(len(row) for row in rows))
     values = np.full(shape, value, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.int64)
@@ -286,14 +288,14 @@ def padded(
 
 
 def without_tokens(text: str, role: Role) -> DataError:
-    """The error of a text that is empty for the tokenizer."""
+    """Error for a text without tokens."""
     return DataError(
         f"the {role} {shown(text)} has no tokens of its own, only special ones; leave the row out"
     )
 
 
 def without_room(text: str, head: str, num_head: int, role: Role, max_length: int) -> DataError:
-    """The error of a head whose `num_head` tokens leave none of the length for the text."""
+    """Error for a prompt whose `num_head` tokens leave no budget for the text."""
     return DataError(
         f"the instruction or prefix {shown(head)} takes {num_head} tokens, which leaves none of "
         f"{role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
@@ -302,7 +304,7 @@ def without_room(text: str, head: str, num_head: int, role: Role, max_length: in
 
 
 def without_settings(pretrained: Any) -> Any:
-    """The same tokenizer, which neither truncates nor pads any more.
+    """The tokenizer with truncation and padding switched off.
 
     A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
     """
@@ -312,7 +314,7 @@ def without_settings(pretrained: Any) -> Any:
 
 
 def special_layout(backend: Any) -> tuple[list[int], list[int]]:
-    """Ids that the tokenizer itself puts before and after one text."""
+    """Special ids that the tokenizer puts before and after one text."""
     encoding = backend.encode("a", add_special_tokens=True)
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not own:
@@ -323,7 +325,7 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
 
 
 def append_stated_eos(pretrained: Any, folder: Path) -> None:
-    """Let the tokenizer end texts with EOS where its folder says so and it does not, in place.
+    """Make the tokenizer append EOS if its folder says so and it does not, in place.
 
     `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
     `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
@@ -353,6 +355,6 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
 
 
 def shown(text: str) -> str:
-    """A text as messages quote it: its beginning."""
+    """Beginning of a text, as quoted in messages."""
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
     return repr(cut)
