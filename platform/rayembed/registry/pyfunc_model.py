@@ -37,10 +37,10 @@ _TEXTS_PER_BATCH = 32
 
 
 class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlflow is untyped
-    """A pyfunc that answers requests of OpenAI's embeddings schema."""
+    """MLflow pyfunc that answers requests in OpenAI's embeddings schema."""
 
     def load_context(self, context: Any) -> None:
-        """Load the exported folder; on a GPU where there is one."""
+        """Load the exported folder, to a GPU if available."""
         from sentence_transformers import SentenceTransformer
 
         settings = context.model_config or {}
@@ -64,7 +64,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The response to one request, or to all requests of a table with one in each row.
+        """Response to one request, or to a table with a request in each row.
 
         A mapping, a text or a list of texts in place of a table is one request, too.
 
@@ -91,7 +91,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
     def _embed(self, texts: list[str], way: Way) -> tuple[np.ndarray, int]:
-        """Vectors (N, D) float32 of the texts, and how many tokens the model read."""
+        """Vectors (N, D) float32 of the texts, and the number of tokens read."""
         prompt = self._prompt(way)
         encode = self.model.encode_query if way.role == "query" else self.model.encode_document
         vectors = np.asarray(
@@ -106,7 +106,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         return cut(vectors, way.dimensions), num_tokens
 
     def _prompt(self, way: Way) -> str:
-        """The literal text before each text of this way."""
+        """Literal prompt before each text with these options."""
         if way.instruction and self.template:
             return self.template.replace("{instruction}", way.instruction)
         if way.instruction is not None and self.prefixes is not None:
@@ -118,8 +118,8 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
 
 
 def _own_prefixes(folder: Path) -> dict[str, str] | None:
-    """Role → what a model of ours puts before every text of it, without an instruction; None: a
-    model of others, of which its prompts alone tell.
+    """Role → prefix that a rayembed model puts before every text without an instruction; None for
+    other models, whose prompts are stated in their files.
     """
     path = folder / "rayembed.json"
     if not path.is_file():
@@ -129,7 +129,7 @@ def _own_prefixes(folder: Path) -> dict[str, str] | None:
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:
-    """What was asked, without absent fields: MLflow hands over tables, mappings or plain texts."""
+    """Requests without missing fields, from MLflow's tables, mappings or plain texts."""
     if hasattr(model_input, "to_dict"):
         rows: list[Any] = model_input.to_dict(orient="records")
     elif isinstance(model_input, Mapping):

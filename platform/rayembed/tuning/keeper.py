@@ -1,4 +1,4 @@
-"""The driver's notes of a running sweep: what trials tell becomes their records. Knows no Ray."""
+"""Recorder of a running sweep: turns trial events into records. Independent of Ray."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Writes the ledger.
+    """Writes trial events to the trial store.
 
     Args:
         past: records of earlier submissions.
@@ -26,11 +26,11 @@ class Keeper:
 
     @property
     def num_ended(self) -> int:
-        """How many of Ray Tune's trials have ended here, however they did."""
+        """Number of Ray Tune trials that have ended here, for any reason."""
         return len(self._ended)
 
     def begun(self, given: TrialRecord) -> None:
-        """Keep that a trial was started, so that one without a score yet is not forgotten.
+        """Record the start of a trial, so that one without scores is not lost.
 
         Args:
             given: a record of what it was given.
@@ -39,7 +39,7 @@ class Keeper:
             self._put(given)
 
     def told(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Keep a score, or how the trial has ended.
+        """Record a score or the end of a trial.
 
         Args:
             trial_id: Ray Tune's.
@@ -78,7 +78,7 @@ class Keeper:
             self._tell(record, report)
 
     def ended(self, trial_id: str) -> None:
-        """A trial that has not said that it is done was ended by the scheduler."""
+        """Record the end of a trial; one that has not finished was stopped by the scheduler."""
         key = self._keys.get(trial_id)
         if key is None or trial_id in self._ended:
             return
@@ -88,7 +88,7 @@ class Keeper:
             logger.info("%s  ended by the scheduler", key)
 
     def failed(self, trial_id: str, given: TrialRecord, problem: str) -> None:
-        """Keep what ended a trial that is not tried again.
+        """Record the error that ended a trial for good.
 
         Args:
             given: a record of what it was given, for one that has told nothing.
