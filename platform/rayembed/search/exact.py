@@ -29,7 +29,7 @@ _WORTH_TWO_PASSES = 1.5
 """Minimum speed of bfloat16 products relative to float32 for which two passes pay off."""
 
 _WORTH_IT = 0.8
-"""Minimum share of queries that the first pass must prove; below it, the remaining queries skip it."""
+"""Minimum share of queries that the first pass must prove; else the remaining ones skip it."""
 
 
 def top_k(
