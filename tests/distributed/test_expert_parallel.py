@@ -114,7 +114,7 @@ def run(
         changed: what makes it wrong: called with a `MonkeyPatch` before anything runs.
     """
     training = Training(
-        course=STAGE,
+        loop_config=STAGE,
         placement=Placement(
             workers=world,
             zero_stage=zero,

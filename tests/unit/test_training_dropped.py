@@ -177,8 +177,15 @@ def test_the_masked_step_guards_its_loss(value, finite):
         return Predictions(weight[: len(micro["words"])] + value, torch.ones(2, dtype=torch.bool))
 
     run = MaskedStep(["en"], 0)
-    course = SimpleNamespace(global_rows=2)
-    run(None, engine, lambda loss, _: loss.backward(), batch, course, StepSettings(99, True, CPU))
+    loop_config = SimpleNamespace(global_rows=2)
+    run(
+        None,
+        engine,
+        lambda loss, _: loss.backward(),
+        batch,
+        loop_config,
+        StepSettings(99, True, CPU),
+    )
     assert bool(weight.grad.isfinite().all()) is finite
 
 

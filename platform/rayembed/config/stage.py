@@ -97,7 +97,7 @@ class StageConfig(Settings):
 
     @property
     def global_rows(self) -> int:
-        """Rows of a step, over all workers; see `Course`."""
+        """Rows of a step, over all workers; see `TrainLoopConfig`."""
         return self.batch.global_pairs
 
     @property

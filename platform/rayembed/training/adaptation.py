@@ -35,7 +35,7 @@ class AdaptationJob:
     """Storage path of the trained weights; their presence marks the job as done."""
 
     @property
-    def course(self) -> MaskedTraining:
+    def loop_config(self) -> MaskedTraining:
         """Steps and optimiser of the adaptation."""
         return self.run.training
 
@@ -75,7 +75,7 @@ class AdaptationJob:
         vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
         steps = MaskedSteps(plan, run.masking, vocabulary, run.seed, rank(), world_size())
         training = Training(
-            course=self.course,
+            loop_config=self.loop_config,
             placement=self.placement,
             seed=run.seed,
             number=0,

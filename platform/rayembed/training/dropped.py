@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.errors import DivergenceError
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class DroppedSteps:
 
     def __init__(
         self,
-        course: Course,
+        loop_config: TrainLoopConfig,
         limit: int,
         of_step: Callable[[int], str],
         *,
@@ -60,7 +60,7 @@ class DroppedSteps:
         saved: int = 0,
         tells: bool = True,
     ) -> None:
-        self._course, self._limit, self._of_step = course, limit, of_step
+        self._course, self._limit, self._of_step = loop_config, limit, of_step
         self._saved, self._tells = saved, tells
         self.count = count
         """Number of dropped steps in the stage so far."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
@@ -23,7 +23,7 @@ _BUCKET = 500_000_000
 
 
 def deepspeed_settings(
-    stage: Course, placement: Placement, dtype: str, num_workers: int, num_trained: int
+    stage: TrainLoopConfig, placement: Placement, dtype: str, num_workers: int, num_trained: int
 ) -> dict[str, Any]:
     """DeepSpeed's configuration; defaults that may change results are written out.
 
@@ -78,7 +78,7 @@ class DeepSpeedEngine:
     def __init__(
         self,
         model: TrainableModel,
-        stage: Course,
+        stage: TrainLoopConfig,
         placement: Placement,
         dtype: str,
         num_workers: int,

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import world_size
 from rayembed.errors import DataError
 from rayembed.models.contract import TrainableModel
@@ -52,13 +52,13 @@ class Batch(Protocol):
 
 RunStep = Callable[..., StepReport]
 """Accumulates the gradients of a step: called with the model, the engine's module and its
-`backward`, the batch, the course and the settings, as `run_step` is."""
+`backward`, the batch, the loop settings and the step settings, as `run_step` is."""
 
 
 def train_steps(
     engine: Engine,
     batches: Iterable[Batch],
-    stage: Course,
+    stage: TrainLoopConfig,
     settings: StepSettings,
     *,
     start_step: int,

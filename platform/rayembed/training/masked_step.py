@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.distributed.collectives import largest, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
@@ -41,7 +41,7 @@ class MaskedStep:
         engine: nn.Module,
         backward: Backward,
         batch: MaskedBatch,
-        course: Course,
+        loop_config: TrainLoopConfig,
         settings: StepSettings,
     ) -> StepReport:
         """Accumulate the gradients of one step in the model's parameters.
@@ -60,7 +60,7 @@ class MaskedStep:
         (masked,) = sums_of([own], settings.device)
         if not masked:
             raise DataError(
-                f"no token of step {batch.step} is masked: {course.global_rows} sequences with "
+                f"no token of step {batch.step} is masked: {loop_config.global_rows} sequences with "
                 f"{sum(lengths)} tokens on this worker; raise masking.probability or "
                 "training.global_sequences"
             )

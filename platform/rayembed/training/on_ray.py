@@ -175,7 +175,7 @@ def train_on_ray(
     Arguments and errors are those of `train_stage_on_ray`.
     """
     if job.is_done():
-        logger.info("stage %s is done: %s", job.course.name, job.weights)
+        logger.info("stage %s is done: %s", job.loop_config.name, job.weights)
         return
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
     _fit(trainer, sink, job, folder, metrics_log)
@@ -221,11 +221,11 @@ def _trainer(
 
 
 def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
-    with Progress(job.course, metrics_log):
+    with Progress(job.loop_config, metrics_log):
         try:
             _train_to_the_end(trainer, job, join(folder, _TRAIN))
         except KeyboardInterrupt:
-            end_with_checkpoint(trainer, sink, job.course.name)
+            end_with_checkpoint(trainer, sink, job.loop_config.name)
             raise
         finally:
             ray.kill(sink)
@@ -244,13 +244,13 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
         except ray.exceptions.RayActorError as error:
             if not restarts_left:
                 raise WorkerError(
-                    f"stage {job.course.name!r}: Ray Train's controller died "
+                    f"stage {job.loop_config.name!r}: Ray Train's controller died "
                     f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
                 ) from error
             logger.warning(
                 "stage %s: Ray Train's controller has died; another one goes on from the last "
                 "checkpoint. Ray says: %s",
-                *(job.course.name, reason(error)),
+                *(job.loop_config.name, reason(error)),
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.hardware import micro_batch_tokens
 from rayembed.models.contract import TrainableModel
@@ -70,7 +70,7 @@ class Job(Protocol):
         ...
 
     @property
-    def course(self) -> Course:
+    def loop_config(self) -> TrainLoopConfig:
         """Steps and optimiser of the job."""
         ...
 
@@ -106,7 +106,7 @@ class Job(Protocol):
 class Training:
     """A training that one worker can start or resume."""
 
-    course: Course
+    loop_config: TrainLoopConfig
     placement: Placement
     seed: int
     number: int
@@ -130,9 +130,11 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     Raises:
         RayembedError: an asset, plan or checkpoint cannot be used.
     """
-    course, placement = training.course, training.placement
+    loop_config, placement = training.loop_config, training.placement
     device = torch.device("cuda") if placement.use_gpu else torch.device("cpu")
-    position = expected_position(course.name, training.run_fingerprint, training.plan_fingerprint)
+    position = expected_position(
+        loop_config.name, training.run_fingerprint, training.plan_fingerprint
+    )
     last = surroundings.checkpoint
     checkpoint = (
         None if last is None else Checkpoint(last, position, of_other_run=surroundings.of_other_run)
@@ -147,15 +149,15 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
         model.enable_gradient_checkpointing()
     seed_worker(training.seed, training.number)
     budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
-    engine = DeepSpeedEngine(model, course, placement, training.dtype, world_size())
+    engine = DeepSpeedEngine(model, loop_config, placement, training.dtype, world_size())
     start = dropped_before = 0
     if checkpoint is not None:
         checkpoint.restore(engine)
         start, dropped_before = checkpoint.position.step, checkpoint.position.dropped_steps
-        logger.info("stage %s goes on after step %d", course.name, start)
+        logger.info("stage %s goes on after step %d", loop_config.name, start)
     notice = Notice(surroundings.leaving, device)
     dropped = DroppedSteps(
-        course,
+        loop_config,
         placement.end_after_dropped_steps,
         training.of_step,
         count=dropped_before,
@@ -180,12 +182,14 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
 
     validation = training.validation
     ended = validation is not None and validation.has_ended(start)
-    if start < course.steps and not ended:
-        with closing(surroundings.stream(training.batches(model), start, course.steps)) as batches:
+    if start < loop_config.steps and not ended:
+        with closing(
+            surroundings.stream(training.batches(model), start, loop_config.steps)
+        ) as batches:
             train_steps(
                 engine,
                 batches,
-                course,
+                loop_config,
                 StepSettings(budget, placement.grad_cache, device, training.seed),
                 start_step=start,
                 dropped=dropped,

@@ -5,7 +5,7 @@ import threading
 from datetime import timedelta
 from pathlib import Path
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.dropped import mean_of_finite
 from rayembed.training.loop import StepRecord
@@ -18,7 +18,9 @@ class Progress:
     workers.
     """
 
-    def __init__(self, stage: Course, metrics_log: Path, every_seconds: float = 15.0) -> None:
+    def __init__(
+        self, stage: TrainLoopConfig, metrics_log: Path, every_seconds: float = 15.0
+    ) -> None:
         self._stage, self._log, self._every = stage, MetricsLog(metrics_log), every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)

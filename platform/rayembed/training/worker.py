@@ -46,7 +46,7 @@ class StageJob:
         return self.run.stages[self.stage_index]
 
     @property
-    def course(self) -> StageConfig:
+    def loop_config(self) -> StageConfig:
         """The stage's settings as the trainer takes them."""
         return self.stage
 
@@ -82,7 +82,7 @@ class StageJob:
         made_of = _made_of(self, plan)
         validation = _validation(self, made_of)
         training = Training(
-            course=self.stage,
+            loop_config=self.stage,
             placement=self.placement,
             seed=run.seed,
             number=self.stage_index,

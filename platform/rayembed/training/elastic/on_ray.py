@@ -19,8 +19,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ResizeDecision,
 )
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.config.worker_numbers import worker_numbers
 from rayembed.training.capacity import Node, most_workers, workers_that_fit
 from rayembed.training.failures.on_ray import FAILED_STARTS
@@ -60,7 +60,7 @@ class ElasticTrainer(StoppableTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         arguments["scaling_policy"] = ElasticPolicy(
-            self.scaling_config, self._job.placement, self._job.course
+            self.scaling_config, self._job.placement, self._job.loop_config
         )
         return super()._initialize_and_run_controller(**arguments)
 
@@ -79,13 +79,15 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
     An object of it lives in Train's controller.
     """
 
-    def __init__(self, scaling_config: Any, placement: Placement, course: Course) -> None:
+    def __init__(
+        self, scaling_config: Any, placement: Placement, loop_config: TrainLoopConfig
+    ) -> None:
         super().__init__(scaling_config)
         self._placement = placement
         self._numbers = worker_numbers(
-            course.global_rows, placement.fewest_workers, placement.workers
+            loop_config.global_rows, placement.fewest_workers, placement.workers
         )
-        self._steps = course.steps
+        self._steps = loop_config.steps
         self._held: int | None = None
         """Workers whose CPUs and GPUs the run holds now; None if unknown."""
         self._failed_starts = 0

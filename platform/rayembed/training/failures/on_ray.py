@@ -66,7 +66,7 @@ def failure_config(placement: Placement) -> Any:
 def failure_callbacks(job: Job) -> list[Any]:
     """Callbacks by which Ray Train reports failures before it decides on a retry."""
     if job.placement.is_elastic:
-        return [OnWorkerErrors(), LostNodes(job.course.name, job.placement)]
+        return [OnWorkerErrors(), LostNodes(job.loop_config.name, job.placement)]
     return [OnWorkerErrors()]
 
 
@@ -210,7 +210,7 @@ def cause(error: Any, job: Job) -> RayembedError:
     ours = _ours([*failures.values(), controller])
     if ours is not None:
         return ours
-    placement, stage = job.placement, job.course.name
+    placement, stage = job.placement, job.loop_config.name
     if isinstance(controller, _NOT_STARTED):
         setting = "min_workers" if placement.is_elastic else "workers"
         return PlacementError(

@@ -5,7 +5,7 @@ from typing import Protocol
 from rayembed.config.stage import OptimizerConfig
 
 
-class Course(Protocol):
+class TrainLoopConfig(Protocol):
     """A number of steps with one optimiser: a stage of a run, or an adaptation."""
 
     @property
