@@ -14,7 +14,7 @@ from rayembed.data.mlm.plan import SequencePlan
 from rayembed.data.mlm.prepare import prepare_sequences
 from rayembed.training.adaptation import AdaptationJob, load_adapted
 from rayembed.training.checkpoint import POSITION
-from rayembed.training.on_worker import Surroundings
+from rayembed.training.on_worker import TrainerHooks
 from rayembed.training.weights import content_of
 
 pytestmark = pytest.mark.distributed
@@ -59,7 +59,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         finally:
             closed.append(True)
 
-    surroundings = Surroundings(
+    hooks = TrainerHooks(
         stream=stream,
         checkpoint=resume_from,
         report_checkpoint=report_checkpoint,
@@ -67,7 +67,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
     )
     job = AdaptationJob(adaptation, plan, str(here / "weights.safetensors"))
     try:
-        job.train(surroundings)
+        job.train(hooks)
     except Stopped:
         assert closed, "whatever makes steps ahead must end with a training that fails"
         return records, None

@@ -20,7 +20,7 @@ from rayembed.models.masked_language_start import (
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.export import leave_model
 from rayembed.training.masked_step import MaskedStep
-from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
 from rayembed.training.validation.handing_in import whole_weights
 from rayembed.training.weights import check_made_of, read_weights, weights_content, write_weights
 
@@ -65,7 +65,7 @@ class AdaptationJob:
         check_made_of(self.weights, _made_of(self.run, SequencePlan.open(self.plan_folder)))
         return True
 
-    def train(self, surroundings: Surroundings) -> None:
+    def train(self, hooks: TrainerHooks) -> None:
         """Train on this worker and write the weights to storage.
 
         Raises:
@@ -87,7 +87,7 @@ class AdaptationJob:
             run_step=MaskedStep(plan.languages, vocabulary.pad_id),
             of_step=lambda step: _languages(plan, step),
         )
-        engine = train_on_worker(training, surroundings)
+        engine = train_on_worker(training, hooks)
         state = whole_weights(engine)
         if rank() == 0:
             write_weights(self.weights, state, _made_of(run, plan))

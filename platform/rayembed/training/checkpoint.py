@@ -130,14 +130,14 @@ class Checkpoint:
             the message says which and what to do.
     """
 
-    def __init__(self, folder: Path, expected: Position, *, of_other_run: bool = False) -> None:
+    def __init__(self, folder: Path, expected: Position, *, from_other_run: bool = False) -> None:
         damage = find_damage(str(folder))
         if damage is not None:
             raise ArtifactError(f"the checkpoint {str(folder)!r} is incomplete: {damage}")
         self.position = _read_position(str(folder))
         self._folder = folder
         for name in ("stage", "run_fingerprint", "plan_fingerprint"):
-            if of_other_run and name == "run_fingerprint":
+            if from_other_run and name == "run_fingerprint":
                 continue
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:

@@ -60,8 +60,8 @@ class MaskedStep:
         (masked,) = sums_of([own], settings.device)
         if not masked:
             raise DataError(
-                f"no token of step {batch.step} is masked: {loop_config.global_rows} sequences with "
-                f"{sum(lengths)} tokens on this worker; raise masking.probability or "
+                f"no token of step {batch.step} is masked: {loop_config.global_rows} sequences "
+                f"with {sum(lengths)} tokens on this worker; raise masking.probability or "
                 "training.global_sequences"
             )
         tally = _Tally(len(self.languages), settings.device)

@@ -31,21 +31,21 @@ from rayembed.training.dropped import DroppedSteps, mean_of_finite
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.loop import RunStep, StepRecord, train_steps
-from rayembed.training.notice import Notice
 from rayembed.training.step import StepSettings
+from rayembed.training.stop_notice import StopNotice
 from rayembed.training.validation.handing_in import WorkerValidation
 
 logger = logging.getLogger(__name__)
 
-Make = Callable[[int], Any]
+MakeBatch = Callable[[int], Any]
 """Builds this worker's batch of a step; picklable."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TrainerHooks:
     """Callbacks and inputs that the launcher gives to a training worker."""
 
-    stream: Callable[[Make, int, int], Generator[Any]]
+    stream: Callable[[MakeBatch, int, int], Generator[Any]]
     """Generator of the batches from the first step to the second (exclusive), in order; closed when
     training ends, also by an error."""
     checkpoint: Path | None
@@ -55,9 +55,9 @@ class Surroundings:
     """
     report_step: Callable[[StepRecord], None]
     """Receives the metrics of a step; called on worker 0 only."""
-    of_other_run: bool = False
+    from_other_run: bool = False
     """Whether the checkpoint is `Job.start_checkpoint`."""
-    leaving: Callable[[], bool] = lambda: False
+    should_stop: Callable[[], bool] = lambda: False
     """Whether this worker knows that training must end; all workers call it together."""
 
 
@@ -97,7 +97,7 @@ class Job(Protocol):
         """
         ...
 
-    def train(self, surroundings: Surroundings) -> None:
+    def train(self, hooks: TrainerHooks) -> None:
         """Train on this worker and write the weights to storage."""
         ...
 
@@ -116,7 +116,7 @@ class Training:
     plan_fingerprint: str
     load: Callable[[], TrainableModel]
     """Loads the initial model on the CPU."""
-    batches: Callable[[Any], Make]
+    batches: Callable[[Any], MakeBatch]
     """Maps the model to its batch builder."""
     run_step: RunStep
     of_step: Callable[[int], str]
@@ -124,7 +124,7 @@ class Training:
     validation: WorkerValidation | None = None
 
 
-def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeedEngine:
+def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
     """Train from the beginning or the last checkpoint; the engine after the last step.
 
     Raises:
@@ -135,9 +135,9 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     position = expected_position(
         loop_config.name, training.run_fingerprint, training.plan_fingerprint
     )
-    last = surroundings.checkpoint
+    last = hooks.checkpoint
     checkpoint = (
-        None if last is None else Checkpoint(last, position, of_other_run=surroundings.of_other_run)
+        None if last is None else Checkpoint(last, position, from_other_run=hooks.from_other_run)
     )
     model = training.load()
     if checkpoint is not None:
@@ -155,7 +155,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
         checkpoint.restore(engine)
         start, dropped_before = checkpoint.position.step, checkpoint.position.dropped_steps
         logger.info("stage %s goes on after step %d", loop_config.name, start)
-    notice = Notice(surroundings.leaving, device)
+    notice = StopNotice(hooks.should_stop, device)
     dropped = DroppedSteps(
         loop_config,
         placement.end_after_dropped_steps,
@@ -169,13 +169,13 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     def on_step(record: StepRecord) -> None:
         losses.append(record["loss"])
         if rank() == 0:
-            surroundings.report_step(record)
+            hooks.report_step(record)
 
     def on_checkpoint(step: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         try:
             save_checkpoint(folder, engine, position.at(step, dropped.count))
-            surroundings.report_checkpoint(folder, step, mean_of_finite(losses))
+            hooks.report_checkpoint(folder, step, mean_of_finite(losses))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         losses.clear()
@@ -183,9 +183,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     validation = training.validation
     ended = validation is not None and validation.has_ended(start)
     if start < loop_config.steps and not ended:
-        with closing(
-            surroundings.stream(training.batches(model), start, loop_config.steps)
-        ) as batches:
+        with closing(hooks.stream(training.batches(model), start, loop_config.steps)) as batches:
             train_steps(
                 engine,
                 batches,
@@ -196,7 +194,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
                 on_step=on_step,
                 on_checkpoint=on_checkpoint,
                 ends_after=lambda step: validation is not None and validation.after(step, engine),
-                saves_now=notice.came,
+                saves_now=notice.arrived,
                 run_step=training.run_step,
             )
     return engine

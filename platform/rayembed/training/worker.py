@@ -13,7 +13,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
 from rayembed.training.stage_lengths import as_read_by
 from rayembed.training.step import run_step
 from rayembed.training.validation.decision import validated_steps
@@ -71,7 +71,7 @@ class StageJob:
         check_made_of(self.weights, _made_of(self, BatchPlan.open(self.plan_folder)))
         return True
 
-    def train(self, surroundings: Surroundings) -> None:
+    def train(self, hooks: TrainerHooks) -> None:
         """Train the stage on this worker and write its weights to storage; with validation, those
         of each scored step.
 
@@ -97,7 +97,7 @@ class StageJob:
             of_step=lambda step: _datasets(plan, step),
             validation=validation,
         )
-        engine = train_on_worker(training, surroundings)
+        engine = train_on_worker(training, hooks)
         if validation is None:
             state = whole_weights(engine)
             if rank() == 0:

@@ -22,7 +22,7 @@ from rayembed.data.plan.stream import prefetched
 from rayembed.errors import RayembedError, StorageError, StorageFullError
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.loop import StepRecord
-from rayembed.training.on_worker import Job, Surroundings
+from rayembed.training.on_worker import Job, TrainerHooks
 from rayembed.training.stopping.on_ray import is_stopped
 
 LOG_LEVEL = "WARNING"
@@ -108,7 +108,7 @@ def _train(given: WorkerInput) -> None:
             raise _not_kept(step, error) from error
         given.sink.saved.remote(step, ray.train.get_context().get_world_size())
 
-    def leaving() -> bool:
+    def should_stop() -> bool:
         return ray.train.get_preemption_info() is not None or is_stopped(given.sink)
 
     def report_step(record: StepRecord) -> None:
@@ -120,21 +120,25 @@ def _train(given: WorkerInput) -> None:
         resolve_model(reference)
     ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
-    of_other_run = False
+    from_other_run = False
     if checkpoint is None and job.start_checkpoint is not None:
-        of_other_run = True
+        from_other_run = True
         filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
     processes = step_processes(job.placement)
-    surroundings = Surroundings(
-        partial(prefetched_on_ray, processes=processes) if processes else prefetched,
-        *(None, report_checkpoint, report_step, of_other_run, leaving),
+    hooks = TrainerHooks(
+        stream=partial(prefetched_on_ray, processes=processes) if processes else prefetched,
+        checkpoint=None,
+        report_checkpoint=report_checkpoint,
+        report_step=report_step,
+        from_other_run=from_other_run,
+        should_stop=should_stop,
     )
     if checkpoint is None:
-        job.train(surroundings)
+        job.train(hooks)
     else:
         with checkpoint.as_directory() as folder:
-            job.train(replace(surroundings, checkpoint=Path(folder)))
+            job.train(replace(hooks, checkpoint=Path(folder)))
 
 
 def _not_kept(step: int, error: OSError) -> StorageError:

@@ -10,7 +10,7 @@ from rayembed.distributed.collectives import largest, rank
 LOOK_SECONDS = 5.0
 
 
-class Notice:
+class StopNotice:
     """Agrees over all workers on the step after which an announced end is known. Reports it once.
 
     Args:
@@ -27,7 +27,7 @@ class Notice:
         self._ask, self._device, self._every = announced, device, look_seconds
         self._announced, self._looked = False, time.monotonic()
 
-    def came(self) -> bool:
+    def arrived(self) -> bool:
         """Whether the end became known at this step; the same on all workers, which must all call
         it.
         """
