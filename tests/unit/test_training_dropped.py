@@ -23,7 +23,7 @@ from rayembed.training.dropped import (
 )
 from rayembed.training.loop import train_steps
 from rayembed.training.masked_step import MaskedStep
-from rayembed.training.step import Passable, StepReport, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepReport, StepSettings, run_step
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -159,7 +159,9 @@ def test_the_step_guards_its_loss(cache, monkeypatch):
     def gradients():
         model.zero_grad()
         settings = StepSettings(40, cache, CPU)
-        run_step(model, Passable(model), lambda loss, _: loss.backward(), batch, stage, settings)
+        run_step(
+            model, EngineModule(model), lambda loss, _: loss.backward(), batch, stage, settings
+        )
         return [p.grad for p in model.parameters()]
 
     assert all(grad.isfinite().all() for grad in gradients())

@@ -18,11 +18,11 @@ from rayembed.models.masked_language_start import (
     save_adapted,
 )
 from rayembed.models.trainable import load_trainable_state
-from rayembed.training.export import leave_model
+from rayembed.training.export import upload_model
 from rayembed.training.masked_step import MaskedStep
 from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
 from rayembed.training.validation.handing_in import whole_weights
-from rayembed.training.weights import check_made_of, read_weights, weights_content, write_weights
+from rayembed.training.weights import check_made_of, read_weights, weights_digest, write_weights
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
     Raises:
         RayembedError: the start model or the weights cannot be had, or the storage refuses it.
     """
-    made_of = {"run": run.fingerprint, "weights": weights_content(weights)}
+    made_of = {"run": run.fingerprint, "weights": weights_digest(weights)}
 
     def save(place: Path) -> None:
         start = resolve_model(run.model.backbone.path)
         save_adapted(load_adapted(run, weights), place, start, run.model)
 
-    leave_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+    upload_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
 
 
 def _languages(plan: SequencePlan, step: int) -> str:

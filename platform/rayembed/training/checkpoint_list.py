@@ -35,7 +35,7 @@ def checkpoint_name(step: int) -> str:
     return f"{_PREFIX}{step:07d}"
 
 
-def mend_checkpoint_list(folder: str, ray_version: str) -> bool:
+def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
     """Repair Train's list so that it names all complete checkpoints; whether listed ones were
     damaged.
 

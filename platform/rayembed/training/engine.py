@@ -16,7 +16,7 @@ from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
-from rayembed.training.step import Passable
+from rayembed.training.step import EngineModule
 
 _BUCKET = 500_000_000
 """Maximum elements of a gradient bucket in one reduction; DeepSpeed's default."""
@@ -87,14 +87,14 @@ class DeepSpeedEngine:
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
-        _forgo_shared_memory()
+        _disable_shared_memory()
         self._experts = SpreadExperts.of(model)
         optimizer = build_optimizer(model, stage.optimizer)
         trained = [p for p in model.parameters() if p.requires_grad]
         num_trained = sum(p.numel() for p in trained)
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
         # Embedding models have two kinds of passes, which must go through the engine alike.
-        module: nn.Module = Passable(model) if isinstance(model, EmbeddingModel) else model
+        module: nn.Module = EngineModule(model) if isinstance(model, EmbeddingModel) else model
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
         self._clipping = 0.0
@@ -110,7 +110,7 @@ class DeepSpeedEngine:
             config=settings,
             dist_init_required=not torch.distributed.is_initialized(),
         )
-        _forget_warmup_step(self._optimizer)
+        _reset_step_counters(self._optimizer)
 
     @property
     def forward(self) -> torch.nn.Module:
@@ -319,7 +319,7 @@ def expert_group(size: int) -> ExpertGroup:
     deepspeed = _deepspeed()
     from deepspeed.utils import groups
 
-    _forgo_shared_memory()
+    _disable_shared_memory()
     deepspeed.init_distributed()
     groups._create_expert_and_data_parallel(size)
     return ExpertGroup(groups._get_expert_parallel_group(group_name(size)))
@@ -359,7 +359,7 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
-def _forgo_shared_memory() -> None:
+def _disable_shared_memory() -> None:
     """Disable DeepSpeed's shared-memory reduction, which serves only inference.
 
     It would be compiled at the start of a first run on CPUs: a minute, and a C++ compiler that a
@@ -370,7 +370,7 @@ def _forgo_shared_memory() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _forget_warmup_step(optimizer: Any) -> None:
+def _reset_step_counters(optimizer: Any) -> None:
     """Reset Adam's step counters to zero.
 
     DeepSpeed allocates optimiser states by a step with zero gradients; in stage 0 with bf16 that

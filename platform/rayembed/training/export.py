@@ -18,7 +18,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.models.contract import Role
-from rayembed.training.weights import load_weights, weights_content
+from rayembed.training.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"
 """Record of an exported model's inputs; written last, so that a partial export has none."""
@@ -40,7 +40,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     if defaults:
         values["default_instructions"] = defaults
     if weights is not None:
-        values["weights"] = weights_content(weights)
+        values["weights"] = weights_digest(weights)
     made_of = json.dumps(values, indent=1, sort_keys=True).encode()
 
     def save(place: Path) -> None:
@@ -48,10 +48,10 @@ def export(run: Run, weights: str | None, folder: str) -> None:
         model.default_instructions = defaults
         model.save(place, instructions=instructions)
 
-    leave_model(folder, made_of, save)
+    upload_model(folder, made_of, save)
 
 
-def leave_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
+def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
     """Upload what `save` writes into a local folder to a storage folder.
 
     One that is there whole, made of the same, stays; another is replaced.

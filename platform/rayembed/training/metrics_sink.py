@@ -5,10 +5,10 @@ from typing import Any
 
 from rayembed.assets.storage import write_atomic
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.training.stopping.saving import Saving
+from rayembed.training.stopping.state import StopState
 
 
-class MetricsSink(Saving):
+class MetricsSink(StopState):
     """The only writer of a run's metrics log, on the driver's node."""
 
     def __init__(self, path: str, place: str | None) -> None:

@@ -32,7 +32,7 @@ from rayembed.training.capacity import (
     worker_resources,
     workers_that_fit,
 )
-from rayembed.training.checkpoint_list import mend_checkpoint_list
+from rayembed.training.checkpoint_list import repair_checkpoint_list
 from rayembed.training.elastic.on_ray import START_SECONDS, ElasticTrainer
 from rayembed.training.export import export
 from rayembed.training.failures.on_ray import (
@@ -237,7 +237,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
     Train starts workers again by itself, but nobody its controller, with which the workers go.
     """
     for restarts_left in reversed(range(CONTROLLER_DEATHS + 1)):
-        mend_checkpoint_list(checkpoints, ray.__version__)
+        repair_checkpoint_list(checkpoints, ray.__version__)
         try:
             trainer.fit()
             return
@@ -254,7 +254,7 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.
-            if not (mend_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
+            if not (repair_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
                 raise cause(error, job) from error
 
 

@@ -6,7 +6,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.models.contract import PromptTokenizer, Tokenizer, TrainingTokenizer
 
 
-def as_read_by(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
+def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
     """The training tokenizer, with the stage's lengths if it sets any.
 
     The given one is left as it is.

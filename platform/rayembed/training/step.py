@@ -80,7 +80,7 @@ def run_step(
 
     Args:
         model: says how tokens are collated and whether there are a context and an auxiliary loss.
-        engine: `Passable(model)`, or what wraps it.
+        engine: `EngineModule(model)`, or what wraps it.
         backward: sends one scalar's gradient through its graph.
     """
     lengths = [cost(tokens) for tokens in batch.tokens]
@@ -211,7 +211,7 @@ def _rows(batch: StepBatch, device: torch.device) -> Rows:
     )
 
 
-class Passable(nn.Module):
+class EngineModule(nn.Module):
     """The model as an engine wraps it: one forward method for texts and for their context.
 
     Both go through the engine's own forward pass, which partitioned parameters need.

@@ -30,11 +30,11 @@ def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str
         StorageError: as `write_atomic`.
     """
     check_finite(state.items(), f"the weights {path!r}")
-    metadata = {**made_of, _CONTENT: content_of(state)}
+    metadata = {**made_of, _CONTENT: tensors_digest(state)}
     write_atomic(path, safetensors.torch.save(state, metadata=metadata))
 
 
-def content_of(state: Mapping[str, Tensor]) -> str:
+def tensors_digest(state: Mapping[str, Tensor]) -> str:
     """Digest of CPU tensors and their names, twelve hexadecimal digits."""
     digest = hashlib.sha256()
     for name in sorted(state):
@@ -78,7 +78,7 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
         )
 
 
-def weights_content(path: str) -> str:
+def weights_digest(path: str) -> str:
     """Digest of the tensors in a weight file, from its header; twelve hexadecimal digits."""
     return read_made_of(path)[_CONTENT]
 
@@ -103,10 +103,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
         ArtifactError: there is no such file, or it is not what was written.
         StorageError: the storage does not give it.
     """
-    content = weights_content(path)
+    content = weights_digest(path)
     try:
         state = safetensors.torch.load(read_bytes(path))
-        if (seen := content_of(state)) != content:
+        if (seen := tensors_digest(state)) != content:
             raise ValueError(f"their header tells the content {content}, and it is {seen}")
     except (ValueError, SafetensorError) as error:
         raise ArtifactError(

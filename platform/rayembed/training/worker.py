@@ -14,12 +14,12 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
-from rayembed.training.stage_lengths import as_read_by
+from rayembed.training.stage_lengths import stage_tokenizer
 from rayembed.training.step import run_step
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.handing_in import WorkerValidation, whole_weights
-from rayembed.training.weights import check_made_of, load_weights, weights_content, write_weights
+from rayembed.training.weights import check_made_of, load_weights, weights_digest, write_weights
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class StageJob:
             plan_fingerprint=plan.fingerprint,
             load=lambda: load_weights(run, self.start_weights),
             batches=lambda model: PairSteps(
-                plan, as_read_by(self.stage, model.tokenizer), rank(), world_size()
+                plan, stage_tokenizer(self.stage, model.tokenizer), rank(), world_size()
             ),
             run_step=run_step,
             of_step=lambda step: _datasets(plan, step),
@@ -124,7 +124,7 @@ def _validation(job: StageJob, made_of: Mapping[str, str]) -> WorkerValidation |
 
 def _made_of(job: StageJob, plan: BatchPlan) -> dict[str, str]:
     """Inputs of a stage's weights: the run, its data, the initial weights."""
-    start = "" if job.start_weights is None else weights_content(job.start_weights)
+    start = "" if job.start_weights is None else weights_digest(job.start_weights)
     if job.start_checkpoint is not None:
         start = job.start_checkpoint
     return {"run": job.run.fingerprint, "plan": plan.fingerprint, "start": start}

@@ -49,7 +49,7 @@ def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> Non
     """End the workers, after a checkpoint if they can make one in time.
 
     Args:
-        sink: an actor that is a `Saving`.
+        sink: an actor that is a `StopState`.
     """
     try:
         _await_checkpoint(sink, stage)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 
-class Saving:
+class StopState:
     """Shared state of workers and driver during a stop, in an actor on the driver's node."""
 
     def __init__(self) -> None:
