@@ -1,6 +1,6 @@
 """Drains this Ray node before its machine is taken away, so that training makes a checkpoint.
 
-    python -m rayembed.training.announce_end --seconds 110
+    python -m rayembed.training.drain_node --seconds 110
 
 is what a pod runs before it is stopped (`preStop` in cluster/kuberay), or a machine when its cloud
 gives notice of a spot node's end. It returns when no worker of a training is left on the machine,
@@ -22,7 +22,7 @@ _DRAIN_SECONDS = 30.0
 """Seconds until Ray's command must answer; a lost head node never does."""
 
 
-def announce_end(seconds: int, proc: Path = PROC) -> int:
+def drain_node(seconds: int, proc: Path = PROC) -> int:
     """Drain this node; exit code 0, or 1 if Ray did not accept it.
 
     Args:
@@ -88,4 +88,4 @@ def _options(command: Sequence[str]) -> dict[str, str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, required=True, help="until the machine goes")
-    sys.exit(announce_end(parser.parse_args().seconds))
+    sys.exit(drain_node(parser.parse_args().seconds))
