@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.optuna_space import distribution, typed
+from rayembed.tuning.trial_store import TrialRecord
 
 LEAST_TRIALS = 4
 """Minimum number of trials; a random forest on fewer says nothing."""

@@ -40,9 +40,9 @@ from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
 from rayembed.tuning.events import Event, Execute, Pointer, Start, start_of
-from rayembed.tuning.keeper import Keeper
-from rayembed.tuning.ledger import Ledger, TrialRecord
 from rayembed.tuning.optuna_space import texts, typed
+from rayembed.tuning.recorder import TrialRecorder
+from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import Trial, key_of, number_left, unfinished
 
 logger = logging.getLogger(__name__)
@@ -69,26 +69,26 @@ class TuneJob:
     sweep: Sweep
     trials: Sequence[Trial]
     """Trials known in advance; empty with Optuna."""
-    ledger: Ledger
+    trial_store: TrialStore
     execute: Execute
     tags: Mapping[str, str]
     """Tags of every trial's MLflow run."""
 
 
 @dataclass(frozen=True)
-class Handed:
+class ActorInputs:
     """Inputs of every trial actor."""
 
     sweep: Sweep
     execute: Any
     """Ray reference of the function, so that only the run's process imports its dependencies."""
     tags: Mapping[str, str]
-    ledger: Ledger
+    trial_store: TrialStore
     """Trial store for looking up finished trials; only the driver writes to it."""
 
 
 @dataclass(frozen=True)
-class Given:
+class TrialArgs:
     """Inputs that Ray Tune gives to one trial."""
 
     key: str
@@ -97,14 +97,14 @@ class Given:
     pointer: Pointer | None = None
 
 
-def given_to(sweep: Sweep, config: Mapping[str, Any]) -> Given:
+def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
     """Trial inputs from its Ray Tune config."""
     given = config.get("trial")
     if given is None:  # Optuna's are the values themselves
         label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
-        return Given(key_of(sweep, label, values), label, values)
+        return TrialArgs(key_of(sweep, label, values), label, values)
     pointer = Pointer(**given["pointer"]) if given["pointer"] else None
-    return Given(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
+    return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
 
 
 def check_dashboard() -> None:
@@ -139,7 +139,7 @@ def run_trials(job: TuneJob) -> None:
         WorkerError: Ray Tune was stopped before all trials had ended.
     """
     sweep = job.sweep
-    past = job.ledger.read()
+    past = job.trial_store.read()
     keys = [trial.key for trial in job.trials]
     todo = unfinished(job.trials, past)
     done = [record for record in past.values() if record.is_done]
@@ -153,13 +153,13 @@ def run_trials(job: TuneJob) -> None:
     sweep = with_cores_of_their_own(sweep, at_once)
     for name, value in _TUNE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Of its warnings nothing concerns us: results are the ledger's, and a trial's start takes long.
+    # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     # A population is there as a whole, and Ray Tune stops counting at its own limit; its members
     # take turns by what they hold of the node.
     takes_turns = sweep.scheduler.kind == "pbt"
-    keeper = Keeper(job.ledger, past)
-    handed = Handed(sweep, ray.put(job.execute), dict(job.tags), job.ledger)
+    recorder = TrialRecorder(job.trial_store, past)
+    handed = ActorInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
@@ -177,16 +177,16 @@ def run_trials(job: TuneJob) -> None:
             run_config=tune.RunConfig(
                 name=sweep.name,
                 storage_path=scratch,
-                callbacks=[_Callback(keeper, sweep)],
+                callbacks=[_Callback(recorder, sweep)],
                 failure_config=tune.FailureConfig(max_failures=sweep.trial_failures),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )
         tuner.fit()
-    if keeper.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
+    if recorder.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
         raise WorkerError(
-            f"the sweep was stopped when {keeper.num_ended} of {number} trials had ended; submit "
+            f"the sweep was stopped when {recorder.num_ended} of {number} trials had ended; submit "
             "it again under the same name to go on"
         )
 
@@ -259,11 +259,11 @@ def _param_space(
 class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
     """A trial as Ray Tune sees it: each step is one score."""
 
-    def setup(self, config: dict[str, Any], handed: Handed | None = None) -> None:
+    def setup(self, config: dict[str, Any], handed: ActorInputs | None = None) -> None:
         """Store the trial's inputs; the run starts with the first step."""
         logging.getLogger("ray").setLevel(logging.ERROR)
         assert handed is not None
-        given = given_to(handed.sweep, config)
+        given = trial_args(handed.sweep, config)
         self._handed = handed
         self._key, self._label, self._values = given.key, given.label, given.values
         self._pointer = given.pointer
@@ -274,7 +274,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
     def step(self) -> dict[str, Any]:
         """Next score of the trial; the last result marks it as done."""
         if self._start is None:
-            known = self._handed.ledger.find(self._key)
+            known = self._handed.trial_store.find(self._key)
             if known is not None and known.is_done:  # Optuna may propose it again
                 score = math.nan if known.score is None else known.score
                 told = asdict(Event("known", known.last_step, score))
@@ -378,29 +378,29 @@ class _Runner:
 class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
     """Forwards Ray Tune's callbacks to the recorder, in the driver."""
 
-    def __init__(self, keeper: Keeper, sweep: Sweep) -> None:
-        self._keeper, self._sweep = keeper, sweep
+    def __init__(self, recorder: TrialRecorder, sweep: Sweep) -> None:
+        self._recorder, self._sweep = recorder, sweep
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record a start, or a restart after an error."""
-        self._keeper.begun(self._blank(trial))
+        self._recorder.record_start(self._blank(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
         """Record a score or the end."""
-        self._keeper.told(trial.trial_id, result)
+        self._recorder.record(trial.trial_id, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the end, also if the scheduler stopped the trial."""
-        self._keeper.ended(trial.trial_id)
+        self._recorder.record_end(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        self._keeper.failed(trial.trial_id, self._blank(trial), lines[-1])
+        self._recorder.record_failure(trial.trial_id, self._blank(trial), lines[-1])
 
     def _blank(self, trial: Any) -> TrialRecord:
-        given = given_to(self._sweep, trial.config)
+        given = trial_args(self._sweep, trial.config)
         return TrialRecord(given.key, given.key, given.label, given.values)

@@ -9,8 +9,8 @@ import numpy as np
 from rayembed.config.space import Domain
 from rayembed.config.sweep import Sweep
 from rayembed.evaluation.plots import COLOURS, GRID, INK, new_figure, write_png
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.results import Row
+from rayembed.tuning.trial_store import TrialRecord
 
 
 def parallel_coordinates(

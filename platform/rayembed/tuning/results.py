@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.ledger import SEED, TrialRecord
+from rayembed.tuning.trial_store import SEED, TrialRecord
 
 
 @dataclass(frozen=True)

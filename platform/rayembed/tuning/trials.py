@@ -18,7 +18,7 @@ from rayembed.config.sweep import (
     check_metric,
 )
 from rayembed.errors import ConfigError
-from rayembed.tuning.ledger import TrialRecord
+from rayembed.tuning.trial_store import TrialRecord
 
 MOST_CORNERS = 512
 """Maximum combinations of a space's extremes that are validated before the start."""

@@ -10,8 +10,8 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialSch
 
 from rayembed.config.space import Domain
 from rayembed.config.sweep import AshaScheduler, OptunaSearch, PbtScheduler, Sweep
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.optuna_space import distribution, typed
+from rayembed.tuning.trial_store import TrialRecord
 
 SCORE, STEP = "score", "global_step"
 """Result keys of the score and the step."""

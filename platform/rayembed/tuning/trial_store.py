@@ -83,7 +83,7 @@ class TrialRecord:
         return replace(self, state="running", problem="", reports=[*kept, report])
 
 
-class Ledger:
+class TrialStore:
     """Records of one sweep.
 
     Args:

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rayembed.tuning.ledger import Ledger, Report, TrialRecord, best
+from rayembed.tuning.trial_store import Report, TrialRecord, TrialStore, best
 
 logger = logging.getLogger(__name__)
 
 
-class Keeper:
+class TrialRecorder:
     """Writes trial events to the trial store.
 
     Args:
         past: records of earlier submissions.
     """
 
-    def __init__(self, ledger: Ledger, past: Mapping[str, TrialRecord]) -> None:
-        self._ledger = ledger
+    def __init__(self, trial_store: TrialStore, past: Mapping[str, TrialRecord]) -> None:
+        self._trial_store = trial_store
         self.records = dict(past)
         self._keys: dict[str, str] = {}
         self._ended: set[str] = set()
@@ -29,7 +29,7 @@ class Keeper:
         """Number of Ray Tune trials that have ended here, for any reason."""
         return len(self._ended)
 
-    def begun(self, given: TrialRecord) -> None:
+    def record_start(self, given: TrialRecord) -> None:
         """Record the start of a trial, so that one without scores is not lost.
 
         Args:
@@ -38,7 +38,7 @@ class Keeper:
         if given.key not in self.records:
             self._put(given)
 
-    def told(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def record(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Record a score or the end of a trial.
 
         Args:
@@ -77,7 +77,7 @@ class Keeper:
         else:
             self._tell(record, report)
 
-    def ended(self, trial_id: str) -> None:
+    def record_end(self, trial_id: str) -> None:
         """Record the end of a trial; one that has not finished was stopped by the scheduler."""
         key = self._keys.get(trial_id)
         if key is None or trial_id in self._ended:
@@ -87,7 +87,7 @@ class Keeper:
             self._put(replace(self.records[key], state="stopped"))
             logger.info("%s  ended by the scheduler", key)
 
-    def failed(self, trial_id: str, given: TrialRecord, problem: str) -> None:
+    def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
         """Record the error that ended a trial for good.
 
         Args:
@@ -100,7 +100,7 @@ class Keeper:
 
     def _put(self, record: TrialRecord) -> None:
         self.records[record.key] = record
-        self._ledger.write(record)
+        self._trial_store.write(record)
 
     def _tell(self, record: TrialRecord, report: Report) -> None:
         values = ", ".join(f"{path}={value}" for path, value in record.values.items())
