@@ -29,7 +29,7 @@ class RequestError(ValueError):
         return type(self), (str(self), self.field)
 
 
-class Way(NamedTuple):
+class EncodeOptions(NamedTuple):
     """Embedding options of a request; texts with equal options are encoded together."""
 
     role: Role
@@ -40,7 +40,7 @@ class Way(NamedTuple):
     encoding_format: str
 
 
-def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
+def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> EncodeOptions:
     """Embedding options of a request; missing fields have OpenAI's defaults.
 
     Args:
@@ -66,7 +66,9 @@ def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
         dimensions = int(dimensions)
     given = request.get("instruction")
     instruction = None if given is None else str(given)
-    return Way("query" if role == "query" else "document", instruction, dimensions, encoding_format)
+    return EncodeOptions(
+        "query" if role == "query" else "document", instruction, dimensions, encoding_format
+    )
 
 
 def read_texts(value: Any) -> list[str]:

@@ -24,12 +24,12 @@ from mlflow.exceptions import MlflowException
 from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.instructions import plain_head
 from rayembed.registry.openai_schema import (
+    EncodeOptions,
     RequestError,
-    Way,
     cut,
     encoded,
+    read_encode_options,
     read_texts,
-    read_way,
     response,
 )
 
@@ -72,28 +72,30 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
             MlflowException: the request does not hold; the message says why (HTTP 400).
         """
         texts: list[str] = []
-        ways: list[Way] = []
+        all_options: list[EncodeOptions] = []
         try:
             for request in _requests(model_input):
                 found = read_texts(request.get("input"))
                 texts += found
-                ways += [read_way({**request, **(params or {})}, self.dimensions)] * len(found)
+                all_options += [
+                    read_encode_options({**request, **(params or {})}, self.dimensions)
+                ] * len(found)
         except RequestError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
         embeddings: list[Any] = [None] * len(texts)
         num_tokens = 0
-        for way in dict.fromkeys(ways):
-            chosen = [i for i, other in enumerate(ways) if other == way]
-            embedded, tokens = self._embed([texts[i] for i in chosen], way)
+        for options in dict.fromkeys(all_options):
+            chosen = [i for i, other in enumerate(all_options) if other == options]
+            embedded, tokens = self._embed([texts[i] for i in chosen], options)
             num_tokens += tokens
             for i, vector in zip(chosen, embedded, strict=True):
-                embeddings[i] = encoded(vector, way.encoding_format)
+                embeddings[i] = encoded(vector, options.encoding_format)
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
-    def _embed(self, texts: list[str], way: Way) -> tuple[np.ndarray, int]:
+    def _embed(self, texts: list[str], options: EncodeOptions) -> tuple[np.ndarray, int]:
         """Vectors (N, D) float32 of the texts, and the number of tokens read."""
-        prompt = self._prompt(way)
-        encode = self.model.encode_query if way.role == "query" else self.model.encode_document
+        prompt = self._prompt(options)
+        encode = self.model.encode_query if options.role == "query" else self.model.encode_document
         vectors = np.asarray(
             encode(texts, prompt=prompt, batch_size=_TEXTS_PER_BATCH, show_progress_bar=False),
             dtype=np.float32,
@@ -101,20 +103,20 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         num_tokens = 0
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
             part = texts[start : start + _TEXTS_PER_BATCH]
-            read = self.model.preprocess(part, prompt=prompt, task=way.role)
+            read = self.model.preprocess(part, prompt=prompt, task=options.role)
             num_tokens += int(read["attention_mask"].sum())
-        return cut(vectors, way.dimensions), num_tokens
+        return cut(vectors, options.dimensions), num_tokens
 
-    def _prompt(self, way: Way) -> str:
+    def _prompt(self, options: EncodeOptions) -> str:
         """Literal prompt before each text with these options."""
-        if way.instruction and self.template:
-            return self.template.replace("{instruction}", way.instruction)
-        if way.instruction is not None and self.prefixes is not None:
-            return plain_head(self.prefixes[way.role], way.instruction)
-        names = ("query",) if way.role == "query" else ("document", "passage", "corpus")
+        if options.instruction and self.template:
+            return self.template.replace("{instruction}", options.instruction)
+        if options.instruction is not None and self.prefixes is not None:
+            return plain_head(self.prefixes[options.role], options.instruction)
+        names = ("query",) if options.role == "query" else ("document", "passage", "corpus")
         prompts = self.model.prompts
         own: str = next((prompts[name] for name in names if name in prompts), None) or ""
-        return plain_head(own, way.instruction or "")
+        return plain_head(own, options.instruction or "")
 
 
 def _own_prefixes(folder: Path) -> dict[str, str] | None:

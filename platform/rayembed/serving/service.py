@@ -15,12 +15,12 @@ from rayembed.errors import DataError
 from rayembed.models.contract import EmbeddingModel, Role, cost
 from rayembed.models.encoding import encode
 from rayembed.registry.openai_schema import (
+    EncodeOptions,
     RequestError,
-    Way,
     cut,
     encoded,
+    read_encode_options,
     read_texts,
-    read_way,
     response,
 )
 from rayembed.serving.batcher import Batcher
@@ -52,7 +52,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _EmbedItem:
     """Texts of one request with their embedding options."""
 
     texts: tuple[str, ...]
@@ -124,7 +124,7 @@ class EmbeddingService:
         request = {key: value for key, value in body.items() if value is not None}
         self._check_name(request.get("model"))
         try:
-            way = read_way(request, model.dimensions)
+            options = read_encode_options(request, model.dimensions)
             texts = read_texts(request.get("input"))
         except RequestError as error:
             raise ServiceError(400, str(error), field=error.field) from None
@@ -133,22 +133,24 @@ class EmbeddingService:
             raise ServiceError(503, f"{self._waiting_texts} texts wait already; try again later")
         self._waiting_texts += len(texts)
         try:
-            return await self._embed(model, texts, way)
+            return await self._embed(model, texts, options)
         except DataError as error:
             raise ServiceError(400, str(error), field="input") from None
         finally:
             self._waiting_texts -= len(texts)
 
-    async def _embed(self, model: EmbeddingModel, texts: list[str], way: Way) -> dict[str, Any]:
-        instruction = model.instruction_of(way.role, way.instruction)
-        asked = _Asked(tuple(texts), way.role, instruction)
+    async def _embed(
+        self, model: EmbeddingModel, texts: list[str], options: EncodeOptions
+    ) -> dict[str, Any]:
+        instruction = model.instruction_of(options.role, options.instruction)
+        asked = _EmbedItem(tuple(texts), options.role, instruction)
         num_tokens = await asyncio.to_thread(_num_tokens, model, asked)
         self.counts.requests += 1
-        vectors = cut(await self._batcher(asked, num_tokens), way.dimensions)
-        embeddings = [encoded(vector, way.encoding_format) for vector in vectors]
+        vectors = cut(await self._batcher(asked, num_tokens), options.dimensions)
+        embeddings = [encoded(vector, options.encoding_format) for vector in vectors]
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
-    def _embed_together(self, batch: Sequence[_Asked]) -> list[np.ndarray]:
+    def _embed_together(self, batch: Sequence[_EmbedItem]) -> list[np.ndarray]:
         """Vectors (texts of the request, D) of each request; one encoder call for equal options."""
         model = self._loaded()
         found: list[np.ndarray] = [np.empty(0)] * len(batch)
@@ -210,7 +212,7 @@ class EmbeddingService:
                 )
 
 
-def _num_tokens(model: EmbeddingModel, asked: _Asked) -> int:
+def _num_tokens(model: EmbeddingModel, asked: _EmbedItem) -> int:
     """Number of tokens that the model reads for a request, including instruction and special
     tokens.
     """
