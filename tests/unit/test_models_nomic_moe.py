@@ -373,9 +373,9 @@ def test_sentence_transformers_is_not_given_the_published_layout(tmp_path):
 def test_an_instruction_stands_in_place_of_the_prefix(folder):
     model = load_model(folder)
     tokenizer = model.tokenizer
-    assert tokenizer.head("", "query") == "search_query: "
-    assert tokenizer.head("", "document") == "search_document: "
-    assert tokenizer.head("clustering: ", "document") == "clustering: "
+    assert tokenizer.prompt("", "query") == "search_query: "
+    assert tokenizer.prompt("", "document") == "search_document: "
+    assert tokenizer.prompt("clustering: ", "document") == "clustering: "
     vectors = [
         encode(model, TEXTS, role=role, instruction=instruction)
         for role, instruction in (("query", "clustering: "), ("document", "clustering: "))

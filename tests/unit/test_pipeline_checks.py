@@ -65,7 +65,7 @@ def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):
 
 def test_a_run_that_holds_passes(run, folder):
     tokenizer = check_inputs(run)
-    assert tokenizer.room("query") == 38
+    assert tokenizer.budget("query") == 38
     check_inputs(nvembed(run, folder, "data.datasets.wiki.query_instruction=find"))
     relative = override(
         run, [f"data.root={folder}", "data.datasets.wiki.source.path=articles.json"]

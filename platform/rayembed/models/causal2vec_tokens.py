@@ -20,9 +20,9 @@ from rayembed.models.tokens import (
     BiEncoderTokenizer,
     PaddingSide,
     SpecialIds,
+    budget_exceeded,
     padded,
     special_layout,
-    without_room,
     without_settings,
     without_tokens,
 )
@@ -56,18 +56,18 @@ class Causal2VecTokenizer:
         self._prefix = [*begin, *start]
         self._suffix = [*end, special.eos]
         for role, length in self.max_lengths.items():
-            if self.room(role) <= 0:
+            if self.budget(role) <= 0:
                 raise ConfigError(
                     f"{role}_max_length is {length}, but special tokens, prompt_start, prompt_end "
-                    f"and Contextual tokens take {length - self.room(role)}; set it higher"
+                    f"and Contextual tokens take {length - self.budget(role)}; set it higher"
                 )
 
         limit = 0 if config.examples is None else config.examples.max_tokens
-        if limit >= self.room("query"):
+        if limit >= self.budget("query"):
             raise ConfigError(
                 f"examples.max_tokens is {limit}, but query_max_length {config.query_max_length} "
-                f"has room for {self.room('query')} tokens, the query among them; lower the one or "
-                "raise the other"
+                f"has room for {self.budget('query')} tokens, the query among them; lower the one "
+                "or raise the other"
             )
 
     @property
@@ -110,24 +110,24 @@ class Causal2VecTokenizer:
         pairs = list(zip(queries, positives, strict=True))
         for count in range(1, len(pairs) + 1):
             longer = instruction_with_examples(template, instruction, pairs[:count])
-            if self.num_head_tokens(self.head(longer)) > limits.max_tokens:
+            if self.num_prompt_tokens(self.prompt(longer)) > limits.max_tokens:
                 break
             made = longer
         return made
 
-    def head(self, instruction: str, role: Role = "query") -> str:
+    def prompt(self, instruction: str, role: Role = "query") -> str:
         """Literal prompt before a text with this instruction, in either role; empty without one."""
         template = self._config.instruction_template
         return template.replace("{instruction}", instruction) if instruction else ""
 
-    def room(self, role: Role) -> int:
+    def budget(self, role: Role) -> int:
         """Token budget of prompt and text in this role."""
         taken = len(self._prefix) + self._config.contextual_tokens + len(self._suffix)
         return self.max_lengths[role] - taken
 
-    def num_head_tokens(self, head: str) -> int:
+    def num_prompt_tokens(self, prompt: str) -> int:
         """Tokens of a literal prompt within the budget."""
-        return len(self._ids([head])[0])
+        return len(self._ids([prompt])[0])
 
     def __call__(
         self,
@@ -138,11 +138,11 @@ class Causal2VecTokenizer:
         allow_empty: bool = False,
     ) -> list[Tokens]:
         """Tokens of each text in its role; see `Tokenizer`."""
-        heads = [self.head(i) for i in instructions] if instructions else [""] * len(texts)
-        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
+        prompts = [self.prompt(i) for i in instructions] if instructions else [""] * len(texts)
+        return self.with_prompts(texts, prompts, role, allow_empty=allow_empty)
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
         """Tokens of each text with its literal prompt before it.
 
@@ -150,37 +150,37 @@ class Causal2VecTokenizer:
         `contextual_mask` (T,) bool marks; `encoder_ids` (S,) int32 is there if there is an encoder.
 
         Raises:
-            DataError: a text has no token of its own, or its head leaves no room for it.
+            DataError: a text has no token of its own, or its prompt leaves no room for it.
         """
         if not texts:
             return []
-        distinct = list(dict.fromkeys(heads))
+        distinct = list(dict.fromkeys(prompts))
         ids_of = dict(zip(distinct, self._ids(distinct), strict=True))
         tokens = [
-            self._lay_out(own, text, ids_of[head], head, role, allow_empty)
-            for own, text, head in zip(self._ids(texts), texts, heads, strict=True)
+            self._lay_out(own, text, ids_of[prompt], prompt, role, allow_empty)
+            for own, text, prompt in zip(self._ids(texts), texts, prompts, strict=True)
         ]
         if self.encoder is None:
             return tokens
         # What is empty is for the LLM's tokenizer to tell: the encoder's may drop more.
-        read = self.encoder.with_heads(texts, [""] * len(texts), role, allow_empty=True)
+        read = self.encoder.with_prompts(texts, [""] * len(texts), role, allow_empty=True)
         return [
             {**one, "encoder_ids": other["input_ids"]}
             for one, other in zip(tokens, read, strict=True)
         ]
 
     def _lay_out(
-        self, own: list[int], text: str, head_ids: list[int], head: str, role: Role, empty: bool
+        self, own: list[int], text: str, prompt_ids: list[int], prompt: str, role: Role, empty: bool
     ) -> Tokens:
         if not empty and (not own or not text.strip()):
             raise without_tokens(text, role)
-        left = self.room(role) - len(head_ids)
+        left = self.budget(role) - len(prompt_ids)
         if left < min(len(own), 1) or left < 0:
-            raise without_room(text, head, len(head_ids), role, self.max_lengths[role])
+            raise budget_exceeded(text, prompt, len(prompt_ids), role, self.max_lengths[role])
         num = self._config.contextual_tokens
         behind = self._config.position == "after_instruction"
-        first = len(self._prefix) + (len(head_ids) if behind else 0)
-        around = [*self._prefix, *head_ids, *own[: max(left, 0)], *self._suffix]
+        first = len(self._prefix) + (len(prompt_ids) if behind else 0)
+        around = [*self._prefix, *prompt_ids, *own[: max(left, 0)], *self._suffix]
         ids = np.array([*around[:first], *[self.pad_id] * num, *around[first:]], dtype=np.int32)
         contextual = np.zeros(len(ids), dtype=bool)
         contextual[first : first + num] = True

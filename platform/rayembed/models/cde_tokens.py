@@ -11,10 +11,10 @@ class CDETokenizer(PrefixTokenizer):
     """Tokenizer of `instruction (or role prefix) + text` with the model's own special tokens."""
 
     def __init__(self, pretrained: Any, config: CDEConfig) -> None:
-        super().__init__(pretrained, config, pool_head=config.pool_instruction)
+        super().__init__(pretrained, config, pool_prompt=config.pool_instruction)
         self._template = config.instruction_template
 
-    def head(self, instruction: str, role: Role) -> str:
+    def prompt(self, instruction: str, role: Role) -> str:
         """Literal prompt before a text of this role with this instruction."""
         if not instruction:
             return self.prefixes[role]

@@ -55,21 +55,21 @@ class PromptTokenizer(Tokenizer, Protocol):
     max_lengths: dict[Role, int]
     """Maximum total tokens of a text, by role."""
 
-    def head(self, instruction: str, role: Role) -> str:
+    def prompt(self, instruction: str, role: Role) -> str:
         """Literal prompt before a text of this role with this instruction."""
         ...
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
         """Tokens of each text with its literal prompt before it; raises as `__call__`."""
         ...
 
-    def room(self, role: Role) -> int:
+    def budget(self, role: Role) -> int:
         """Token budget of prompt and text in this role."""
         ...
 
-    def num_head_tokens(self, head: str) -> int:
+    def num_prompt_tokens(self, prompt: str) -> int:
         """Maximum tokens of a prompt within the budget."""
         ...
 

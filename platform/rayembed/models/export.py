@@ -240,10 +240,10 @@ def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[s
     tokenizer = model.tokenizer
     roles: tuple[Role, ...] = ("query", "document")
     by_role: dict[str, str] = {
-        role: tokenizer.head(model.instruction_of(role, None), role) for role in roles
+        role: tokenizer.prompt(model.instruction_of(role, None), role) for role in roles
     }
-    prefix = tokenizer.head("", "query")
-    named = {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    prefix = tokenizer.prompt("", "query")
+    named = {name: tokenizer.prompt(text, "query") for name, text in instructions.items()}
     types = dict.fromkeys(SYMMETRIC_TYPES, prefix) if prefix else {}
     documents = {
         _of_documents(name): by_role["document"]

@@ -26,7 +26,7 @@ class NomicMoeTokenizer(PrefixTokenizer):
     """
 
     def __init__(self, pretrained: Any, config: NomicMoeConfig) -> None:
-        super().__init__(pretrained, config, pool_head=True)
+        super().__init__(pretrained, config, pool_prompt=True)
         self._counts_padding = config.experts is not None and config.experts.balance.count_padding
         self._pads = False
 
@@ -36,15 +36,15 @@ class NomicMoeTokenizer(PrefixTokenizer):
         changed._pads = self._counts_padding
         return changed
 
-    def head(self, instruction: str, role: Role) -> str:
+    def prompt(self, instruction: str, role: Role) -> str:
         """Literal prompt: the instruction unchanged, or the role's prefix without one."""
         return instruction or self.prefixes[role]
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
         """Tokens of each text with its literal prompt before it; see `PromptTokenizer`."""
-        made = super().with_heads(texts, heads, role, allow_empty=allow_empty)
+        made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
         if not self._pads:
             return made
         return [self._padded(one, self.max_lengths[role]) for one in made]

@@ -74,8 +74,8 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
                 raise DataError(f"only texts can be embedded, not {type(text).__name__}")
         role: Role = "query" if task == "query" or (task is None and prompt) else "document"
         tokenizer = self.model.tokenizer
-        heads = [prompt or ""] * len(inputs)
-        return tokenizer.collate(tokenizer.with_heads(inputs, heads, role, allow_empty=True))
+        prompts = [prompt or ""] * len(inputs)
+        return tokenizer.collate(tokenizer.with_prompts(inputs, prompts, role, allow_empty=True))
 
     def set_corpus(self, documents: Sequence[str], *, seed: int = 0) -> None:
         """Embed all later texts in the context of a corpus (CDE).

@@ -158,7 +158,7 @@ def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
 
 def _check_examples(run: Run, examples: ExamplesConfig, tokenizer: PromptTokenizer) -> None:
     for stage in run.stages:
-        room = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer)).room("query")
+        room = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer)).budget("query")
         if examples.max_tokens >= room:
             raise ConfigError(
                 f"model.examples.max_tokens is {examples.max_tokens}, but stages.{stage.name}."
@@ -230,13 +230,13 @@ def _instructions_of(dataset: DatasetConfig) -> Iterator[tuple[str, str, Role]]:
 def _check_room(
     owner: str, tokenizer: PromptTokenizer, setting: str, instruction: str, role: Role
 ) -> None:
-    _check_head(owner, tokenizer, setting, tokenizer.head(instruction, role), role)
+    _check_head(owner, tokenizer, setting, tokenizer.prompt(instruction, role), role)
 
 
 def _check_head(
     owner: str, tokenizer: PromptTokenizer, setting: str, head: str, role: Role
 ) -> None:
-    tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
+    tokens, room = tokenizer.num_prompt_tokens(head), tokenizer.budget(role)
     if tokens < room:
         return
     cut = head if len(head) <= _SHOWN_CHARACTERS else f"{head[:_SHOWN_CHARACTERS]}…"

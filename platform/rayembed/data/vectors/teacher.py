@@ -127,7 +127,7 @@ def _load(
     instructions: dict[Role, str] = {"query": "", "document": ""}
     for role, prefix in prefixes.items():
         # As an instruction its tokens stay out of the pool where the model keeps them out.
-        template = model.tokenizer.head("{instruction}", role)
+        template = model.tokenizer.prompt("{instruction}", role)
         if instruction := instruction_in(prefix, template):
             instructions[role], prefixes[role] = instruction, ""
 
