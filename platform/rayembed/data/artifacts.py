@@ -6,10 +6,10 @@
                                                             results that stand for it: `units/`
                                                  manifest.json, audit.html
 
-A folder is finished when its manifest is there; a finished one is taken as it is, an unfinished one
-goes on where it stopped. Only `working` goes after the manifest is written: who misses something of
-it finds the manifest. So several jobs may make the same folder at once, also in object storage,
-where nothing can be locked; the first manifest counts.
+A folder is finished when its manifest exists; a finished folder is reused, an unfinished one is
+resumed. Only `working` is deleted after the manifest is written: a process that misses a file there
+finds the manifest. So several jobs may make the same folder concurrently, also in object storage,
+which has no locks; the first manifest wins.
 """
 
 import json
@@ -128,8 +128,8 @@ class ArtifactWriter:
     def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
         """The finished folder: an existing one, or the result of `make`.
 
-        Whatever fails here once another job has finished the folder, which takes the scratch away
-        from under `make`, does not matter any more.
+        If another job has finished the folder meanwhile, and deleted the scratch files that `make`
+        uses, an error here is ignored.
         """
         if (found := self.existing()) is not None:
             return found
@@ -150,7 +150,7 @@ class ArtifactWriter:
     ) -> DatasetArtifact:
         """Write the manifest and check that no row is lost: in = out + rejected + dropped.
 
-        Where another job has written it meanwhile, that one stays.
+        If another job has written the manifest meanwhile, that one is kept.
 
         Args:
             results: of the tasks that read the rows: `rows_in`, `rows_out`, `rejected`, `examples`.

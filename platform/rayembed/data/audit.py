@@ -1,7 +1,7 @@
 """A page beside each finished folder that lets a person judge it: counts, plots, examples.
 
-Everything comes from the manifest and the first part; a step that puts a number, a table or
-examples into its manifest shows them here without code of its own.
+All contents come from the manifest and the first part: a step shows a number, a table or examples
+by putting them into its manifest.
 """
 
 import base64
@@ -146,7 +146,7 @@ def _png(content: bytes) -> str:
 def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Score histograms of each teacher; counts in equal bins over [-1, 1].
 
-    As PNG in base64.
+    Values are PNG files in base64.
     """
     pictures = {}
     for number, found in enumerate(histograms, 1):

@@ -33,7 +33,8 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
 def mixed(values: np.ndarray) -> np.ndarray:
     """SplitMix64's finalizer, a bijection on 64 bits: int64 or uint64 values become uint64.
 
-    What differs in one bit differs in half of them, so that sorting by it is a shuffle.
+    One changed input bit changes half of the output bits, so that sorting by the output is a
+    shuffle.
     """
     bits = values.view(np.uint64)
     with np.errstate(over="ignore"):

@@ -1,6 +1,6 @@
 """Preparation on Ray: its steps run as Ray Data pipelines over the whole cluster.
 
-What is done stands in `prepare` and `work_items`; here is only who does it.
+`prepare` and `work_items` define the work; this module only runs it.
 """
 
 import logging
@@ -56,7 +56,7 @@ def ray_pipeline_context(run: DataRun) -> PipelineContext:
 def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
     """Number type that `auto` resolves to on the machines that run teachers, as one log line.
 
-    Of GPUs that are still to come it is not asked: every one since Ampere computes bfloat16.
+    GPUs that are still to come are not queried: every one since Ampere computes bfloat16.
     """
     if not _gpus() and placement.gpus:
         return "bfloat16"
@@ -123,7 +123,7 @@ def gpus_for(
 ) -> int:
     """Number of GPUs available to teachers: those of the cluster, or all that autoscaling may add.
 
-    It waits until the first of them is there; Ray Data asks for the others while it works.
+    Waits until the first of them is available; Ray Data requests the others during the work.
 
     Raises:
         PlacementError: `placement.gpus` names some, and none is there in the end.

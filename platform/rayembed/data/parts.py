@@ -66,7 +66,7 @@ def write_table(folder: str, table: pa.Table) -> Part:
 class PartIndex:
     """Columns of all rows that batch drawing needs: 29 bytes a row, twice that while reading.
 
-    What is made of it to draw them comes on top: see `benchmarks/index_memory.py`.
+    Drawing needs additional memory: see `benchmarks/index_memory.py`.
     """
 
     id_hash: np.ndarray

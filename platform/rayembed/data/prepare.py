@@ -7,8 +7,8 @@
     storage/data/vectors/<teacher's settings>/         float16 vectors, reused by all runs
     storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md
 
-A folder is finished when its manifest is there, which is written last; a finished one is taken as
-it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
+A folder is finished when its manifest exists, which is written last; a finished folder is reused,
+an unfinished one is resumed. Independent of Ray.
 """
 
 import logging
@@ -104,8 +104,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
 def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:
     """Data sets whose sources were found with all columns that the settings name.
 
-    Raises:
-        ConfigError, DataError, AssetError: as `check_source`.
+    Needs no download, so that it can run before one.
     """
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     return [check_source(dataset, run.data.root) for dataset in chosen]
@@ -190,7 +189,7 @@ def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
 def _held_out(run: DataRun) -> HeldOut:
     """Held-out articles of the evaluation, over all Wikipedia files of the run.
 
-    Also of those that no stage uses: the evaluation takes the first one that is configured.
+    Includes files that no stage uses: the evaluation takes the first one configured.
     """
     datasets = [with_source_path(dataset, run.data.root) for dataset in run.data.datasets]
     paths = {

@@ -1,7 +1,7 @@
 """Shuffle of rows by a key at any size: tasks scatter rows to buckets, others gather a bucket each.
 
-What one task scatters is one file, bucket after bucket and at its end where each starts: as many
-files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
+A scatter task writes one file, bucket after bucket, with the offsets at its end: as many files as
+tasks, not tasks times buckets, and a gather task reads one range of each.
 
     segments (each a seal, then an Arrow stream or nothing) | int64 place of each and of the end |
     int64 buckets

@@ -1,7 +1,7 @@
 """Tasks over many independent work items, resumable after a kill.
 
-The task and its units are plain picklable objects. What runs them, this process or Ray Data, is
-an `Execute`; results and files are the same.
+A task and its items are plain picklable objects. An `Execute` runs them in this process or on Ray
+Data, with the same results and files.
 """
 
 import json
@@ -37,8 +37,8 @@ Task = Callable[..., Result]
 """Function that processes one item. Repeating it, also concurrently, gives the same files and
 result.
 
-Called with the unit, and with `"cuda"` after it in a process that has a GPU to itself; no other may
-use a GPU.
+It is called with the item, and additionally with `"cuda"` in a process that owns a GPU; no other
+process may use one.
 """
 
 Needs = Literal["cpu", "gpu or cpu", "gpu or machine"]
@@ -136,8 +136,8 @@ def _progress(done: int, of: int, rows: int, seconds: float) -> str:
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
     """Sum of rows in, rows out and rejected rows by reason over all results.
 
-    A task that makes several rows of one, or one of several, tells `rows_used`: of the rows in,
-    those that were not rejected.
+    A task that makes several rows of one, or one of several, reports `rows_used`: the number of
+    input rows that were not rejected.
     """
     rows_in = sum(result["rows_in"] for result in results)
     rows_out = sum(result["rows_out"] for result in results)

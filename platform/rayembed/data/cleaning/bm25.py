@@ -145,9 +145,9 @@ class EvaluationIndex:
 def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
     """(V, N) indicators of each text's heaviest words; every similar text has at least one of them.
 
-    These are the fewest whose shares sum to 1 - `max_similarity` (the prefix filter of similarity
-    joins): a text without any of them shares at most the rest. They are rare words, so few pairs
-    have one in common.
+    These are the fewest words whose shares sum to 1 - `max_similarity` (the prefix filter of
+    similarity joins): a text without any of them shares at most the rest. They are rare words, so
+    few pairs have one in common.
     """
     text = np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
     order = np.lexsort((weights.indices, -weights.data, text))
@@ -198,7 +198,7 @@ def build_arrays(texts: Iterable[str]) -> Arrays:
 def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> None:
     """Write the index of the named sources' texts; an existing one is kept.
 
-    A text that several sources have is the first one's.
+    A text of several sources is assigned to the first.
     """
     if exists(_arrays_path(folder)):
         return

@@ -1,7 +1,7 @@
 """Cleaning of converted rows: exact duplicates, near-duplicates and benchmark texts are removed.
 
-Each step looks at the rows that the steps before it left; of what is left in the end samples are
-drawn. The rows that go stay in the parts until all is known, so that parts are written anew once.
+Each step looks at the rows that earlier steps left; samples are drawn from the final rows. Removed
+rows stay in the parts until all are known, so that parts are rewritten once.
 """
 
 import logging

@@ -155,7 +155,7 @@ def nearest_pairs(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each removed row, its most similar pair and the row's side in it.
 
-    Of equally similar ones that of the lowest id hash.
+    Ties are broken by the lowest id hash.
     """
     row = np.concatenate([similar[:, 0], similar[:, 1]])
     other = np.concatenate([similar[:, 1], similar[:, 0]])

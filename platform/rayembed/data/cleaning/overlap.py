@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
     """Names and versions of all sources of evaluation texts; part of the cleaning's fingerprint.
 
-    Nothing where rows are not compared with any.
+    Empty if rows are not compared.
 
     Raises:
         ConfigError: a name that is neither a task nor a benchmark nor a file.

@@ -25,7 +25,7 @@ def first_of_each(id_hash: np.ndarray) -> np.ndarray:
 def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: int) -> np.ndarray:
     """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and id.
 
-    Which ones depends on no order of the rows; all where there are no more.
+    The sample is independent of the order of rows; all rows if there are no more.
     """
     left = np.flatnonzero(keep)
     if num_samples is None or len(left) <= num_samples:

@@ -134,9 +134,9 @@ class PairsOfBucket:
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
     """(pairs, 2) int64 positions of rows with a common key, each pair once.
 
-    All pairs of few rows; of many each with the first of them and with the eight before it, in the
-    order of ids, so that pairs depend on content alone and are not quadratic in copies of a text.
-    The row with the lower id hash stands first.
+    All pairs of small groups; in large ones each row is paired with the first and with the eight
+    before it in id order, so that pairs depend on content only and are not quadratic in the copies
+    of a text. The row with the lower id hash comes first.
     """
     order = np.lexsort((position, id_hash, key))
     key, position = key[order], position[order]

@@ -1,7 +1,7 @@
 """Exact verification of candidate pairs: Jaccard similarity of all n-grams of both texts.
 
-The n-grams of rows that stand in a candidate pair travel to where the pair is compared. So a task
-holds the rows of some ten thousand pairs, and rows that are like no other never leave their part.
+The n-grams of candidate rows are sent to the task that compares the pair. So a task holds the rows
+of some ten thousand pairs, and rows without candidates never leave their part.
 """
 
 from dataclasses import dataclass

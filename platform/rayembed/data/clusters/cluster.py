@@ -46,9 +46,9 @@ def make_clustered(
 ) -> DatasetArtifact:
     """Cluster a data set: a folder of records in batches of `batch_pairs` consecutive rows.
 
-    Pairs are clustered within the data set, clusters are packed into batches, and each record is
-    told which documents of its batch are no negatives of it (arXiv 2410.02525, section 4.1). Rows
-    that fill no batch are dropped. How pairs were split into parts changes nothing.
+    Pairs are clustered within the data set, clusters are packed into batches, and each record
+    stores the false negatives among its batch's documents (arXiv 2410.02525, section 4.1). Rows
+    that fill no batch are dropped. The division into parts has no effect.
 
     Raises:
         ConfigError: FAISS is not installed.

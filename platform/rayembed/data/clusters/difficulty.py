@@ -1,7 +1,7 @@
 """Batch difficulty under a surrogate model, by cluster and batch size (arXiv 2410.02525, Figure 6).
 
 "We measure the average difficulty of 1000 batches across a variety of batch and cluster sizes"
-(arXiv 2410.02525, section 7). The paper does not say by what number; here it is the cosine, by the
+(arXiv 2410.02525, section 7). The paper does not define the measure; here it is the cosine, by the
 teacher that made the clusters, of each query with the documents of the other pairs of its batch.
 
 n pairs, B pairs of a batch, D embedding width.
@@ -136,7 +136,7 @@ class ClusterSize:
 class MeasureBatches:
     """Task: cluster a sample of pairs by one size and pack it into batches of each batch size.
 
-    As the clustering step does both. Memory is that of the sample.
+    Uses the methods of the clustering step. Memory is that of the sample.
     """
 
     dataset: str
@@ -216,7 +216,7 @@ def measure_batches(
 ) -> dict[int | None, dict[int, Difficulty]]:
     """Mean cluster size (None: random order) → batch size → difficulty.
 
-    Results are kept in storage and not taken again.
+    Results are stored and reused.
 
     Args:
         records: the folder that would be clustered.

@@ -19,8 +19,8 @@ def false_negatives(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """For each pair, the documents of the batch that are false negatives of its query.
 
-    Known positives of the query, its own document among them, are not told again: they are no
-    negatives anyway.
+    Known positives of the query, including its own document, are left out, as they are never
+    negatives.
 
     Args:
         queries: (B, D) of unit length.

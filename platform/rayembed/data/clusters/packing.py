@@ -19,8 +19,8 @@ def order_clusters(
 ) -> np.ndarray:
     """Tour of the clusters, (k,) int64.
 
-    `random`: any. `tsp`: from a random one on, each is followed by the one of highest cosine that
-    is left (greedy travelling salesman; the paper takes it from Shi et al., 2024).
+    `random`: random order. `tsp`: from a random cluster on, each is followed by the remaining one
+    with the highest cosine (greedy travelling salesman; the paper takes it from Shi et al., 2024).
 
     Args:
         centroids: (k, W) float32 of unit length.
@@ -70,9 +70,9 @@ def _neighbours(centroids: np.ndarray) -> np.ndarray:
 def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
     """(batches, G) int64 row numbers, batch after batch along the tour.
 
-    A cluster that fills whole batches gives them, and its rest stands between the rests of its
-    neighbours on the tour, which are cut into batches together. Rows that do not fill a last batch
-    are in none: they are of the end of the tour.
+    A cluster that fills whole batches gives them, and its remainder is joined with the remainders
+    of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
+    that do not fill a batch are dropped.
 
     Args:
         cluster: (n,) int64 number of each row's cluster.

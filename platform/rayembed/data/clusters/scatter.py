@@ -1,7 +1,7 @@
 """Scatter and gather of pairs by batch: rewrites parts in batch order.
 
-Vectors travel with their rows, so that the false negatives of a batch are found where it is put
-together. Memory is bounded by a part of the old and one of the new folder.
+Vectors are moved with their rows, so that false negatives are found where a batch is assembled.
+Memory is bounded by an old and a new part.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class ScatterPairs:
     def __call__(self, item: PartPlaces) -> Result:
         """Report `files`: output part number → path of the rows that go there.
 
-        A place's step is its batch.
+        In each position, the step is the batch number.
         """
         table = read_table(item.path)
         queries, documents = pair_vectors(self.vectors, Part(item.path, len(table)))

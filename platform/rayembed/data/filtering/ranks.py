@@ -24,9 +24,9 @@ _ROWS_AT_ONCE = 65_536
 def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
     """(n,) int64 rank of each row's first positive for its query, starting at 1.
 
-    It is one more than the number of documents that score higher. Each text counts once, equal
-    scores do not count, nor do the row's other positives, which are right answers too, nor the
-    query's own text, which stands among the documents where pairs go in both directions.
+    The rank is one more than the number of documents that score higher. Each text counts once; not
+    counted are equal scores, the row's other positives, which are correct too, and the query's own
+    text, which is among the documents of symmetric pairs.
 
     Args:
         device: where to count, as in `top_k`.

@@ -64,8 +64,8 @@ def without_ineligible(
 ) -> Candidates:
     """Refuse candidates that are no negatives at any score, such as positives and the query itself.
 
-    First ranks, the query itself, its positives (also those of other rows that ask the same), and
-    documents of its class.
+    Refused are the first ranks, the query itself, its positives (including those of other rows with
+    the same query), and documents of its class.
 
     Args:
         given: also the negatives that the row brings.

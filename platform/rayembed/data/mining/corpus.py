@@ -1,8 +1,8 @@
 """The corpus to mine from: metadata of all documents in memory, vectors and texts on disk.
 
-Documents are the positives of all rows and those of a corpus of their own. A text counts once,
-where it comes first; its id is its place among those. A process holds some 60 bytes of each
-document, 110 while it begins (`benchmarks/index_memory.py`), and reads vectors and texts part by
+Documents are the positives of all rows and those of a separate corpus. A text counts once, at its
+first occurrence; its id is its rank among first occurrences. A process holds some 60 bytes of each
+document, 110 while it starts (`benchmarks/index_memory.py`), and reads vectors and texts part by
 part.
 
 N documents, M distinct texts of a part, D embedding width.

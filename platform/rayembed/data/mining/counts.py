@@ -26,7 +26,8 @@ _SHOWN_CHARACTERS = 300
 def histogram(scores: np.ndarray) -> str:
     """Counts of scores in the 100 bins, as one text of space-separated numbers.
 
-    One process holds those of all parts, and a text takes a tenth of what numbers do.
+    A single process holds the histograms of all parts, and a text takes a tenth of the memory of
+    numbers.
     """
     inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
     return " ".join(map(str, np.histogram(inside, bins=HISTOGRAM_EDGES)[0]))

@@ -10,7 +10,7 @@ from rayembed.data.words import words
 def trigrams(text: str) -> frozenset[tuple[str, ...]]:
     """Word trigrams of a text, without case and punctuation.
 
-    A text of fewer words is one shingle of what it has; one without words stands for itself.
+    A text with fewer words gives one n-gram of all its words; a text without words gives itself.
     """
     found = words(text)
     if len(found) < 3:

@@ -1,7 +1,7 @@
 """Queries of a part with everything that rules out false negatives.
 
-Rows that ask the same are one query with the positives of all: what follows from these is found
-once and not for each row.
+Rows with the same query form one query with the positives of all, so that dependent results are
+computed once instead of for each row.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,8 @@ class Queries:
 def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
     """Queries of the records, which must be rows of the corpus.
 
-    A query that has too many positives in the corpus counts as another one in each of its rows,
-    with their own positives.
+    A query with too many positives in the corpus is treated as a separate query in each of its
+    rows, with that row's positives.
     """
     query_hash = _array([text_hash(record.query) for record in records])
     shared = corpus.shares(query_hash)

@@ -33,8 +33,8 @@ _PAIRS_PER_BATCH_CPU = 16
 def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
     """Load the cross-encoder on `device`, once for each process.
 
-    Its one output goes through the sigmoid whatever the model's own activation is, so that rules by
-    shares of the positive's score have a zero to go by.
+    Its single output passes through a sigmoid, whatever the model's own activation, so that rules
+    relative to the positive's score have a zero point.
 
     Args:
         weights: fingerprint of the weights; others of the same name are loaded anew.
@@ -48,8 +48,8 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
 def check_cross_encoder(folder: Path, reference: str) -> None:
     """Check that the folder holds a model that scores pairs with a trained head.
 
-    Of any other model transformers would make a classifier with random weights. The weights are
-    not read, only their names.
+    From any other model transformers would make a classifier with random weights. Only the names of
+    the weights are read.
 
     Raises:
         AssetError: it is none, or gives more than one number for a pair.

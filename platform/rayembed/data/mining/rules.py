@@ -8,9 +8,9 @@ from rayembed.config.mining import MarginPos, MaxScore, PercPos, Rule, TopK
 def highest_scores(rule: Rule, positive_scores: np.ndarray) -> np.ndarray:
     """(Q,) float64 maximum score of a negative for each query.
 
-    `top_k_perc_pos` takes `max_relative_score` times the positive's score where that is positive.
-    A negative one is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that a
-    negative scores below the positive always; multiplied it would rise above it.
+    `top_k_perc_pos` takes `max_relative_score` times the positive's score if that is positive. A
+    negative score is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that
+    negatives always score below the positive; a product would exceed it.
 
     Args:
         positive_scores: (Q,) of the lowest-scoring positive of each query. All of them are marked

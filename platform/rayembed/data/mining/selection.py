@@ -1,9 +1,10 @@
 """Selection of negatives from open candidates: teachers take turns, copies of positives are
 skipped.
 
-Whether a candidate is a copy of a positive can only be told from its text, and reading texts is
-what costs. So queries choose as if none were, the texts of what they chose are read, and those that
-chose a copy choose again, until none did. What comes out is what checking all would give.
+Whether a candidate is a copy of a positive shows only in its text, and reading texts is the main
+cost. So queries first select without this check, the texts of the selected documents are read, and
+queries that selected a copy select again until none did. The result equals that of checking all
+candidates.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

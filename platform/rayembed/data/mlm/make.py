@@ -51,8 +51,8 @@ _CHARACTERS_AT_ONCE = 1 << 21
 class MakeSequences:
     """Task: make the sequences of a piece, those of a language in row order.
 
-    A piece may be of any size (a compressed file is one): tokens wait for at most one part. Only a
-    single text is held whole, however long it is.
+    A piece may have any size (for instance a compressed file): pending tokens are limited to one
+    part. Only single texts are held whole.
     """
 
     folder: str

@@ -1,6 +1,6 @@
 """Token masking, seeded by seed, step and slot in the global batch.
 
-Nothing else decides it: not workers, micro-batches or what was drawn before.
+Independent of workers, micro-batches and earlier draws.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,8 @@ def mask(
 ) -> MaskedSequence:
     """Mask a sequence (arXiv 1810.04805, section 3.1), differently for each step and slot.
 
-    Each token that is not special is chosen with `masking.probability`. A chosen one becomes the
-    mask, or any word of the vocabulary, or stays, by the shares of the settings.
+    Each non-special token is selected with `masking.probability`. By the shares of the settings, a
+    selected token becomes the mask token, a random word of the vocabulary, or stays.
 
     Args:
         input_ids: (T,) int32, special tokens included; it stays as it is.

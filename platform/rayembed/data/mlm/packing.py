@@ -15,9 +15,9 @@ def packed(
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Full sequences of the texts' tokens in order, and the remaining tokens.
 
-    Texts are parted by what the tokenizer puts behind one, and each sequence stands amid the
-    tokenizer's own special tokens. What is left, (r,) int32 without special tokens and less than a
-    sequence has room for, goes to the next call; once no text follows it is a shorter sequence.
+    Texts are separated by the tokenizer's closing special tokens, and each sequence is enclosed in
+    its special tokens. The remainder, (r,) int32 without special tokens and shorter than a
+    sequence, is passed to the next call; after the last text it forms a shorter sequence.
 
     Args:
         texts: (n,) int32 ids of each text, without special tokens.

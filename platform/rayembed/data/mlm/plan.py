@@ -1,8 +1,8 @@
 """Plan of an adaptation: assigns sequences to the slots of each step.
 
-It depends on the sequences, α and the seed, and on no worker: worker r of W takes the slots
-[r·G/W, (r+1)·G/W) of each step, so that batches are the same for every W and a run goes on at any
-step with any W.
+It depends on the sequences, α and the seed, not on workers: worker r of W takes the slots [r·G/W,
+(r+1)·G/W) of each step, so that batches are the same for every W and a run can resume at any step
+with any W.
 
     storage/plans/adapt-<fingerprint>/steps-*.parquet, manifest.json
 
@@ -238,8 +238,8 @@ def order_sequences(
     """(num_steps, G) int64 indices into the pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
-    sequence over any number of steps. Its sequences are drawn in seeded permutations, one an
-    epoch, of an order that only their content decides; none stands twice in a batch.
+    sequence over any number of steps. Its sequences are sampled by epoch in seeded permutations of
+    a content-based order; none occurs twice in a batch.
 
     Raises:
         DataError: a language has fewer sequences than a batch takes of it.

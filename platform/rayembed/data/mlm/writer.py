@@ -28,8 +28,8 @@ _ROWS_PER_GROUP = 256
 class SequenceWriter:
     """Makes sequences from one task's texts and writes a part whenever enough tokens are pending.
 
-    Where parts end does not show in the sequences. Between two calls it holds less than
-    `TOKENS_PER_PART` tokens of sequences and of each language less than one sequence.
+    Part boundaries do not affect sequences. Between calls it holds less than `TOKENS_PER_PART`
+    tokens of sequences and less than one sequence of each language.
     """
 
     def __init__(self, folder: str, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
@@ -94,7 +94,7 @@ class SequenceWriter:
 def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[str, int]:
     """Write a part with the sequences, sorted by language code; its name and rows.
 
-    Writing it again changes nothing.
+    Idempotent.
     """
     rows = [(code, ids) for code, found in sorted(sequences.items()) for ids in found]
     table = pa.table(

@@ -1,9 +1,8 @@
 """The batch plan: contents of every global batch, fixed before training and stored in files.
 
-The plan knows no workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step, so the
-batches are the same for every W, and the plan can be read from any step with any W; so training may
-go on with another number of workers than wrote its checkpoint. `write` makes it.
-G rows of a global batch.
+The plan is independent of workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step,
+so the batches are the same for every W, and training may resume at any step with another number of
+workers. `write` makes it. G rows of a global batch.
 """
 
 from collections.abc import Mapping, Sequence

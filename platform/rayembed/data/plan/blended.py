@@ -26,11 +26,11 @@ def blended(
 ) -> Iterator[PlannedBatch]:
     """Batches of all steps, in order.
 
-    Each batch has of each data set its share, where what rounding leaves over is carried to the
-    next step, so that the shares are exact to one row over any number of steps. A data set is
-    drawn in seeded permutations, one an epoch; no row comes again before all others came. A row
-    whose query text the batch already has waits for the next batch, unless its epoch has no other
-    row left. More steps only add to the order.
+    Each batch holds each data set's share of rows; rounding remainders are carried to the next
+    step, so that shares are exact to one row over any number of steps. Data sets are sampled by
+    epoch in seeded permutations, without replacement. A row whose query text is already in the
+    batch waits for the next one, unless its epoch has no other row left. A larger number of steps
+    only extends the order.
 
     Args:
         key: names the stage, so that two stages with one seed differ.

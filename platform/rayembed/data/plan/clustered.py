@@ -24,10 +24,10 @@ def clustered(
 ) -> Iterator[PlannedBatch]:
     """Batches of all steps, in order.
 
-    Of the steps each data set has its share in whole numbers by largest remainder, and they stand
-    in seeded order. A data set's batches come in seeded permutations, one an epoch: none comes
-    again before all others came. Rows of a batch are mixed over its slots, so that workers get
-    alike ones. Another number of steps is another order.
+    Steps are divided among data sets by share, in whole numbers by largest remainder, and mixed in
+    seeded order. A data set's batches come in seeded permutations, one for each epoch, without
+    replacement. Rows of a batch are mixed over its slots, so that workers get similar ones. Another
+    number of steps gives another order.
 
     Args:
         datasets: batch b of a data set is its rows [b·G, (b + 1)·G).

@@ -24,10 +24,10 @@ def with_examples(
 ) -> list[Record]:
     """Records with in-context examples added to each query's instruction.
 
-    A query gets from none to `max_examples`, each number as likely, drawn without repetition from
-    the pairs of its data set with its instruction, and of these as many as the tokenizer's budget
-    has room for. Its own text and its positives are never shown. A query without instruction has
-    no template in which examples could stand, and gets none.
+    A query gets from none to `max_examples` examples, uniformly distributed, drawn without
+    replacement from the pairs of its data set with its instruction, as far as the tokenizer's
+    budget allows. Its own text and its positives are never shown. A query without instruction has
+    no template for examples and gets none.
 
     Args:
         first_slot: place of the first record in the global batch.

@@ -1,7 +1,7 @@
 """Writing of plan files: rows are scattered by block of steps, then gathered.
 
-Each part is read once and each block is put together once, so memory is bounded by a part and a
-block whatever the size of the data. Both are tasks over units, run here or by Ray Data.
+Each part is read once and each block is assembled once, so memory is bounded by a part and a block
+for any data size. Both are tasks over work items, run here or by Ray Data.
 """
 
 import json

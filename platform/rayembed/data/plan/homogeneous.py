@@ -1,7 +1,7 @@
 """The `homogeneous` policy: every batch has a single data set and language.
 
-So do Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental details): a query's negatives
-are then of its own kind, and are not told by the style of another data set.
+As in Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental details): a query's negatives
+are then of its own kind and not recognisable by another data set's style.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,10 +29,10 @@ def homogeneous(
 ) -> Iterator[PlannedBatch]:
     """Batches of all steps, in order.
 
-    Of the steps each data set has its share, and of a data set's steps each of its languages the
-    share of its rows to the power 1/T (None: of its rows), in whole numbers by largest remainder.
-    The steps stand in seeded order. Rows are drawn as in `blended`, each language by itself.
-    Another number of steps is another order.
+    Steps are divided among data sets by share, and a data set's steps among its languages by rows
+    to the power 1/T (None: by rows), in whole numbers by largest remainder. The steps are in seeded
+    order. Rows are drawn as in `blended`, separately for each language. Another number of steps
+    gives another order.
 
     Args:
         datasets: with `language_hash`; each language has rows for a batch, see `large_enough`. One

@@ -1,7 +1,7 @@
 """Lineage: traces a batch back to source rows, with the processing steps in between.
 
-A plan names the folder that each data set's rows came from, and each folder names the one before
-it, up to the converted records; see `prepare` for where they lie.
+A plan names the folder that each data set's rows came from, and each folder names its parent, up to
+the converted records; see `prepare` for their locations.
 """
 
 import posixpath
@@ -106,7 +106,7 @@ def data_warnings(plan_folder: str) -> list[str]:
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:
     """Data set → its folders in order, with the inputs and row counts of their manifests.
 
-    For a model's run: plain values that stay when the folders are gone.
+    Stored with a model's run: plain values that remain when the folders are deleted.
 
     Raises:
         ArtifactError: as `lineage`.

@@ -1,7 +1,7 @@
 """A worker's input pipeline on Ray: Ray Data actors build step batches ahead of use.
 
-Training's workers and those processes import this module and not cleaning, mining and sources: each
-of them waits for its imports.
+Training workers and their processes import this module but not cleaning, mining and sources, as
+each of them waits for its imports.
 """
 
 import logging
@@ -34,8 +34,8 @@ def prefetched_on_ray(
 ) -> Generator[Any]:
     """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.
 
-    Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that
-    they run beside training workers that hold all CPUs of a small machine.
+    Ray Data actors build a few steps ahead on any CPUs. They reserve none, so that they run beside
+    training workers that hold all CPUs of a small machine.
 
     Args:
         make: picklable, as `stream.PairSteps`; each actor has one copy of it, with what that has

@@ -1,7 +1,7 @@
 """Sampling shared by all policies: mixing shares and seeded epoch samplers over a data set's rows.
 
-Everything depends on the rows' hashes, the weights and the seed, and on nothing else: not on
-workers, not on the order in which rows were read. G rows of a global batch.
+Results depend only on the rows' hashes, the weights and the seed, not on workers or the order in
+which rows were read. G rows of a global batch.
 """
 
 from collections import deque
@@ -82,8 +82,8 @@ class EpochSampler:
     def draw(self, count: int, used: set[int]) -> np.ndarray:
         """Draw (count,) int64 rows; adds their query hashes to `used`.
 
-        No row comes again before all others came. A row whose query text is in `used` waits for
-        the next call, unless its epoch has no other row left.
+        Rows are drawn without replacement within an epoch. A row whose query text is in `used`
+        waits for the next call, unless its epoch has no other row left.
         """
         ahead = self.order[self.place : self.place + count]
         hashes = set(self.query_hash[ahead].tolist())

@@ -57,9 +57,9 @@ def write_plan(
 ) -> BatchPlan:
     """Write a plan into `folder`; an existing one with the same inputs is reused.
 
-    Locally the folder appears when it is complete, and a lock beside it lets one run at a time
-    make it: others that want the same plan wait and open what is there then. In object storage the
-    manifest is written last and nothing is locked: let one run finish a plan before others start.
+    A local folder appears when it is complete, and a lock beside it admits one writer at a time:
+    others that want the same plan wait and reuse it. In object storage the manifest is written last
+    and nothing is locked: let one run finish a plan before others start.
 
     Args:
         parts: of each data set that `config.weights` names.

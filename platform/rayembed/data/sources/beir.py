@@ -5,7 +5,7 @@
     documents  ──► the buckets of the queries that need them; others are passed over
     a bucket   ──► its queries' records
 
-Held in memory are 12 bytes for each judgement, and one bucket.
+Memory holds 12 bytes for each judgement, and one bucket.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -24,9 +24,9 @@ def record_of(
 ) -> Record:
     """Build a record from texts.
 
-    Texts without a visible character, positives that equal the query, and negatives that equal the
-    query or a positive are left out of it. The same texts get the same id, where their class and
-    language, which tell pairs apart too, are the same.
+    Texts without a visible character, positives equal to the query, and negatives equal to the
+    query or a positive are dropped. Equal texts get equal ids if their class and language are
+    equal, too.
 
     Args:
         rule: how the negatives were chosen.

@@ -49,8 +49,8 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
 def name_in(row: Mapping[str, Any], column: str) -> str | None:
     """Name of a class, a relation or an id in a cell; None if it is empty.
 
-    Numbers are named by their digits, however the file stores them; a list of one element is that
-    element.
+    Numbers are named by their digits, in any storage format; a list of one element is treated as
+    that element.
 
     Raises:
         RowError: it holds several, or an object.

@@ -1,9 +1,9 @@
 """Classification texts as records: positives and negatives are other examples, or class names.
 
 NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
-of the smallest seeded hash, so that the records depend on no order and on no number of pieces. A
-second one finds the further classes of these examples: a text of two classes may be kept for one of
-them alone.
+with the smallest seeded hash, so that records are independent of the order and number of pieces. A
+second pass finds further classes of these examples, as a text of two classes may be kept for only
+one of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -73,7 +73,7 @@ class _Hashes:
 class Examples:
     """Example pool of a data set, by class.
 
-    Texts lie in Arrow's memory: as many bytes as they have, of `examples_per_class` of each class.
+    Texts are in Arrow memory, in their size in bytes, for `examples_per_class` of each class.
     """
 
     def __init__(

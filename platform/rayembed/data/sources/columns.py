@@ -1,6 +1,6 @@
 """Column access in rows; a column may be a path into nested cells.
 
-The grammar stands in `rayembed.config.sources`; all columns that settings name are read by it.
+The grammar is described in `rayembed.config.sources`; it applies to all columns that settings name.
 """
 
 from collections.abc import Mapping
@@ -32,10 +32,9 @@ def read_column(row: Mapping[str, Any], column: str) -> Any:
 def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
     """Names looked up by `column` in the deepest object that it reaches, and that object.
 
-    For messages about a column that is not there: the names beside it are the ones to choose from.
-    Of a list on the way its first object counts. No names where a cell on the way is empty, so that
-    the row does not tell; the whole column where one is neither object nor list nor, for its lines,
-    a text.
+    Used in messages about a missing column, to suggest the names beside it. For a list on the path,
+    its first object counts. Returns no names if a cell on the path is empty, so that the row does
+    not tell; the whole column if a cell is neither object nor list nor, for its lines, a text.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:

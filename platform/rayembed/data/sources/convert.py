@@ -257,7 +257,8 @@ def _told_of(results: Sequence[Result]) -> dict[str, Any]:
 def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     """Raise when there are too few rows or too many bad ones.
 
-    The settings' share is no part of the folder's name, so that raising it costs no new conversion.
+    The share in the settings is not part of the folder's name, so that raising it needs no new
+    conversion.
 
     Args:
         told: a manifest, or as much of it as `_told_of` gives.

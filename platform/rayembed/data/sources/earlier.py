@@ -28,8 +28,8 @@ class EarlierPart:
 class TakeRecords:
     """Task: copy a part's records into this data set.
 
-    They keep their ids, negatives, scores, task and origins. Instructions that the data set gives
-    replace theirs; documents of others are negatives only where both allow it.
+    Records keep their ids, negatives, scores, task and origins. Instructions of the data set
+    replace theirs; other rows' documents are negatives only if both allow it.
     """
 
     folder: str

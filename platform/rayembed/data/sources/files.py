@@ -78,8 +78,8 @@ class _File:
 def list_pieces(path: str) -> list[Piece]:
     """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
-    Of a folder hidden files and those that start with `_` are left out, as Spark and Ray do; in one
-    of the hub also files of other kinds, such as its card.
+    In folders, hidden files and those starting with `_` are skipped, as by Spark and Ray; on the
+    hub also files of other kinds, such as the card.
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an

@@ -1,6 +1,6 @@
 """Sources that join distant rows: premises of NLI, judgements with their texts.
 
-Rows are scattered into buckets by what joins them, and each bucket is converted by itself.
+Rows are scattered into buckets by their join key, and each bucket is converted separately.
 """
 
 import logging
@@ -90,7 +90,7 @@ def convert_judged(
 def check_texts(source: BeirSource, corpus: Piece, queries: Piece) -> None:
     """Check that documents and queries have ids and their text columns.
 
-    A title need not be there where the settings do not ask for it by themselves.
+    The title may be missing if the settings do not name it explicitly.
 
     Raises:
         ConfigError: they do not; the message names the nearest column.

@@ -1,9 +1,9 @@
 """Splits of mteb tasks as rows for the converters of other sources.
 
-mteb's own loader brings a task's data; its type says what its rows are. They are written as
-Parquet files, from which on a task is pairs, sentences with a similarity, or texts with classes.
-The origin of a row is `task/split/subset#row`, with the place after it where a row holds a list,
-or the id of the query.
+mteb's own loader provides a task's data; the task's type determines what its rows are. They are
+written as Parquet files and then treated as pairs, sentences with a similarity, or texts with
+classes. The origin of a row is `task/split/subset#row`, followed by the position if a row holds a
+list, or by the query id.
 """
 
 import difflib
@@ -235,8 +235,8 @@ def _loaded(name: str, split: str, subset: str | None) -> Any:
 def _check_judgements(task: Any, name: str, split: str) -> None:
     """Check that the judgements have the split.
 
-    mteb's loader takes the only split that there is for any that is asked for, so that the test
-    split would pass for training data.
+    mteb's loader substitutes the only available split for any requested one, so that the test split
+    would pass for training data.
     """
     from datasets import get_dataset_config_names, get_dataset_split_names
     from mteb.abstasks.retrieval import AbsTaskRetrieval

@@ -19,7 +19,7 @@ def pair_records(
     """Record of a row with a query and positives; if the settings are symmetric, also one for each
     positive as query.
 
-    The latter have no negatives: those of the row were chosen for its query.
+    The latter have no negatives, as the row's were chosen for its query.
 
     Args:
         json_lists: as of `texts_in`.

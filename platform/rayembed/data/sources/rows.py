@@ -139,7 +139,7 @@ def _read_parquet(
 def _values_of(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | UnicodeDecodeError]:
     """Rows of a batch, with an error in place of each row that is not UTF-8.
 
-    Parquet writers are trusted with their texts: Arrow looks at them only here.
+    Parquet texts are not validated by writers; Arrow checks them only here.
     """
     try:
         return list(batch.to_pylist())

@@ -63,7 +63,7 @@ def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> Confi
     """Error text when a stage requests hard negatives and the data set has some in an unread
     column; None if it has none.
 
-    Single words are no texts here but ids, of documents or of classes.
+    Single words count as ids of documents or classes, not as texts.
     """
     source = dataset.source
     if not isinstance(source, PairsSource) or dataset.has_negatives:

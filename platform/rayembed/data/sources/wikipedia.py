@@ -1,6 +1,6 @@
 """The sample of Wikipedia summaries: articles, held-out split, masked titles, sentences.
 
-Pure functions of texts and a seed. How articles become records stands in `wikipedia_records`.
+Pure functions of texts and a seed. `wikipedia_records` turns articles into records.
 """
 
 import json
@@ -83,7 +83,7 @@ def read_articles(path: Path) -> list[Article]:
 def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> frozenset[str]:
     """The `num_titles` titles with the smallest hash of seed and title.
 
-    Whether a title is among them depends on no order, so adding articles moves few titles.
+    Selection is independent of order, so adding articles changes few titles.
     """
     return frozenset(_held_out_in_order(articles, num_titles, seed))
 
@@ -93,7 +93,7 @@ def validation_titles(
 ) -> frozenset[str]:
     """The last `num_validation` of the `num_titles` held-out titles, by the same hash.
 
-    The others are those that would be held out alone with `num_titles - num_validation`.
+    The remaining ones are those that `num_titles - num_validation` alone would hold out.
     """
     ordered = _held_out_in_order(articles, num_titles, seed)
     return frozenset(ordered[max(0, num_titles - num_validation) :])
@@ -113,13 +113,13 @@ def seeded_hash(seed: int, purpose: str, text: str) -> int:
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
     """Texts that an evaluation of the held-out titles may show, plain and title-masked.
 
-    Those of each held-out article: title, text, description, every sentence, the text's other
-    sentences, and its two halves. A title that also names a topic ("History") is not among them:
-    the name of a class stands in training rows of every article of it. Texts are compared whole,
-    so neither a part of one nor one that an evaluation cuts to its first words is recognised.
+    For each held-out article: title, text, description, every sentence, the text's other sentences,
+    and its two halves. A title that also names a topic ("History") is excluded, as the class name
+    occurs in training rows of its articles. Texts are compared whole, so parts of them or texts
+    truncated by an evaluation are not recognised.
 
-    A training row of any source that has one of them, in any place, is rejected: also a
-    description such as "Family of birds" that a training article shares with a held-out one.
+    A training row of any source that contains one of them is rejected, including a description such
+    as "Family of birds" that a training article shares with a held-out one.
     """
     articles = list(articles)
     topics = {article.topic for article in articles}

@@ -1,6 +1,6 @@
 """Records of Wikipedia summaries: description pairs, sentence pairs, topic examples and labels.
 
-Pure functions of articles and a seed: the record of an article depends on no order.
+Pure functions of articles and a seed: an article's record is independent of the order of articles.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,8 +116,8 @@ def translation_pair(article: Article, other: Article | None) -> tuple[str, str]
 def sentence_pair(article: Article, seed: int) -> tuple[str, str] | str:
     """A sentence and the rest of its article, both title-masked, or the reason for rejection.
 
-    The sentence is the one that is smallest by a hash among those that are long enough and leave
-    a rest that is; where it occurs twice, the rest is without both.
+    The sentence is the one with the smallest hash among those of sufficient length that leave a
+    rest of sufficient length; if it occurs twice, the rest lacks both.
     """
     sentences = [mask_title(text, article.title) for text in split_sentences(article.extract)]
     if len(sentences) < 2:

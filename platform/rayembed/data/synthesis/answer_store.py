@@ -2,8 +2,8 @@
 
     storage/data/answers/<model and sampling>/<group>/<content>.parquet
 
-Answers are written in small files as they come, and found by the content of their request. Another
-number of examples, another bound or another way to read answers finds those that are there.
+Answers are written in small files as they arrive, and looked up by the content of their request.
+Other numbers of examples, other limits or another parser reuse existing answers.
 """
 
 import logging

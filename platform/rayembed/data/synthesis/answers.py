@@ -1,7 +1,7 @@
 """Parsing of LLM answers into tasks or a pair, or the reason for rejection.
 
-An answer is anything that a model or a broken server may send: explained, fenced, cut off, nested a
-thousand deep, with texts that no file can hold. Nothing here raises for what it reads.
+An answer may be anything that a model or a broken server sends: with explanations, fenced, cut off,
+nested a thousand deep, with unencodable texts. Nothing here raises because of its content.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The LLM on Ray: requests go through `ray.data.llm`, to vLLM on the cluster or to an endpoint.
 
-What is asked and what is made of the answers stands in `synthesize`; here is only who asks.
+`synthesize` defines requests and the use of answers; this module only sends requests.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """Prompts for the LLM in our own words; steps, fields and values as in NV-Embed, Tables 15, 16.
 
-Tasks come from an LLM's answer, so they are put in as they are and never formatted again.
+Tasks come from an LLM's answer, so they are inserted verbatim and never used as format strings.
 """
 
 from collections.abc import Iterable, Mapping

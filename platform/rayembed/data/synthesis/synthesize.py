@@ -3,8 +3,8 @@
     storage/data/answers/<model and sampling>/       every answer, reused by all runs
     storage/data/synthetic/<name>-<fingerprint>/     records, manifest, rejected.jsonl, audit.html
 
-The driver plans the requests, keeps the answers and reads them group by group; it holds the tasks,
-a small object for each request that is open, and two hashes for each record. Who asks is an `Ask`.
+The driver plans the requests, stores the answers and reads them group by group; it holds the tasks,
+a small object for each open request, and two hashes for each record. An `Ask` sends the requests.
 """
 
 import json
@@ -162,7 +162,7 @@ def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _A
 def _ask_for_examples(plan: _Plan, ask: Ask, kept: AnswerStore) -> None:
     """Ask until each example has a usable answer or has reached the limit of tries.
 
-    An example that got no answer is asked for again in each round too.
+    An example without an answer is also requested again in each round.
     """
     settled: set[int] = set()
     for round_ in range(plan.config.retries + 1):

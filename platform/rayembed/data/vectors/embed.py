@@ -1,7 +1,7 @@
 """Vectors of parts: a task embeds queries and documents; all runs share the files.
 
-Vectors are kept as float16 in files named by the teacher's settings and the part's content, so
-that they serve every later run that needs the same. Each file is read whole and ends with a digest.
+Vectors are stored as float16 in files named by the teacher's settings and the part's content, so
+that later runs reuse them. Each file is read whole and ends with a checksum.
 """
 
 from collections.abc import Callable, Sequence

@@ -95,11 +95,11 @@ def _load(
 ) -> Encoder:
     """Load the encoder.
 
-    Linear layers work in `dtype`. In bfloat16 all between them (embeddings, norms, the residual
-    stream) stays in the type in which the weights are saved: as fast as bfloat16 throughout, with
-    half the error. Cosines of all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) in place of
-    8.5e-4; the rule's margin is 5 percent, but what stands last of the negatives is often closer to
-    what comes next.
+    Linear layers work in `dtype`. In bfloat16 everything between them (embeddings, norms, the
+    residual stream) keeps the type of the saved weights: as fast as full bfloat16, with half the
+    error. Cosines of all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) instead of 8.5e-4; the
+    rule's margin is 5 percent, but the last negatives often score closer than that to the next
+    candidates.
     """
     folder = resolve_model(reference)
     if (seen := weights_fingerprint(folder)) != weights:
