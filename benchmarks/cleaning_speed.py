@@ -31,7 +31,7 @@ def near_duplicates(rows):
     from rayembed.data.cleaning.near_duplicates import find_near_duplicates
     from rayembed.data.parts import ROWS_PER_PART, read_index, write_part
     from rayembed.data.records import Record
-    from rayembed.data.units import in_process
+    from rayembed.data.work_items import in_process
 
     rng = np.random.default_rng(1)
     made = texts(rows * 9 // 10, 30, 120, 0)

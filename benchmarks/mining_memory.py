@@ -60,7 +60,7 @@ def mine(folder, made):
     from rayembed.config.mining import MiningConfig
     from rayembed.data.mining.corpus import CorpusFiles
     from rayembed.data.mining.tasks import MinePart, MiningTeacher
-    from rayembed.data.vectors.embed import PartUnit
+    from rayembed.data.vectors.embed import PartItem
 
     records, others, vectors = made
     task = MinePart(
@@ -74,7 +74,7 @@ def mine(folder, made):
     before, mined, began = peak_mib(), 0, time.perf_counter()
     for part in records:
         started = time.perf_counter()
-        count = task(PartUnit(part))["mined"]
+        count = task(PartItem(part))["mined"]
         mined += count
         seconds = time.perf_counter() - started
         print(f"part: {seconds:.1f} s, {count} negatives, peak {peak_mib():.0f} MiB", flush=True)

@@ -20,14 +20,14 @@ NUM_NEGATIVES, DEPTH, MARGIN = 7, 100, 0.05
 
 
 def wikipedia_pairs(count, folder, max_length):
-    """The workshop, the data set's settings and its records, made before the clock starts."""
+    """Pipeline context, data set settings and records, made before the clock starts."""
     from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
     from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
     from rayembed.config.data_run import DataRun
     from rayembed.config.mining import MiningConfig, PercPos
     from rayembed.config.sources import WikipediaSource
+    from rayembed.data.artifacts import PipelineContext
     from rayembed.data.prepare import prepare_datasets
-    from rayembed.data.prepared import Workshop
 
     mining = MiningConfig(
         teacher=MINILM,
@@ -45,12 +45,12 @@ def wikipedia_pairs(count, folder, max_length):
     )
     data = DataConfig(datasets=(dataset,), held_out=HeldOutConfig(num_titles=1000))
     run = DataRun(name="speed", data=data)
-    workshop = Workshop(folder, 0)
-    before = prepare_datasets(run, workshop, until="records")["wiki-description"][-1]
-    return workshop, dataset, before
+    pipeline_context = PipelineContext(folder, 0)
+    before = prepare_datasets(run, pipeline_context, until="records")["wiki-description"][-1]
+    return pipeline_context, dataset, before
 
 
-def ours(workshop, dataset, before):
+def ours(pipeline_context, dataset, before):
     """Seconds, and (query, positive) → negatives with their scores."""
     from rayembed.data.mining.mine import make_mined
     from rayembed.data.parts import read_records
@@ -60,7 +60,7 @@ def ours(workshop, dataset, before):
     load_teacher(dataset.mining, weights_of(dataset.mining.teacher))
     began = time.perf_counter()
     # No corpus of its own: what is held out is out of the records.
-    mined = make_mined(workshop, dataset, before, HeldOut())
+    mined = make_mined(pipeline_context, dataset, before, HeldOut())
     seconds = time.perf_counter() - began
     records = [record for part in mined.parts for record in read_records(part.path)]
     return seconds, {(r.query, r.positives[0]): [n.text for n in r.negatives] for r in records}

@@ -146,13 +146,13 @@ def bare(batch, steps):
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
     from rayembed.models.build import build_model
-    from rayembed.training.step import Passable, StepSettings, run_step
+    from rayembed.training.step import EngineModule, StepSettings, run_step
 
     run = make_run(Path("/nowhere"), batch, steps)
     model = build_model(run.model, resolve_model(MINILM), seed=0).train()
     weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=2e-5, fused=True)
-    passable = Passable(model)
+    passable = EngineModule(model)
     settings = StepSettings(MICRO_BATCH_TOKENS, run.placement.grad_cache, torch.device("cpu"))
     chosen, seconds = pairs(batch * steps), []
     last = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Every error that a user can act on.
+"""All errors that a user can act on.
 
 A message says what was asked, what was seen, what is allowed and what to do. All classes take
 the finished message as their only argument, so that they survive pickling between processes.
@@ -26,15 +26,15 @@ class ArtifactError(RayembedError):
 
 
 class StorageError(ArtifactError):
-    """A storage does not answer as it should; files may be whole, and a later try help."""
+    """A storage does not answer properly; its files may be intact, and a retry may help."""
 
 
 class StorageFullError(StorageError):
-    """A storage has no room left; a later try helps only when somebody makes some."""
+    """A storage is full; a retry helps only after space was freed."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether the same may go well a moment later: a storage has failed, and not for its size."""
+    """Whether a retry may succeed: a storage failed for another reason than lack of space."""
     return isinstance(error, StorageError) and not isinstance(error, StorageFullError)
 
 
@@ -51,4 +51,4 @@ class WorkerError(RayembedError):
 
 
 class DivergenceError(RayembedError):
-    """Training has come to numbers that are not finite and cannot go on from them."""
+    """Training reached non-finite numbers and cannot continue."""

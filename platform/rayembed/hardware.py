@@ -1,4 +1,4 @@
-"""What the machine at hand computes fast; the one place that decides by it.
+"""Fast number types of this machine; the only place that decides on them.
 
 Processors without units for bfloat16 emulate it, ten to a hundred times slower than float32
 (docs/LOG.md), and say so nowhere. So `dtype: auto` is settled by a look at the GPU, or by timing
@@ -18,13 +18,13 @@ from rayembed.config.backbone import Dtype, DtypeSetting
 logger = logging.getLogger(__name__)
 
 _AMPERE = (8, 0)
-"""Compute capability from which NVIDIA's GPUs have units for bfloat16."""
+"""Compute capability from which NVIDIA's GPUs support bfloat16."""
 
 _SMALL = (128, 384, 384)
 """Rows, inner width and columns of a small layer over a few texts, 38 MFLOP."""
 
 _LAYER = (1024, 576, 1536)
-"""Of a larger one over a micro-batch, 1.8 GFLOP."""
+"""Rows, inner width and columns of a larger layer over a micro-batch, 1.8 GFLOP."""
 
 _ROUNDS = 3
 
@@ -34,18 +34,18 @@ _GPU_BUDGET = 8192
 
 @dataclass(frozen=True)
 class Precision:
-    """A number type for weights and activations, and why it is taken."""
+    """A number type for weights and activations, with the reason for its choice."""
 
     dtype: Dtype
     why: str
-    """Ends a sentence: `this CPU emulates bfloat16 (…)`."""
+    """Reason, as the end of a sentence: `this CPU emulates bfloat16 (…)`."""
 
     def __str__(self) -> str:
         return f"{self.dtype}: {self.why}"
 
 
 def auto_precision(device: str | None = None) -> Precision:
-    """The number type that `auto` means on this machine.
+    """Number type that `auto` means on this machine.
 
     bfloat16 where the processor has units for it (GPUs of compute capability 8.0 and later; CPUs on
     which a product in it is faster than in float32), float32 elsewhere.
@@ -71,7 +71,7 @@ def auto_precision(device: str | None = None) -> Precision:
 
 
 def settled(asked: DtypeSetting, device: str | None = None) -> Dtype:
-    """The number type asked for, `auto` replaced by what this machine computes fast.
+    """Requested number type; `auto` is replaced by the type that this machine computes fast.
 
     Says once in a process what `auto` became and why. Whoever asks for bfloat16 where it is
     emulated is warned, with the measured factor.
@@ -95,12 +95,12 @@ def settled(asked: DtypeSetting, device: str | None = None) -> Dtype:
 
 @lru_cache
 def say_once(level: int, message: str) -> None:
-    """Log a message, once in a process."""
+    """Log a message once in each process."""
     logger.log(level, message)
 
 
 def wide_enough(saved: Dtype, device: str | None = None) -> Dtype:
-    """The number type in which saved weights are loaded: their own, or float32 for emulated bf16.
+    """Number type for loading saved weights: their own, or float32 if bfloat16 is emulated.
 
     Every bfloat16 is a float32, so the weights stay what they are, and so do their fingerprints.
     """
@@ -109,18 +109,18 @@ def wide_enough(saved: Dtype, device: str | None = None) -> Dtype:
 
 @lru_cache
 def bfloat16_speed() -> float:
-    """How many times as fast as in float32 a product in bfloat16 is on this CPU, measured once."""
+    """Measured speed of bfloat16 products relative to float32 on this CPU; cached."""
     return _seconds(torch.float32, _SMALL) / _seconds(torch.bfloat16, _SMALL)
 
 
 @lru_cache
 def product_speed(dtype: Dtype) -> float:
-    """Floating-point operations a second of a layer-sized product on one core of this CPU."""
+    """FLOP/s of a layer-sized product on one core of this CPU."""
     return 2 * math.prod(_LAYER) / _seconds(getattr(torch, dtype), _LAYER)
 
 
 def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
-    """The fastest of some products, in time of the core: other work of the machine counts not."""
+    """Fastest of several products in CPU seconds, which other processes do not affect."""
     rows, inner, columns = shape
     left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     fastest, threads = math.inf, torch.get_num_threads()
@@ -137,7 +137,7 @@ def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
 
 
 def micro_batch_tokens(device: str) -> int:
-    """Padded tokens of one forward pass in training where the run names no number.
+    """Default of padded tokens in one forward pass of training.
 
     On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (docs/LOG.md).
     """

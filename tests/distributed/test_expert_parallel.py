@@ -28,7 +28,7 @@ from rayembed.models.nomic_moe_layer import expert_layers
 from rayembed.training import on_worker
 from rayembed.training.engine import expert_group
 from rayembed.training.expert_parallel import spread_experts
-from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
 from rayembed.training.step import run_step
 
 pytestmark = pytest.mark.distributed
@@ -114,7 +114,7 @@ def run(
         changed: what makes it wrong: called with a `MonkeyPatch` before anything runs.
     """
     training = Training(
-        course=STAGE,
+        loop_config=STAGE,
         placement=Placement(
             workers=world,
             zero_stage=zero,
@@ -142,7 +142,7 @@ def run(
             dist.barrier()
 
     records = []
-    surroundings = Surroundings(
+    hooks = TrainerHooks(
         stream=lambda make, first, last: (make(step) for step in range(first, last)),
         checkpoint=None if resume is None else folder / resume,
         report_checkpoint=report_checkpoint,
@@ -153,7 +153,7 @@ def run(
             patch.setattr(on_worker, "expert_group", lambda size: expert_group(groups_of))
         if changed is not None:
             changed(patch)
-        engine = train_on_worker(training, surroundings)
+        engine = train_on_worker(training, hooks)
     own_rows = {len(layer.mlp.w1) for layer in expert_layers(engine.model)}
     assert own_rows == {EXPERTS // (groups_of or over) * 48}
     weights = {name: weight.clone() for name, weight in engine.trainable_weights()}

@@ -13,7 +13,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed.collectives import sums_of
 from rayembed.training import step as step_module
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 
@@ -39,7 +39,7 @@ def averaged_gradient(rank, world, parts, cache, budget):
     share = len(RECORDS) // world
     batch = make_step_batch(0, RECORDS[rank * share : (rank + 1) * share], 2, model.tokenizer)
     settings = StepSettings(budget, cache, torch.device("cpu"))
-    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    run_step(model, EngineModule(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(gradient)
     return gradient / world
@@ -65,7 +65,7 @@ def auxiliary(rank, world, cache=True):
     share = len(RECORDS) // world
     batch = make_step_batch(0, RECORDS[rank * share : (rank + 1) * share], 2, model.tokenizer)
     settings = StepSettings(30, cache, torch.device("cpu"))
-    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    run_step(model, EngineModule(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     dist.all_reduce(gradient)
     return gradient / world

@@ -9,13 +9,13 @@ from run_distributed import run_distributed
 from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.placement import Placement
-from rayembed.data.prepared import Workshop
-from rayembed.data.sequences.plan import SequencePlan
-from rayembed.data.sequences.prepare import prepare_sequences
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.plan import SequencePlan
+from rayembed.data.mlm.prepare import prepare_sequences
 from rayembed.training.adaptation import AdaptationJob, load_adapted
 from rayembed.training.checkpoint import POSITION
-from rayembed.training.on_worker import Surroundings
-from rayembed.training.weights import content_of
+from rayembed.training.on_worker import TrainerHooks
+from rayembed.training.weights import tensors_digest
 
 pytestmark = pytest.mark.distributed
 
@@ -37,7 +37,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         storage_path=str(folder / "outputs"),
     )
     adaptation = tiny_adaptation(folder).model_copy(update={"placement": placement})
-    plan = prepare_sequences(adaptation, Workshop(str(folder / "outputs"), adaptation.seed))
+    plan = prepare_sequences(adaptation, PipelineContext(str(folder / "outputs"), adaptation.seed))
     name = f"{world}-{zero}-{stops_after}-{resume_from is not None}"
     here = folder / "weights" / name
     records = []
@@ -59,7 +59,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         finally:
             closed.append(True)
 
-    surroundings = Surroundings(
+    hooks = TrainerHooks(
         stream=stream,
         checkpoint=resume_from,
         report_checkpoint=report_checkpoint,
@@ -67,7 +67,7 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
     )
     job = AdaptationJob(adaptation, plan, str(here / "weights.safetensors"))
     try:
-        job.train(surroundings)
+        job.train(hooks)
     except Stopped:
         assert closed, "whatever makes steps ahead must end with a training that fails"
         return records, None
@@ -99,7 +99,7 @@ def folder(tmp_path_factory):
     save_masked(folder / "bert")
     write_corpus(folder)
     run = tiny_adaptation(folder)
-    prepare_sequences(run, Workshop(str(folder / "outputs"), run.seed))
+    prepare_sequences(run, PipelineContext(str(folder / "outputs"), run.seed))
     return folder
 
 
@@ -112,11 +112,13 @@ def results(folder):
 def expected(folder):
     """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph."""
     adaptation = tiny_adaptation(folder)
-    from rayembed.data.sequences.batch import MaskedSteps
+    from rayembed.data.mlm.batch import MaskedSteps
     from rayembed.models.masked_language_start import check_adaptable
 
     storage = str(folder / "outputs")
-    plan = SequencePlan.open(prepare_sequences(adaptation, Workshop(storage, adaptation.seed)))
+    plan = SequencePlan.open(
+        prepare_sequences(adaptation, PipelineContext(storage, adaptation.seed))
+    )
     words = check_adaptable(folder / "bert", adaptation.model)
     steps = MaskedSteps(plan, adaptation.masking, words, adaptation.seed, 0, 1)
     model = load_adapted(adaptation, None)
@@ -180,4 +182,4 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(world, results):
     whole = next(weights for (zero, _), (_, weights) in ways.items() if zero == 2)
     assert [len(stopped[0]), len(resumed[0])] == [2, STEPS - 2]
     assert [r["step"] for r in resumed[0]] == [3, 4]
-    assert content_of(resumed[1]) == content_of(whole)
+    assert tensors_digest(resumed[1]) == tensors_digest(whole)

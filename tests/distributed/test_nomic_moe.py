@@ -21,7 +21,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.models.build import build_model
 from rayembed.training.checkpoint import seed_worker
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.distributed
 
@@ -157,7 +157,7 @@ def averaged_gradient(rank, world, folder, coefficient, cache):
     batch = made_up_batch(model, STAGE, 0)
     # Micro-batches of other sizes, and of another number, on each worker.
     settings = StepSettings(60 + 30 * rank, cache, torch.device("cpu"))
-    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    run_step(model, EngineModule(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
     gradient = gradient_of(model)
     dist.all_reduce(gradient)
     return gradient / world

@@ -7,8 +7,8 @@ import pytest
 from tiny_job import run_here
 from tiny_models import save_encoder
 
+from rayembed.data.artifacts import open_artifact
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import open_prepared
 from rayembed.pipeline.data_jobs import resolve, run_data_job
 from rayembed.recipes.catalogue import recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names
@@ -62,7 +62,7 @@ def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path, cluste
     assert done.returncode == 0, done.stderr[-4000:]
     folders = {p.parent.parent.name: p.parent for p in folder.glob("out/data/*/*/manifest.json")}
     assert sorted(folders) == ["clustered", "filtered", "mined", "records"]
-    prepared = {kind: open_prepared(str(path)) for kind, path in folders.items()}
+    prepared = {kind: open_artifact(str(path)) for kind, path in folders.items()}
     assert prepared["records"].manifest["rejected"] == {"no positive": 1}
     assert prepared["records"].manifest["dropped"] == {"duplicate": 1}
     rows = {kind: found.manifest["rows_out"] for kind, found in prepared.items()}

@@ -16,7 +16,7 @@ from tiny_sweep import (
 )
 
 from rayembed.registry.metrics_log import MetricsLog
-from rayembed.tuning.ledger import Ledger, TrialRecord
+from rayembed.tuning.trial_store import TrialRecord, TrialStore
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -29,7 +29,7 @@ def swept(folder: Path, rates: list[str], *arguments: str, done: int, seconds: f
     again = submit(given, seconds=seconds)
     assert again.returncode == 0, again.stderr[-4000:]
     (folder / "again.log").write_text(again.stdout + again.stderr)
-    return before, Ledger(str(folder / "outputs" / "sweeps" / "rates")).read(), again
+    return before, TrialStore(str(folder / "outputs" / "sweeps" / "rates")).read(), again
 
 
 def check_not_repeated(before: dict[str, TrialRecord], after: dict[str, TrialRecord]) -> None:
@@ -118,7 +118,7 @@ def test_six_trials_of_two_workers_with_two_ended_early(tmp_path):
     begun = {path.name for path in (tmp_path / "outputs" / "runs").glob("rates-*")}
     code, log, killed = submit_with_a_dying_trial(given, tmp_path, begun, seconds=1200)
     assert code == 0, log[-4000:]
-    after = Ledger(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
+    after = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
     check_not_repeated(before, after)
     assert len(after) == 6
     assert sum(record.state == "stopped" for record in after.values()) >= 2
@@ -145,7 +145,7 @@ def test_the_worst_of_a_population_goes_on_from_the_best_ones_weights(tmp_path):
     )
     done = submit(given, seconds=1500)
     assert done.returncode == 0, done.stderr[-4000:]
-    records = Ledger(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
+    records = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
     assert len(records) == 2
     assert {record.state for record in records.values()} == {"finished"}
     taken = [record for record in records.values() if record.former]
@@ -176,7 +176,7 @@ def test_optuna_proposes_trials_and_goes_on_knowing_what_was_scored(tmp_path):
     )
     again = submit(sweep_over(tmp_path, rates, *words, "3"), seconds=900)
     assert again.returncode == 0, again.stderr[-4000:]
-    after = Ledger(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
+    after = TrialStore(str(tmp_path / "outputs" / "sweeps" / "rates")).read()
     check_not_repeated(before, after)
     assert len(after) == 3
     assert all(1e-8 <= float(record.values[RATE]) <= 1e-1 for record in after.values())

@@ -14,7 +14,7 @@ from tiny_job import run_here
 
 import rayembed
 from rayembed.config.synthesis import SynthesisRun
-from rayembed.data.prepared import open_prepared
+from rayembed.data.artifacts import open_artifact
 from rayembed.pipeline.synthesis_job import run_synthesis_job
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
@@ -77,7 +77,7 @@ def test_a_killed_job_goes_on_without_asking_again_what_was_kept(tmp_path: Path,
     assert asked_again <= len(before) - len(kept)
     assert "answers/s" in logged
     folder = printed.partition("Records")[2].split()[0]
-    prepared = open_prepared(folder)
+    prepared = open_artifact(folder)
     assert prepared.manifest["rows_in"] == 500
     assert prepared.manifest["rows_out"] >= 475
     assert "Next      python jobs/prepare_pairs.py" in printed

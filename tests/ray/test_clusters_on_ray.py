@@ -13,13 +13,13 @@ import ray
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.sources import PairsSource
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.data.parts import write_part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Execute, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
 
 pytestmark = pytest.mark.ray
 
@@ -52,16 +52,16 @@ class KillsItsProcess:
         return self.task(unit, *device)
 
 
-def cluster_with(storage: Path, execute: Execute) -> Prepared:
+def cluster_with(storage: Path, execute: Execute) -> DatasetArtifact:
     rows = [Record(str(i), f"query {i}", (f"document {i}",), "d") for i in range(70)]
-    making = Making(str(storage), "records", "d", {"rows": 70})
-    parts = [write_part(making.parts_folder, rows[i : i + 25]) for i in range(0, 70, 25)]
+    writer = ArtifactWriter(str(storage), "records", "d", {"rows": 70})
+    parts = [write_part(writer.parts_folder, rows[i : i + 25]) for i in range(0, 70, 25)]
     result = {"rows_in": 70, "rows_out": 70, "rejected": {}}
-    before = making.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
+    before = writer.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
     clusters = ClusterConfig(teacher="t", batch_pairs=8, restarts=2, iterations=10)
     dataset = DatasetConfig(name="d", source=PairsSource(path="none"), clusters=clusters)
-    workshop = Workshop(str(storage), 0, execute, Teaching(load, fingerprint))
-    return make_clustered(workshop, dataset, before)
+    pipeline_context = PipelineContext(str(storage), 0, execute, TeacherLoader(load, fingerprint))
+    return make_clustered(pipeline_context, dataset, before)
 
 
 def test_the_same_batches_although_every_kind_of_task_was_killed_once(

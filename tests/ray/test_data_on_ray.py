@@ -22,7 +22,7 @@ from rayembed.config.data_run import TeacherPlacement
 from rayembed.data.on_ray import execute_with_ray_data, gpus_for
 from rayembed.data.parts import write_part
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.on_ray import made_on_ray
+from rayembed.data.plan.on_ray import prefetched_on_ray
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
@@ -106,7 +106,7 @@ def test_the_same_plan_is_written(plans: tuple[BatchPlan, BatchPlan]) -> None:
 
 def stream(plan: BatchPlan, worker=0, num_workers=1, start_step=0, processes=1):
     make = PairSteps(plan, ToyTokenizer(), worker, num_workers)
-    return made_on_ray(make, start_step, plan.num_steps, processes=processes)
+    return prefetched_on_ray(make, start_step, plan.num_steps, processes=processes)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -12,13 +12,13 @@ from dies_once import DiesOnce
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.on_ray import execute_with_ray_data
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Execute, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
 
 pytestmark = pytest.mark.ray
 
@@ -36,7 +36,7 @@ def load(config, weights: str, device: str):
     return encode
 
 
-def prepare(root: Path, storage: Path, execute: Execute) -> tuple[Prepared, Prepared]:
+def prepare(root: Path, storage: Path, execute: Execute) -> tuple[DatasetArtifact, DatasetArtifact]:
     values = {
         "name": "own",
         "source": {"kind": "pairs", "path": "*.jsonl", "language": "language"},
@@ -47,10 +47,10 @@ def prepare(root: Path, storage: Path, execute: Execute) -> tuple[Prepared, Prep
         "consistency": {"teacher": "small", "shard_rows": 15},
     }
     dataset = parse(DatasetConfig, values)
-    teaching = Teaching(load=load, fingerprint=lambda reference: reference)
-    workshop = Workshop(str(storage), 0, execute, teaching, str(root))
-    records = make_records(workshop, check_source(dataset, str(root)), HeldOut())
-    return records, make_filtered(workshop, dataset, records)
+    teacher_loader = TeacherLoader(load=load, fingerprint=lambda reference: reference)
+    pipeline_context = PipelineContext(str(storage), 0, execute, teacher_loader, str(root))
+    records = make_records(pipeline_context, check_source(dataset, str(root)), HeldOut())
+    return records, make_filtered(pipeline_context, dataset, records)
 
 
 def test_killed_processes_change_nothing(cluster, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from tiny_models import save_decoder
 from rayembed.config.document import fingerprint
 from rayembed.config.settings import parse
 from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisRun
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.on_ray import (
     fetch_llm,
     http_processor_config,
@@ -55,7 +55,7 @@ def make_run(
     )
 
 
-def records_of(prepared: Prepared) -> list[Any]:
+def records_of(prepared: DatasetArtifact) -> list[Any]:
     return [record for part in prepared.parts for record in read_records(part.path)]
 
 

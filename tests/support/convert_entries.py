@@ -7,8 +7,8 @@ import json
 import sys
 
 from rayembed.config.mining import CleaningConfig
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import read_table
-from rayembed.data.prepared import Workshop
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.recipes.datasets.catalogue import get_dataset
@@ -19,7 +19,7 @@ def main(folder: str, names: list[str]) -> None:
     found = []
     for name in names:
         config = get_dataset(name).config.model_copy(update={"cleaning": CleaningConfig()})
-        made = make_records(Workshop(folder, seed=0), check_source(config, ""), HeldOut())
+        made = make_records(PipelineContext(folder, seed=0), check_source(config, ""), HeldOut())
         found.append([row for part in made.parts for row in read_table(part.path).to_pylist()])
     print(json.dumps(found))  # noqa: T201 - what the test reads
 

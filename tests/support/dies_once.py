@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 
 class DiesOnce:

@@ -5,8 +5,8 @@ from typing import Any
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
@@ -20,9 +20,9 @@ def made_records(
     held_out: HeldOut | None = None,
     seed: int = 0,
     **dataset: Any,
-) -> tuple[list[Record], Prepared]:
+) -> tuple[list[Record], DatasetArtifact]:
     """The records in their order, and the folder."""
     config = parse(DatasetConfig, {"name": "own", "source": source, **dataset})
     checked = check_source(config, str(root))
-    prepared = make_records(Workshop(str(storage), seed), checked, held_out or HeldOut())
+    prepared = make_records(PipelineContext(str(storage), seed), checked, held_out or HeldOut())
     return [r for part in prepared.parts for r in read_records(part.path)], prepared

@@ -24,7 +24,7 @@ def vectors_of(texts, teacher="a"):
 
 
 def load(config, weights, device):
-    """As `load_teacher`, for a `Teaching`; teachers differ by their names."""
+    """As `load_teacher`, for a `TeacherLoader`; teachers differ by their names."""
     return lambda texts, role: vectors_of(texts, config.teacher)
 
 

@@ -8,19 +8,19 @@ import numpy as np
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import read_records, write_part
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
 
 
 def configured(**changes) -> MiningConfig:
     return parse(MiningConfig, {"teacher": "a", "num_negatives": 4, **changes})
 
 
-def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before") -> Prepared:
+def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before") -> DatasetArtifact:
     """Rows as an earlier step left them, in so many parts."""
     made = [
         write_part(str(folder / name / "parts"), [rows[i] for i in places])
@@ -28,12 +28,12 @@ def prepared(folder: Path, rows: list[Record], parts: int, name: str = "before")
     ]
     names = [[part.path.rsplit("/", 1)[-1], part.rows] for part in made]
     manifest = {"kind": "records", "fingerprint": f"{name} {parts}", "parts": names}
-    return Prepared(str(folder / name), manifest)
+    return DatasetArtifact(str(folder / name), manifest)
 
 
-def workshop(folder: Path, seed: int = 0, **changes) -> Workshop:
-    teaching = Teaching(by_hand.load, lambda reference: f"weights of {reference}")
-    return Workshop(str(folder / "out"), seed, teaching=teaching, **changes)
+def pipeline_context(folder: Path, seed: int = 0, **changes) -> PipelineContext:
+    teacher_loader = TeacherLoader(by_hand.load, lambda reference: f"weights of {reference}")
+    return PipelineContext(str(folder / "out"), seed, teacher_loader=teacher_loader, **changes)
 
 
 def mine(
@@ -47,7 +47,7 @@ def mine(
     """Mined records and the step's manifest."""
     dataset = dataset_of(config)
     before = prepared(folder, rows, parts)
-    done = make_mined(workshop(folder, **changes), dataset, before, held_out or HeldOut())
+    done = make_mined(pipeline_context(folder, **changes), dataset, before, held_out or HeldOut())
     assert done.manifest["rows_in"] == done.manifest["rows_out"] == len(rows)
     return [r for part in done.parts for r in read_records(part.path)], done.manifest
 

@@ -4,7 +4,7 @@ import torch
 from made_up_records import made_up_records
 
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
 def plain_step(model, stage, step):
@@ -13,7 +13,7 @@ def plain_step(model, stage, step):
     batch = make_step_batch(step, records, stage.batch.num_negatives, model.tokenizer)
     settings = StepSettings(100_000, False, torch.device("cpu"))
     return run_step(
-        model, Passable(model), lambda loss, last: loss.backward(), batch, stage, settings
+        model, EngineModule(model), lambda loss, last: loss.backward(), batch, stage, settings
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from tiny_job import ROOT
 
-from rayembed.tuning.ledger import Ledger, TrialRecord
+from rayembed.tuning.trial_store import TrialRecord, TrialStore
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 
@@ -68,7 +68,7 @@ def kill_in_the_middle(
     """Records as a driver leaves them that is killed when so many trials have ended and another
     one is trained.
     """
-    ledger = Ledger(str(folder / "outputs" / "sweeps" / "rates"))
+    trial_store = TrialStore(str(folder / "outputs" / "sweeps" / "rates"))
     runs = folder / "outputs" / "runs"
     log = folder / "killed.log"
     with log.open("w") as file:
@@ -78,7 +78,7 @@ def kill_in_the_middle(
     try:
         deadline = time.monotonic() + seconds
         while True:
-            ended = [record for record in ledger.read().values() if record.is_done]
+            ended = [record for record in trial_store.read().values() if record.is_done]
             begun = list(runs.glob("rates-*/metrics.jsonl")) if runs.exists() else []
             if len(ended) >= done and len(begun) > len(ended):
                 break
@@ -88,7 +88,7 @@ def kill_in_the_middle(
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return ledger.read()
+    return trial_store.read()
 
 
 def submit_with_a_dying_trial(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.distributed.collectives import world_size
-from rayembed.training.on_worker import Surroundings
+from rayembed.training.on_worker import TrainerHooks
 from rayembed.training.worker import StageJob
 
 
@@ -17,11 +17,11 @@ class WaitingJob(StageJob):
 
     folder: str
 
-    def train(self, surroundings: Surroundings) -> None:
+    def train(self, hooks: TrainerHooks) -> None:
         def stream(*arguments: Any) -> Generator[Any]:
-            for batch in surroundings.stream(*arguments):
+            for batch in hooks.stream(*arguments):
                 while Path(self.folder, f"{world_size()}-{batch.step}").exists():
                     time.sleep(0.02)
                 yield batch
 
-        super().train(replace(surroundings, stream=stream))
+        super().train(replace(hooks, stream=stream))

@@ -7,8 +7,8 @@ import pytest
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Workshop
 from rayembed.pipeline.batch_trace import run_trace
 
 
@@ -42,7 +42,7 @@ def plan(tmp_path: Path) -> str:
             ],
         },
     )
-    return prepare(run, Workshop(str(tmp_path / "out"), run.seed))["only"]
+    return prepare(run, PipelineContext(str(tmp_path / "out"), run.seed))["only"]
 
 
 def test_every_row_leads_to_its_line(plan: str, tmp_path: Path, capsys) -> None:

@@ -10,8 +10,8 @@ from word_articles import run_over_words, write_word_articles
 from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.data import on_ray as data_on_ray
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.clusters.difficulty import Difficulty
-from rayembed.data.prepared import Workshop
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation import on_ray as evaluation_on_ray
 from rayembed.evaluation.context_topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
@@ -201,8 +201,8 @@ def test_batches_of_made_up_articles_are_measured(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(on_ray, "connect", lambda: None)
     monkeypatch.setattr(
         data_on_ray,
-        "workshop_on_ray",
-        lambda run: Workshop(run.placement.storage_path, run.seed, root=run.data.root),
+        "ray_pipeline_context",
+        lambda run: PipelineContext(run.placement.storage_path, run.seed, root=run.data.root),
     )
     save_encoder(tmp_path / "teacher")
     clusters = f"{{teacher: {tmp_path}/teacher, batch_pairs: 8, restarts: 1, iterations: 5}}"

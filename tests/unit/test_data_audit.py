@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact
 from rayembed.data.audit import audit_page, write_folder_audit
 from rayembed.data.parts import write_part
-from rayembed.data.prepared import Making, Prepared
 from rayembed.data.records import Negative, Record
 
 MARKUP = "<script>alert('x')</script> & more"
@@ -28,11 +28,11 @@ def record(number: int) -> Record:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Prepared:
-    making = Making(str(tmp_path), "mined", "own", {"settings": {"a": 1}})
-    part = write_part(making.parts_folder, [record(i) for i in range(50)])
+def prepared(tmp_path: Path) -> DatasetArtifact:
+    writer = ArtifactWriter(str(tmp_path), "mined", "own", {"settings": {"a": 1}})
+    part = write_part(writer.parts_folder, [record(i) for i in range(50)])
     result = {"rows_in": 53, "rows_out": 50, "rejected": {"no query": 3}, "examples": []}
-    return making.finish(
+    return writer.finish(
         [result],
         [[part.path.rsplit("/", 1)[-1], 50]],
         histograms=[
@@ -56,7 +56,7 @@ def prepared(tmp_path: Path) -> Prepared:
     )
 
 
-def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: Prepared) -> None:
+def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: DatasetArtifact) -> None:
     path = write_folder_audit(prepared)
     page = Path(path).read_text()
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
@@ -87,7 +87,7 @@ def test_the_page_shows_counts_reasons_examples_and_inputs(prepared: Prepared) -
     assert Path(path).stat().st_mtime_ns == before
 
 
-def test_a_folder_of_few_rows_and_no_scores_has_a_page(prepared: Prepared) -> None:
+def test_a_folder_of_few_rows_and_no_scores_has_a_page(prepared: DatasetArtifact) -> None:
     manifest = {
         k: v
         for k, v in prepared.manifest.items()

@@ -10,12 +10,12 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.rows import drawn, first_of_each
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Execute, in_process
+from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import DataError
 
 EVALUATION = [
@@ -64,12 +64,12 @@ def dataset(**changes: Any) -> DatasetConfig:
 
 def make(
     root: Path, storage: Path, config: DatasetConfig, execute: Execute = in_process
-) -> Prepared:
-    workshop = Workshop(str(storage), 0, execute, root=str(root))
-    return make_records(workshop, check_source(config, str(root)), HeldOut())
+) -> DatasetArtifact:
+    pipeline_context = PipelineContext(str(storage), 0, execute, root=str(root))
+    return make_records(pipeline_context, check_source(config, str(root)), HeldOut())
 
 
-def ids(prepared: Prepared) -> list[str]:
+def ids(prepared: DatasetArtifact) -> list[str]:
     return [record.id for part in prepared.parts for record in read_records(part.path)]
 
 

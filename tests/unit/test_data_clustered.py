@@ -13,16 +13,16 @@ from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.sources import PairsSource
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of, lineage
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Execute, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 TOPICS = 6
@@ -48,7 +48,9 @@ def load(config: Any, weights: str, device: str):
 
 
 def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
-    return Workshop(str(storage), seed, execute, Teaching(load, lambda reference: weights))
+    return PipelineContext(
+        str(storage), seed, execute, TeacherLoader(load, lambda reference: weights)
+    )
 
 
 def made_up(count: int = ROWS) -> list[Record]:
@@ -69,12 +71,14 @@ def made_up(count: int = ROWS) -> list[Record]:
     ]
 
 
-def before(storage: Path, rows: list[Record], size: int) -> Prepared:
+def before(storage: Path, rows: list[Record], size: int) -> DatasetArtifact:
     """A folder of records in parts; its name does not tell the size of the parts."""
-    making = Making(str(storage), "records", "d", {"rows": [r.id for r in sorted(rows, key=str)]})
-    parts = [write_part(making.parts_folder, rows[i : i + size]) for i in range(0, len(rows), size)]
+    writer = ArtifactWriter(
+        str(storage), "records", "d", {"rows": [r.id for r in sorted(rows, key=str)]}
+    )
+    parts = [write_part(writer.parts_folder, rows[i : i + size]) for i in range(0, len(rows), size)]
     result = {"rows_in": len(rows), "rows_out": len(rows), "rejected": {}}
-    return making.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
+    return writer.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
 
 
 def dataset(**changes: Any) -> DatasetConfig:
@@ -86,7 +90,7 @@ def dataset(**changes: Any) -> DatasetConfig:
     )
 
 
-def read(made: Prepared) -> list[list[Record]]:
+def read(made: DatasetArtifact) -> list[list[Record]]:
     """The records of each batch."""
     rows = [record for part in made.parts for record in read_records(part.path)]
     size = made.manifest["batch_pairs"]
@@ -101,14 +105,14 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+def made(tmp_path_factory: pytest.TempPathFactory) -> DatasetArtifact:
     storage = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rayembed.data.clusters.cluster.ROWS_PER_PART", 50)
         return make_clustered(at(storage), dataset(), before(storage, made_up(), 40))
 
 
-def test_rows_are_in_whole_batches_and_none_is_lost(made: Prepared) -> None:
+def test_rows_are_in_whole_batches_and_none_is_lost(made: DatasetArtifact) -> None:
     batches = read(made)
     manifest = made.manifest
     assert len(batches) == manifest["batches"] == ROWS // 16
@@ -124,7 +128,7 @@ def test_rows_are_in_whole_batches_and_none_is_lost(made: Prepared) -> None:
     assert not (Path(made.folder) / "assigned").exists()
 
 
-def test_batches_are_of_similar_pairs(made: Prepared) -> None:
+def test_batches_are_of_similar_pairs(made: DatasetArtifact) -> None:
     def purity(batches: list[list[Record]]) -> float:
         topics = [[r.query.rsplit(" ", 1)[1] for r in batch] for batch in batches]
         most = [collections.Counter(batch).most_common(1)[0][1] for batch in topics]
@@ -151,7 +155,7 @@ def test_batches_are_of_similar_pairs(made: Prepared) -> None:
     assert similar["random_mean"] == pytest.approx(expected, abs=0.05)
 
 
-def test_false_negatives_are_those_of_the_definition(made: Prepared) -> None:
+def test_false_negatives_are_those_of_the_definition(made: DatasetArtifact) -> None:
     masked = alone = 0
     for batch in read(made):
         for r in batch:
@@ -187,7 +191,7 @@ def test_it_is_said_when_the_filter_leaves_most_rows_no_negative(tmp_path: Path,
     assert "which then teach nothing" in caplog.text
 
 
-def test_margin_and_its_absence(made: Prepared, tmp_path: Path) -> None:
+def test_margin_and_its_absence(made: DatasetArtifact, tmp_path: Path) -> None:
     records = before(tmp_path, made_up(), 40)
     none = make_clustered(at(tmp_path), dataset(false_negative_margin=None), records)
     assert {r.false_negatives for batch in read(none) for r in batch} <= {(), (7, 8)}
@@ -201,7 +205,9 @@ def test_margin_and_its_absence(made: Prepared, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [203, 102, 68])
-def test_the_number_and_order_of_parts_change_nothing(made: Prepared, size: int, tmp_path) -> None:
+def test_the_number_and_order_of_parts_change_nothing(
+    made: DatasetArtifact, size: int, tmp_path
+) -> None:
     rows = made_up()
     other = make_clustered(at(tmp_path), dataset(), before(tmp_path, rows[::-1], size))
     assert other.fingerprint == made.fingerprint
@@ -212,7 +218,7 @@ def test_the_number_and_order_of_parts_change_nothing(made: Prepared, size: int,
     assert other.manifest["objective"] == pytest.approx(made.manifest["objective"], abs=2e-6)
 
 
-def test_seed_packing_and_teacher_change_the_outcome(made: Prepared, tmp_path: Path) -> None:
+def test_seed_packing_and_teacher_change_the_outcome(made: DatasetArtifact, tmp_path: Path) -> None:
     records = before(tmp_path, made_up(), 40)
     others = [
         make_clustered(at(tmp_path, seed=1), dataset(), records),
@@ -231,7 +237,7 @@ def test_seed_packing_and_teacher_change_the_outcome(made: Prepared, tmp_path: P
     assert not embedded
 
 
-def test_each_pair_is_in_its_nearest_cluster(made: Prepared) -> None:
+def test_each_pair_is_in_its_nearest_cluster(made: DatasetArtifact) -> None:
     centroids = np.load(Path(made.folder) / made.manifest["centroids"]).astype(np.float64)
     best = -np.ones(ROWS)
     chosen = np.zeros(ROWS, dtype=int)
@@ -257,7 +263,7 @@ def test_each_pair_is_in_its_nearest_cluster(made: Prepared) -> None:
     assert len(made.manifest["objectives_of_restarts"]) == 2
 
 
-def test_sizes_of_clusters_add_up(made: Prepared) -> None:
+def test_sizes_of_clusters_add_up(made: DatasetArtifact) -> None:
     sizes = made.manifest["sizes"]
     clusters = made.manifest["clusters"]
     assert sum(sizes["counts"]) == clusters
@@ -272,7 +278,9 @@ def test_sizes_of_clusters_add_up(made: Prepared) -> None:
     assert (Path(made.folder) / "clusters.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_killed_clustering_goes_on_and_ends_the_same(made: Prepared, tmp_path: Path) -> None:
+def test_a_killed_clustering_goes_on_and_ends_the_same(
+    made: DatasetArtifact, tmp_path: Path
+) -> None:
     records = before(tmp_path, made_up(), 40)
     done: list[str] = []
     tries = 0

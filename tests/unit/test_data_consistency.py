@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.filtering.consistency import INCONSISTENT, make_filtered
 from rayembed.data.filtering.ranks import histogram, own_ranks
 from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Execute, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import DataError
 
 embedded: list[int] = []
@@ -45,8 +45,10 @@ def load(config: Any, weights: str, device: str):
 
 
 def at(storage: object, execute: Execute = in_process, weights: str = "w", seed: int = 0):
-    teaching = Teaching(load=load, fingerprint=lambda reference: f"{reference} {weights}")
-    return Workshop(str(storage), seed, execute, teaching)
+    teacher_loader = TeacherLoader(
+        load=load, fingerprint=lambda reference: f"{reference} {weights}"
+    )
+    return PipelineContext(str(storage), seed, execute, teacher_loader)
 
 
 def made_up(count: int, languages: Sequence[str | None] = (None,), seed: int = 0) -> list[Record]:
@@ -67,18 +69,18 @@ def made_up(count: int, languages: Sequence[str | None] = (None,), seed: int = 0
     return records
 
 
-def prepared(storage: object, records: Sequence[Record], rows_per_part: int) -> Prepared:
+def prepared(storage: object, records: Sequence[Record], rows_per_part: int) -> DatasetArtifact:
     """The records as an earlier step leaves them, named by what they hold and not by their parts.
 
     Different parts in the same folder would only be found again.
     """
-    making = Making(
+    writer = ArtifactWriter(
         str(storage), "records", "d", {"content": [dataclasses.astuple(r) for r in records]}
     )
     starts = range(0, len(records), rows_per_part)
-    parts = [write_part(making.parts_folder, records[i : i + rows_per_part]) for i in starts]
+    parts = [write_part(writer.parts_folder, records[i : i + rows_per_part]) for i in starts]
     named = [[part.path.rsplit("/", 1)[-1], part.rows] for part in parts]
-    return making.finish(
+    return writer.finish(
         [{"rows_in": len(records), "rows_out": len(records), "rejected": {}}], named
     )
 
@@ -122,7 +124,7 @@ def brute_force(records: Sequence[Record], top_k: int, shard_rows: int, seed: in
     return stays
 
 
-def ids(found: Prepared) -> list[str]:
+def ids(found: DatasetArtifact) -> list[str]:
     return [record.id for part in found.parts for record in read_records(part.path)]
 
 
@@ -179,14 +181,16 @@ def test_nothing_left_or_nothing_there_is_an_error(tmp_path: Path) -> None:
     def crossed(config: Any, weights: str, device: str):
         return lambda texts, role: np.eye(4, dtype=np.float32)[[numbers[t] for t in texts]]
 
-    workshop = Workshop(str(tmp_path), 0, in_process, Teaching(crossed, lambda reference: "w"))
+    pipeline_context = PipelineContext(
+        str(tmp_path), 0, in_process, TeacherLoader(crossed, lambda reference: "w")
+    )
     rows = [Record(f"{i}", f"query {i}", (f"document {i}",), "d") for i in range(2)]
     before = prepared(tmp_path, rows, 1)
-    assert make_filtered(workshop, dataset(top_k=2), before).manifest["rows_out"] == 2
+    assert make_filtered(pipeline_context, dataset(top_k=2), before).manifest["rows_out"] == 2
     with pytest.raises(DataError, match=r"'d': .* leaves none of its 2 rows; .*'2': 2.*top_k 1"):
-        make_filtered(workshop, dataset(top_k=1), before)
+        make_filtered(pipeline_context, dataset(top_k=1), before)
     with pytest.raises(DataError, match="'d' has no rows"):
-        make_filtered(workshop, dataset(), prepared(tmp_path / "no", [], 25))
+        make_filtered(pipeline_context, dataset(), prepared(tmp_path / "no", [], 25))
 
 
 def test_shards_and_languages_are_kept_apart() -> None:

@@ -5,14 +5,14 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.clusters import difficulty as measured
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.clusters.difficulty import Difficulty, difficulty, measure_batches
 from rayembed.data.parts import write_part
-from rayembed.data.prepared import Making, Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import in_process
 
 TOPICS, ROWS_OF_TOPIC = 12, 8
 
@@ -81,10 +81,10 @@ def load(config, weights, device):
 def prepared(tmp_path):
     count = TOPICS * ROWS_OF_TOPIC
     rows = [Record(str(i), f"query {i}", (f"document {i}",), "d") for i in range(count)]
-    making = Making(str(tmp_path), "records", "d", {"rows": count})
-    parts = [write_part(making.parts_folder, rows[i : i + 40]) for i in range(0, count, 40)]
+    writer = ArtifactWriter(str(tmp_path), "records", "d", {"rows": count})
+    parts = [write_part(writer.parts_folder, rows[i : i + 40]) for i in range(0, count, 40)]
     result = {"rows_in": count, "rows_out": count, "rejected": {}}
-    return making.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
+    return writer.finish([result], [[p.path.rsplit("/", 1)[-1], p.rows] for p in parts])
 
 
 def dataset_of(**clusters):
@@ -94,9 +94,11 @@ def dataset_of(**clusters):
 
 
 def measure(tmp_path, prepared, sizes, *, execute=in_process, batches=(4, 8), **options):
-    workshop = Workshop(str(tmp_path), 1, execute, Teaching(load, lambda reference: "weights"))
+    pipeline_context = PipelineContext(
+        str(tmp_path), 1, execute, TeacherLoader(load, lambda reference: "weights")
+    )
     return measure_batches(
-        workshop,
+        pipeline_context,
         dataset_of(),
         prepared,
         cluster_sizes=sizes,
@@ -122,8 +124,10 @@ def test_batches_are_those_of_the_clustering_step(tmp_path, prepared):
     """Nearly: runs of k-means begin at other rows."""
     sizes = measure(tmp_path, prepared, [ROWS_OF_TOPIC, 48])
     found, coarse = sizes[ROWS_OF_TOPIC][ROWS_OF_TOPIC], sizes[48][ROWS_OF_TOPIC]
-    workshop = Workshop(str(tmp_path), 1, teaching=Teaching(load, lambda reference: "weights"))
-    manifest = make_clustered(workshop, dataset_of(), prepared).manifest
+    pipeline_context = PipelineContext(
+        str(tmp_path), 1, teacher_loader=TeacherLoader(load, lambda reference: "weights")
+    )
+    manifest = make_clustered(pipeline_context, dataset_of(), prepared).manifest
     assert manifest["similarity"]["mean"] == pytest.approx(found.mean, abs=0.02)
     assert manifest["masked_share"] == pytest.approx(found.masked_share, abs=0.02)
     assert coarse.mean < found.mean - 0.05

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mining_step import configured, dataset_of, mine, prepared, told, workshop
+from mining_step import configured, dataset_of, mine, pipeline_context, prepared, told
 
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MinePart
@@ -175,7 +175,10 @@ def test_a_seed_decides_nothing_where_nothing_is_drawn(tmp_path) -> None:
     rows = by_hand.made_up_rows(10, 0)
     first, _ = mine(tmp_path, rows, configured(), seed=0)
     again = make_mined(
-        workshop(tmp_path, 1), dataset_of(configured()), prepared(tmp_path, rows, 1), HeldOut()
+        pipeline_context(tmp_path, 1),
+        dataset_of(configured()),
+        prepared(tmp_path, rows, 1),
+        HeldOut(),
     )
     assert len(list((tmp_path / "out/data/mined").iterdir())) == 1
     assert [r for part in again.parts for r in read_records(part.path)] == first

@@ -5,7 +5,7 @@ from functools import partial
 import mining_by_hand as by_hand
 import numpy as np
 import pytest
-from mining_step import configured, mine, prepared, told, workshop
+from mining_step import configured, mine, pipeline_context, prepared, told
 
 from rayembed.data.mining import near_duplicates
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
@@ -67,7 +67,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
     files = CorpusFiles(
         tuple(before.parts),
         (),
-        embed_parts(workshop(tmp_path), "d", before.parts, configured()),
+        embed_parts(pipeline_context(tmp_path), "d", before.parts, configured()),
     )
     corpus = open_corpus(files)
     for part in before.parts:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_step import configured
 
-from rayembed.data.mining.choose import choose, take_turns
 from rayembed.data.mining.near_duplicates import is_near_duplicate, trigrams
 from rayembed.data.mining.rules import highest_scores
+from rayembed.data.mining.selection import round_robin, select_negatives
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_choosing_in_rounds_is_choosing_after_all_were_checked(lists, bad, wante
         asked.extend(d for documents in by_row.values() for d in documents)
         return {row: documents & bad for row, documents in by_row.items()}
 
-    chosen, met = choose([lists], [wanted], copies)
+    chosen, met = select_negatives([lists], [wanted], copies)
     good = [[d for d in documents if d not in bad] for documents in lists]
-    assert [c.document for c in chosen[0]] == [c.document for c in take_turns(good, wanted)]
+    assert [c.document for c in chosen[0]] == [c.document for c in round_robin(good, wanted)]
     assert all(lists[c.teacher][c.place] == c.document for c in chosen[0])
     assert len(asked) == len(set(asked)), "a text was read twice"
     assert met == len(set(asked) & bad)

@@ -19,15 +19,15 @@ from tiny_models import save_cross_encoder, save_encoder
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from rayembed.config.mining import CrossEncoder
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.counts import histogram
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.rescoring import check_cross_encoder, load_cross_encoder
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Workshop
 from rayembed.data.records import Negative
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.vectors.teacher import Teaching, weights_of
+from rayembed.data.vectors.teacher import TeacherLoader, weights_of
 from rayembed.errors import ArtifactError, AssetError, DataError
 
 RULE = {"kind": "top_k_perc_pos", "max_relative_score": 0.8}
@@ -38,7 +38,7 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
     before = prepared(tmp_path, rows, 2)
     done: list[str] = []
 
-    def counting(weights: str, meaning: str) -> Workshop:
+    def counting(weights: str, meaning: str) -> PipelineContext:
         def execute(task, units, needs):
             for unit in units:
                 done.append(type(getattr(task, "task", task)).__name__)
@@ -47,8 +47,8 @@ def test_a_second_run_does_nothing_and_another_teacher_of_the_name_mines_anew(tm
         def load(config, weights, device):
             return lambda texts, role: by_hand.vectors_of(texts, meaning)
 
-        teaching = Teaching(load, lambda reference: weights)
-        return Workshop(str(tmp_path / "out"), 0, execute, teaching)
+        teacher_loader = TeacherLoader(load, lambda reference: weights)
+        return PipelineContext(str(tmp_path / "out"), 0, execute, teacher_loader)
 
     first = make_mined(counting("old", "a"), dataset_of(configured()), before, HeldOut())
     assert sorted(set(done)) == ["EmbedPart", "MinePart"]
@@ -78,11 +78,13 @@ def test_vectors_that_are_there_are_not_made_again(tmp_path) -> None:
         calls.append(1)
         return by_hand.load(config, weights, device)
 
-    workshop_ = Workshop(str(tmp_path / "out"), 0, teaching=Teaching(load, lambda r: "w"))
+    context = PipelineContext(
+        str(tmp_path / "out"), 0, teacher_loader=TeacherLoader(load, lambda r: "w")
+    )
     before = prepared(tmp_path, rows, 2)
     for changes, loaded in (({}, 2), ({"rule": {"kind": "top_k"}}, 0), ({"pool": "given"}, 2)):
         calls.clear()
-        make_mined(workshop_, dataset_of(configured(**changes)), before, HeldOut())
+        make_mined(context, dataset_of(configured(**changes)), before, HeldOut())
         assert len(calls) == loaded
 
 
@@ -320,15 +322,15 @@ def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
 def test_other_weights_of_a_name_are_loaded_anew(tmp_path) -> None:
     rows = by_hand.made_up_rows(6, 4)
     config = configured(rescoring={"model": str(tmp_path / "reranker")}, rule={"kind": "top_k"})
-    teaching = Teaching(by_hand.load, lambda ref: ref if ref == "a" else weights_of(ref))
+    teacher_loader = TeacherLoader(by_hand.load, lambda ref: ref if ref == "a" else weights_of(ref))
     before, scores = prepared(tmp_path, rows, 1), []
     made = [save_cross_encoder(tmp_path / f"seed {seed}", seed=seed) for seed in (0, 1)]
     for folder in (made[0], made[1], made[0]):
         shutil.rmtree(tmp_path / "reranker", ignore_errors=True)
         shutil.copytree(folder, tmp_path / "reranker")
         storage = str(tmp_path / f"out {len(scores)}")
-        workshop_ = Workshop(storage, 0, teaching=teaching)
-        done = make_mined(workshop_, dataset_of(config), before, HeldOut())
+        context = PipelineContext(storage, 0, teacher_loader=teacher_loader)
+        done = make_mined(context, dataset_of(config), before, HeldOut())
         found = [record for part in done.parts for record in read_records(part.path)]
         scores.append([n.cross_score for record in found for n in record.negatives])
     assert scores[0] == scores[2] != scores[1]
@@ -417,10 +419,12 @@ def test_a_teacher_that_gives_numbers_that_are_none_is_refused(pool, number, tmp
     if pool == "documents":
         (tmp_path / "c.jsonl").write_text(json.dumps({"text": wanted}) + "\n")
         changes = {"corpus": {"path": str(tmp_path / "c.jsonl"), "text": "text"}}
-    workshop_ = Workshop(str(tmp_path / "out"), 0, teaching=Teaching(load, lambda ref: ref))
+    context = PipelineContext(
+        str(tmp_path / "out"), 0, teacher_loader=TeacherLoader(load, lambda ref: ref)
+    )
     dataset, before = dataset_of(configured(**changes)), prepared(tmp_path, rows, 1)
     with pytest.raises(DataError, match=r"teacher 'a' .* NaN or infinity for 1 of") as error:
-        make_mined(workshop_, dataset, before, HeldOut())
+        make_mined(context, dataset, before, HeldOut())
     assert repr(wanted) in str(error.value)
     assert not list((tmp_path / "out").rglob("manifest.json")) or pool == "documents"
 

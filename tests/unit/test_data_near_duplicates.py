@@ -17,8 +17,8 @@ from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_index, write_part
 from rayembed.data.records import Record
-from rayembed.data.units import Execute, in_process
 from rayembed.data.words import normalised, words
+from rayembed.data.work_items import Execute, in_process
 
 CONFIG = NearDuplicates(threshold=0.7, ngram=3)
 

@@ -12,11 +12,11 @@ from s3_server import BUCKET, s3_server
 from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import lineage
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Workshop
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
 
@@ -86,14 +86,16 @@ def test_all_steps_at_an_address_with_a_query(monkeypatch: pytest.MonkeyPatch) -
         root, storage = f"s3://{BUCKET}/in?{query}", f"s3://{BUCKET}/out?{query}"
         write_inputs(root)
         run = run_at(root)
-        teaching = Teaching(load=load, fingerprint=lambda reference: f"weights of {reference}")
-        workshop = Workshop(storage, 0, teaching=teaching, root=root)
-        folder = prepare(run, workshop)["first"]
+        teacher_loader = TeacherLoader(
+            load=load, fingerprint=lambda reference: f"weights of {reference}"
+        )
+        pipeline_context = PipelineContext(storage, 0, teacher_loader=teacher_loader, root=root)
+        folder = prepare(run, pipeline_context)["first"]
         plan = BatchPlan.open(folder)
         records = [record for step in range(4) for record in plan.read(step)]
         rows = lineage(plan, 0)
         audit = read_bytes(join(folder, "audit.md")).decode()
-        assert prepare(run, workshop) == {"first": folder}, "all is found again"
+        assert prepare(run, pipeline_context) == {"first": folder}, "all is found again"
     assert len(records) == 32
     assert len({record.query for record in records}) == 32
     assert any("document" in n.text for record in records for n in record.negatives)

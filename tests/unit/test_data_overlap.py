@@ -26,7 +26,7 @@ from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.cleaning.overlap import find_overlap, overlap_identity
 from rayembed.data.parts import write_part
 from rayembed.data.records import Record
-from rayembed.data.units import Execute, in_process
+from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import AssetError, ConfigError, DataError
 
 

@@ -26,8 +26,8 @@ from rayembed.data.plan.clustered import clustered
 from rayembed.data.plan.files import part_places
 from rayembed.data.plan.homogeneous import homogeneous
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.stream import PairSteps, made_ahead
-from rayembed.data.plan.walks import Rows, shares
+from rayembed.data.plan.sampling import DatasetRows, shares
+from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.errors import ArtifactError, DataError
@@ -241,7 +241,7 @@ def test_longer_blended_plan_starts_with_the_shorter_one(parts, tmp_path: Path) 
 )
 def test_blended_shares_are_exact_and_epochs_are_whole(weights, pairs, steps, seed) -> None:
     rng = np.random.default_rng(seed)
-    rows = [Rows(f"d{i}", w, rng.integers(0, 10**9, 50 + i)) for i, w in enumerate(weights)]
+    rows = [DatasetRows(f"d{i}", w, rng.integers(0, 10**9, 50 + i)) for i, w in enumerate(weights)]
     batches = list(blended(rows, pairs, steps, seed, "k"))
     for i, w in enumerate(weights):
         drawn = np.concatenate([b.row[b.dataset == i] for b in batches])
@@ -265,7 +265,7 @@ def test_steps_are_exact_and_epochs_are_whole(policy, weights, temperature, step
     for i, w in enumerate(weights):
         sizes = rng.integers(1, 5, 3) * pairs  # of three languages
         languages = rng.permutation(np.repeat([0, 7, 9], sizes))
-        rows.append(Rows(f"d{i}", w, rng.integers(0, 10**9, sizes.sum()), languages))
+        rows.append(DatasetRows(f"d{i}", w, rng.integers(0, 10**9, sizes.sum()), languages))
     power = 0.0 if temperature is None else 1 / temperature
     share = np.array([w * len(r.query_hash) ** power for w, r in zip(weights, rows, strict=True)])
     share /= share.sum()
@@ -295,14 +295,14 @@ def test_temperature_shares_by_rows_to_the_power_of_its_inverse() -> None:
     np.testing.assert_allclose(shares([3, 1], [100, 900], 2.0), [0.5, 0.5])
     np.testing.assert_allclose(shares([3, 1], [100, 900], None), [0.75, 0.25])
     np.testing.assert_allclose(shares([1, 1], [10, 10**9], 1e-3), [0, 1])
-    rows = [Rows("a", 1, np.arange(100)), Rows("b", 1, np.arange(1000, 1900))]
+    rows = [DatasetRows("a", 1, np.arange(100)), DatasetRows("b", 1, np.arange(1000, 1900))]
     drawn = np.concatenate([b.dataset for b in blended(rows, 8, 10, 0, "k", temperature=2.0)])
     assert np.bincount(drawn).tolist() == [20, 60]
 
 
 def test_a_homogeneous_batch_has_a_query_text_once_where_that_can_be() -> None:
     hashes = np.array([7] * 6 + list(range(100, 124)))
-    rows = [Rows("d", 1, hashes, np.zeros(30, np.int64))]
+    rows = [DatasetRows("d", 1, hashes, np.zeros(30, np.int64))]
     twice = [
         sum(int((hashes[b.row] == 7).sum() > 1) for b in homogeneous(rows, 6, 10, seed, "k"))
         for seed in range(20)
@@ -314,7 +314,7 @@ def test_a_query_text_stands_once_in_a_batch_where_that_can_be() -> None:
     # 6 of 30 queries are the same text; 10 batches of 6 are two epochs with 12 of them.
     hashes = np.array([7] * 6 + list(range(100, 124)))
     for seed in range(20):
-        batches = list(blended([Rows("d", 1, hashes)], 6, 10, seed, "k"))
+        batches = list(blended([DatasetRows("d", 1, hashes)], 6, 10, seed, "k"))
         drawn = np.concatenate([b.row for b in batches])
         assert set(np.bincount(drawn).tolist()) == {2}
         twice = sum(int((hashes[b.row] == 7).sum() > 1) for b in batches)
@@ -327,7 +327,7 @@ def test_a_query_text_stands_once_in_a_batch_where_that_can_be() -> None:
 
 
 def test_same_query_in_two_data_sets_is_kept_apart() -> None:
-    rows = [Rows("a", 1, np.arange(20)), Rows("b", 1, np.arange(20))]
+    rows = [DatasetRows("a", 1, np.arange(20)), DatasetRows("b", 1, np.arange(20))]
     for batch in blended(rows, 8, 4, 0, "k"):
         hashes = batch.row  # the hash is the row's number in both
         assert len(set(hashes.tolist())) == 8
@@ -559,7 +559,7 @@ def test_stream_gives_every_step_from_the_middle(plan: BatchPlan) -> None:
     for num_workers in (1, 2):
         for worker in range(num_workers):
             steps = list(
-                made_ahead(PairSteps(plan, tokenizer, worker, num_workers), 4, plan.num_steps)
+                prefetched(PairSteps(plan, tokenizer, worker, num_workers), 4, plan.num_steps)
             )
             assert [b.step for b in steps] == list(range(4, 12))
             for batch in steps:
@@ -571,7 +571,7 @@ def test_stream_gives_every_step_from_the_middle(plan: BatchPlan) -> None:
 
 
 def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
-    steps = made_ahead(PairSteps(plan, ToyTokenizer()), 0, plan.num_steps, read_ahead=1)
+    steps = prefetched(PairSteps(plan, ToyTokenizer()), 0, plan.num_steps, read_ahead=1)
     next(steps)
     steps.close()
     assert not [t for t in threading.enumerate() if t.name == "make-steps"]
@@ -586,7 +586,7 @@ def test_stream_ends_its_thread_and_hands_errors_on(plan: BatchPlan) -> None:
             return super().__call__(texts, role, instructions)
 
     got = []
-    steps = made_ahead(PairSteps(plan, Refuses()), 0, plan.num_steps)
+    steps = prefetched(PairSteps(plan, Refuses()), 0, plan.num_steps)
     with pytest.raises(DataError, match="has no tokens"):
         got.extend(batch.step for batch in steps)
     assert not [t for t in threading.enumerate() if t.name == "make-steps"]

@@ -11,13 +11,13 @@ import pytest
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.prepare import check_files_at_hand, prepare
-from rayembed.data.prepared import Workshop
 from rayembed.data.sources.wikipedia import Article, held_out_titles
-from rayembed.data.units import Execute, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import AssetError, ConfigError, DataError
 
 TOPICS = ("Arts", "Geography", "Mathematics")
@@ -39,11 +39,11 @@ def load(config: Any, weights: str, device: str):
     return encode
 
 
-TEACHING = Teaching(load=load, fingerprint=lambda reference: f"weights of {reference}")
+TEACHING = TeacherLoader(load=load, fingerprint=lambda reference: f"weights of {reference}")
 
 
-def at(storage: object, execute: Execute = in_process) -> Workshop:
-    return Workshop(str(storage), 0, execute, TEACHING)
+def at(storage: object, execute: Execute = in_process) -> PipelineContext:
+    return PipelineContext(str(storage), 0, execute, TEACHING)
 
 
 @pytest.fixture

@@ -13,20 +13,20 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.hashes import text_hash
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import write_part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Execute, in_process, run_units
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 
-Step = Callable[[Path, Execute], Prepared]
+Step = Callable[[Path, Execute], DatasetArtifact]
 
 
 def load(config: Any, weights: str, device: str):
@@ -38,9 +38,9 @@ def load(config: Any, weights: str, device: str):
     return encode
 
 
-def at(storage: Path, execute: Execute) -> Workshop:
-    teaching = Teaching(load, lambda reference: "weights")
-    return Workshop(str(storage / "out"), 0, execute, teaching, str(storage))
+def at(storage: Path, execute: Execute) -> PipelineContext:
+    teacher_loader = TeacherLoader(load, lambda reference: "weights")
+    return PipelineContext(str(storage / "out"), 0, execute, teacher_loader, str(storage))
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -51,7 +51,7 @@ def records_of(source: dict[str, Any], cleaning: dict[str, Any]) -> Step:
     """The step that converts the rows of `write_sources`."""
     values = {"name": "d", "source": source, "cleaning": cleaning}
 
-    def make(storage: Path, execute: Execute) -> Prepared:
+    def make(storage: Path, execute: Execute) -> DatasetArtifact:
         if not (storage / "pairs").exists():
             write_sources(storage)
         checked = check_source(parse(DatasetConfig, values), str(storage))
@@ -80,13 +80,13 @@ def write_sources(folder: Path) -> None:
     (folder / "evaluation.txt").write_text("what is 3\nwhat is 4\n")
 
 
-def before(storage: Path) -> Prepared:
+def before(storage: Path) -> DatasetArtifact:
     """Records as an earlier step leaves them."""
     rows = [Record(str(i), f"query {i % 7}", (f"document {i % 9}",), "d") for i in range(30)]
-    making = Making(str(storage / "out"), "records", "d", {})
-    parts = [write_part(making.parts_folder, rows[i : i + 12]) for i in range(0, 30, 12)]
+    writer = ArtifactWriter(str(storage / "out"), "records", "d", {})
+    parts = [write_part(writer.parts_folder, rows[i : i + 12]) for i in range(0, 30, 12)]
     named = [[part.path.rsplit("/", 1)[-1], part.rows] for part in parts]
-    return making.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
+    return writer.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
 
 
 def dataset(**settings: Any) -> DatasetConfig:
@@ -94,17 +94,17 @@ def dataset(**settings: Any) -> DatasetConfig:
     return parse(DatasetConfig, {"name": "d", "source": source, **settings})
 
 
-def filtered(storage: Path, execute: Execute) -> Prepared:
+def filtered(storage: Path, execute: Execute) -> DatasetArtifact:
     config = dataset(consistency={"teacher": "t", "top_k": 4, "shard_rows": 15})
     return make_filtered(at(storage, execute), config, before(storage))
 
 
-def mined(storage: Path, execute: Execute) -> Prepared:
+def mined(storage: Path, execute: Execute) -> DatasetArtifact:
     config = dataset(mining={"teacher": "t", "num_negatives": 2, "rule": {"kind": "top_k"}})
     return make_mined(at(storage, execute), config, before(storage), HeldOut())
 
 
-def clustered(storage: Path, execute: Execute) -> Prepared:
+def clustered(storage: Path, execute: Execute) -> DatasetArtifact:
     config = dataset(clusters={"teacher": "t", "batch_pairs": 4, "restarts": 2, "iterations": 5})
     return make_clustered(at(storage, execute), config, before(storage))
 
@@ -142,7 +142,7 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 steps = pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 
 
-def content(made: Prepared) -> tuple[dict[str, Any], list[str]]:
+def content(made: DatasetArtifact) -> tuple[dict[str, Any], list[str]]:
     assert not Path(made.folder, "working").exists()
     assert all(Path(part.path).exists() for part in made.parts)
     return {**made.manifest, "seconds": 0}, [part.digest for part in made.parts]
@@ -165,7 +165,7 @@ def test_two_jobs_on_one_folder_both_end_well(step: Step, tmp_path: Path) -> Non
         return execute
 
     wanted = content(step(tmp_path / "alone", before_unit(-1, lambda: None)))
-    made: list[Prepared] = []
+    made: list[DatasetArtifact] = []
     for number in range(done):
         done = 0
         made.clear()
@@ -262,12 +262,12 @@ def test_a_broken_result_of_a_unit_counts_as_missing(tmp_path: Path) -> None:
         return {"rows_in": 1, "rows_out": 1, "rejected": {}, "of": unit.key}
 
     units = [Number(key) for key in "abcd"]
-    whole = run_units(str(tmp_path), "count", task, units, in_process)
+    whole = run_resumable(str(tmp_path), "count", task, units, in_process)
     for key, content in (("b", '{"rows_in": 1, '), ("c", "7")):
         (tmp_path / f"units/count.{key}.json").write_text(content)
-    assert run_units(str(tmp_path), "count", task, units, in_process) == whole
+    assert run_resumable(str(tmp_path), "count", task, units, in_process) == whole
     assert done == [*"abcd", *"bc"]
-    assert run_units(str(tmp_path), "count", task, units, in_process) == whole
+    assert run_resumable(str(tmp_path), "count", task, units, in_process) == whole
     assert done == [*"abcd", *"bc"]
 
 
@@ -275,8 +275,8 @@ def test_a_folder_whose_parts_are_gone_is_not_finished(tmp_path: Path) -> None:
     made = before(tmp_path)
     (Path(made.folder) / "manifest.json").unlink()
     Path(made.parts[1].path).unlink()
-    making = Making(str(tmp_path / "out"), "records", "d", {})
+    writer = ArtifactWriter(str(tmp_path / "out"), "records", "d", {})
     named = [[part.name, part.rows] for part in made.parts]
     with pytest.raises(ArtifactError, match=rf"1 of 3 parts .*{made.parts[1].name}\. Remove the"):
-        making.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
+        writer.finish([{"rows_in": 30, "rows_out": 30, "rejected": {}}], named)
     assert not list(tmp_path.rglob("manifest.json"))

@@ -12,8 +12,8 @@ from made_records import made_records
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
-from rayembed.data.prepared import Workshop
 from rayembed.data.sources import files
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.files import list_pieces
@@ -187,8 +187,8 @@ def test_the_share_of_bad_rows_is_no_reason_to_convert_again(tmp_path: Path, mon
     def made(share: float) -> Any:
         source = pairs_of(tmp_path / "a.jsonl", max_rejected_share=share)
         config = parse(DatasetConfig, {"name": "own", "source": source})
-        workshop = Workshop(str(tmp_path / "out"), 0, execute)
-        return make_records(workshop, check_source(config, ""), HeldOut())
+        pipeline_context = PipelineContext(str(tmp_path / "out"), 0, execute)
+        return make_records(pipeline_context, check_source(config, ""), HeldOut())
 
     with pytest.raises(DataError, match=r"1 of 3 rows .*max_rejected_share 0\.1"):
         made(0.1)

@@ -14,13 +14,13 @@ import pytest
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.audit import AUDIT
 from rayembed.data.parts import read_records
 from rayembed.data.plan.audit import negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import data_warnings, folders_of
 from rayembed.data.prepare import check_files_at_hand, prepare
-from rayembed.data.prepared import Workshop
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.unread import unread_columns, unread_warning
 from rayembed.errors import ConfigError, DataError
@@ -95,7 +95,7 @@ def test_a_column_of_negatives_that_nobody_reads_is_refused(tmp_path: Path, endi
     with pytest.raises(ConfigError, match=rf"column 'negatives'.*set '{setting}=negatives'"):
         check_files_at_hand(run)
     with pytest.raises(ConfigError, match="column 'negatives'"):
-        prepare(run, Workshop(str(tmp_path / "out"), 0))
+        prepare(run, PipelineContext(str(tmp_path / "out"), 0))
     assert not (tmp_path / "out").exists()
     check_files_at_hand(override(run, ["data.datasets.brings.source.negatives=negatives"]))
     check_files_at_hand(make_run(tmp_path, 0, path=file.name))  # nobody asks for negatives
@@ -129,14 +129,16 @@ def test_negatives_in_other_columns_are_refused_and_read_as_the_message_says(
     ):
         check_files_at_hand(run)
     (folder,) = prepare(
-        override(run, [f"{setting}=[neg_1,neg_2]"]), Workshop(str(tmp_path / "out"), 0)
+        override(run, [f"{setting}=[neg_1,neg_2]"]), PipelineContext(str(tmp_path / "out"), 0)
     ).values()
     (records,) = folders_of(BatchPlan.open(folder))["brings"]
     found = [record for part in records.parts for record in read_records(part.path)]
     read = {tuple(negative.text for negative in record.negatives) for record in found}
     assert read == {tuple(row["negatives"][:2]) for row in ROWS}
     with pytest.raises(ConfigError, match=r"source\.negatives\[1\] = 'neg_3'.*no such column"):
-        prepare(override(run, [f"{setting}=[neg_1,neg_3]"]), Workshop(str(tmp_path / "no"), 0))
+        prepare(
+            override(run, [f"{setting}=[neg_1,neg_3]"]), PipelineContext(str(tmp_path / "no"), 0)
+        )
     one = [{**row, "hard_negatives": row["negatives"][0]} for row in ROWS]
     for row in one:
         del row["negatives"]
@@ -175,7 +177,7 @@ def test_what_columns_look_like(tmp_path: Path) -> None:
 def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, caplog: Any) -> None:
     written(tmp_path / "rows.jsonl", ROWS)
     run = make_run(tmp_path, 0, path="rows.jsonl")
-    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     line = (
         "data set brings: no setting reads 'negatives' (looks like negatives: set "
         "'data.datasets.brings.source.negatives=negatives' to use it); 'score' (looks like scores)"
@@ -183,7 +185,7 @@ def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, capl
     assert caplog.text.count(line) == 1
     # Again where everything is there already, and for the run's summary.
     caplog.clear()
-    prepare(run, Workshop(str(tmp_path / "out"), 0))
+    prepare(run, PipelineContext(str(tmp_path / "out"), 0))
     assert caplog.text.count(line) == 1
     assert line in data_warnings(folder)
     (records,) = folders_of(BatchPlan.open(folder))["brings"]
@@ -193,7 +195,7 @@ def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, capl
     written(tmp_path / "mine.jsonl", BARE)
     written(tmp_path / "rows.jsonl", BARE)
     caplog.clear()
-    (folder,) = prepare(run, Workshop(str(tmp_path / "bare"), 0)).values()
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "bare"), 0)).values()
     assert "no setting reads" not in caplog.text
     assert data_warnings(folder) == []
 
@@ -204,13 +206,13 @@ def test_rows_short_of_negatives_are_told_when_the_data_is_prepared(
     some = [row | {"negatives": row["negatives"] if i < 12 else []} for i, row in enumerate(ROWS)]
     written(tmp_path / "rows.jsonl", some)
     run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
-    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     line = "brings 4 without any and 0 with fewer of 16 rows"
     assert line in caplog.text
     assert any(line in warning for warning in data_warnings(folder))
     assert "4 none" in (Path(folder) / "audit.md").read_text()
     written(tmp_path / "rows.jsonl", ROWS)
-    (folder,) = prepare(run, Workshop(str(tmp_path / "out"), 0)).values()
+    (folder,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
     assert negatives_warning(BatchPlan.open(folder)) is None
 
 

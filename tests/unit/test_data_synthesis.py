@@ -11,11 +11,11 @@ from fake_llm import FakeLLM, failed
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
 from rayembed.config.synthesis import SynthesisRun
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_records
 from rayembed.data.prepare import prepare_datasets
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.records import Record
-from rayembed.data.synthesis import kept as kept_module
+from rayembed.data.synthesis import answer_store
 from rayembed.data.synthesis import requests as requests_module
 from rayembed.data.synthesis.answers import normalised
 from rayembed.data.synthesis.requests import Answer, ExampleRequest, Request, TaskRequest
@@ -38,7 +38,7 @@ def make_run(storage: Path, name: str = "made", seed: int = 0, **changes: Any) -
     )
 
 
-def records_of(prepared: Prepared) -> list[Record]:
+def records_of(prepared: DatasetArtifact) -> list[Record]:
     return [record for part in prepared.parts for record in read_records(part.path)]
 
 
@@ -108,7 +108,7 @@ def test_a_data_set_takes_the_records_as_they_are(tmp_path: Path) -> None:
     run = parse(
         DataRun, {"name": "take", "data": {"datasets": [{"name": "own", "source": source}]}}
     )
-    taken = prepare_datasets(run, Workshop(str(tmp_path), 0))["own"][-1]
+    taken = prepare_datasets(run, PipelineContext(str(tmp_path), 0))["own"][-1]
     records = {r.query: r for r in records_of(taken)}
     assert len(records) == 70
     for before in records_of(prepared):
@@ -152,7 +152,7 @@ def test_other_settings_ask_only_what_is_new(tmp_path: Path) -> None:
 
 
 def test_a_killed_synthesis_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(kept_module, "_ANSWERS_PER_FILE", 3)
+    monkeypatch.setattr(answer_store, "_ANSWERS_PER_FILE", 3)
     whole = make_synthetic(make_run(tmp_path / "whole"), "fake", FakeLLM(broken_share=0.3))
     asked: dict[str, int] = {}
     kills = 0

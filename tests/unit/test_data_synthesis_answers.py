@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.synthesis.answers import (
-    Rejected,
+    RejectedAnswer,
     count_words,
     normalised,
     read_pair,
@@ -37,7 +37,7 @@ def pair_of(text: str, kind="short-long", **more):
 
 
 def reason_of(text: str, kind="short-long", **more) -> str:
-    with pytest.raises(Rejected) as told:
+    with pytest.raises(RejectedAnswer) as told:
         read_pair(kind, answer(text), **more)
     return str(told.value)
 
@@ -133,7 +133,7 @@ def test_reasons_of_refusal(text: str, reason: str) -> None:
 
 
 def test_an_answer_at_the_limit_of_tokens_is_told_apart() -> None:
-    with pytest.raises(Rejected, match="cut off at max_tokens"):
+    with pytest.raises(RejectedAnswer, match="cut off at max_tokens"):
         read_pair("short-long", answer(PLAIN[:80], cut_off=True))
     assert read_pair("short-long", answer(PLAIN, cut_off=True)).query == EXAMPLE["user_query"]
 
@@ -188,7 +188,7 @@ def test_lists_of_tasks(text: str) -> None:
     ],
 )
 def test_answers_without_tasks(text: str, reason: str) -> None:
-    with pytest.raises(Rejected, match=reason):
+    with pytest.raises(RejectedAnswer, match=reason):
         read_tasks(answer(text))
 
 
@@ -211,14 +211,14 @@ HOSTILE = {
 def test_hostile_answers_are_refused_in_time(name: str) -> None:
     if name != "not a number":
         assert reason_of(HOSTILE[name])
-        with pytest.raises(Rejected):
+        with pytest.raises(RejectedAnswer):
             read_tasks(answer(HOSTILE[name]))
 
 
 def pair_or_reason(text: str):
     try:
         return read_pair("short-short", answer(text))
-    except Rejected as reason:
+    except RejectedAnswer as reason:
         return str(reason)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import WikipediaSource
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import (
@@ -288,12 +288,12 @@ def test_no_row_touches_a_held_out_title(pairs: str, tmp_path: Path) -> None:
 
 def test_a_process_reads_a_file_again_whose_content_is_another(tmp_path: Path) -> None:
     path = tmp_path / "articles.json"
-    workshop = Workshop(str(tmp_path / "out"), 0)
+    pipeline_context = PipelineContext(str(tmp_path / "out"), 0)
 
     def records(articles: list[Article]) -> list[Record]:
         path.write_text(json.dumps([vars(a) for a in articles]))
         checked = check_source(dataset("description"), str(tmp_path))
-        made = make_records(workshop, checked, HeldOut())
+        made = make_records(pipeline_context, checked, HeldOut())
         return [r for part in made.parts for r in read_records(part.path)]
 
     articles = made_up_articles(20)
@@ -316,7 +316,7 @@ def test_translations_pair_the_articles_of_one_title(tmp_path):
     chosen = dataset("translation", translations="fr.json")
     checked = check_source(chosen, str(tmp_path))
     held_out = hold_out([english, french], 2, seed=0)
-    made = make_records(Workshop(str(tmp_path / "out"), 0), checked, held_out)
+    made = make_records(PipelineContext(str(tmp_path / "out"), 0), checked, held_out)
     found = [r for part in made.parts for r in read_records(part.path)]
     records = {r.query: r.positives[0] for r in found}
     common = [a for a in english[4:] if a.title not in held_out.titles]

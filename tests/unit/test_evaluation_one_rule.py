@@ -159,8 +159,8 @@ def test_a_model_in_memory_has_the_prompts_of_its_folder(kind, tmp_path):
     assert made == read
     for role in ("query", "document"):
         for instruction in ("", "check it", "find it: "):
-            assert read.head(instruction, role) == model.tokenizer.head(instruction, role)
-    assert read.named["SciFact"] == model.tokenizer.head("check it", "query")
+            assert read.head(instruction, role) == model.tokenizer.prompt(instruction, role)
+    assert read.named["SciFact"] == model.tokenizer.prompt("check it", "query")
 
 
 def test_a_run_without_a_folder_has_the_instructions_of_its_data(tmp_path):

@@ -13,7 +13,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import grad_cache
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
 def stage(*, in_batch: bool = True, pairs: int = 24) -> StageConfig:
@@ -38,7 +38,7 @@ def gradients(model: ToyModel, *, budget: int, cache: bool, in_batch: bool = Tru
     settings = StepSettings(micro_batch_tokens=budget, grad_cache=cache, device=torch.device("cpu"))
     report = run_step(
         model,
-        Passable(model),
+        EngineModule(model),
         lambda loss, last: loss.backward(),
         batch,
         stage(in_batch=in_batch),

@@ -13,7 +13,7 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.override import override
-from rayembed.data.vectors.teacher import Teaching, embedding_settings
+from rayembed.data.vectors.teacher import TeacherLoader, embedding_settings
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.build import build_model
@@ -143,12 +143,12 @@ def test_a_built_model_names_the_type_that_auto_became(emulated, tmp_path):
 
 def test_teachers_vectors_are_named_by_the_type_in_which_they_were_made(emulated):
     config = Teacher(teacher="a")
-    here = Teaching().settled(config)
-    there = Teaching(dtype=lambda: "bfloat16").settled(config)
+    here = TeacherLoader().settled(config)
+    there = TeacherLoader(dtype=lambda: "bfloat16").settled(config)
     assert (here.dtype, there.dtype) == ("float32", "bfloat16")
     assert embedding_settings(here, "w") != embedding_settings(there, "w")
     fixed = config.model_copy(update={"dtype": "bfloat16"})
-    assert Teaching().settled(fixed) is fixed
+    assert TeacherLoader().settled(fixed) is fixed
 
 
 def test_the_workers_nodes_are_asked(monkeypatch):

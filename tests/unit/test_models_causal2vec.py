@@ -234,7 +234,7 @@ def test_a_long_text_loses_its_end_alone(folders):
     assert one["contextual_mask"].sum() == 1
     assert len(one["encoder_ids"]) == 32
     tokenizer = model.tokenizer
-    taken = tokenizer.num_head_tokens(tokenizer.head(TASK))
+    taken = tokenizer.num_prompt_tokens(tokenizer.prompt(TASK))
     fits = build(folders, query_max_length=taken + 4)
     assert len(tokens_of(fits, ["are cats"])[0]["input_ids"]) == taken + 4
     with pytest.raises(DataError, match=f"leaves none of query_max_length {taken + 3} for the t"):
@@ -430,11 +430,11 @@ def test_examples_keep_to_their_budget_and_are_cut_at_tokens(folders):
     told = tokenizer.instruct("find", pairs)
     shown = told.count("Response: ")
     assert 1 <= shown < 3
-    assert tokenizer.num_head_tokens(tokenizer.head(told)) <= 90
+    assert tokenizer.num_prompt_tokens(tokenizer.prompt(told)) <= 90
     assert tokenizer.instruct("find", pairs[:shown]) == told
     query = told.partition("Query: ")[2].partition("\n")[0]
     assert TEXTS[1].startswith(query)
-    assert tokenizer.num_head_tokens(query) == 4
+    assert tokenizer.num_prompt_tokens(query) == 4
     (one,) = tokenizer(["are"], "query", [told])
     behind = names(build(folders), one)
     assert behind[behind.index("C") :] == ["C", "▁are", "</s>"]
@@ -478,4 +478,4 @@ def test_parts_that_do_not_fit_are_refused(folders):
     with pytest.raises(ConfigError, match="has room for 93 tokens, the query among them"):
         check_buildable(config(examples={"max_tokens": 93}), folders)
     fits = check_buildable(config(examples={"max_tokens": 92}), folders)
-    assert fits.tokenizer.room("query") == 96 - 3
+    assert fits.tokenizer.budget("query") == 96 - 3

@@ -166,9 +166,9 @@ def test_context_of_another_shape_is_refused(stages, shape):
 
 def test_an_instruction_stands_in_place_of_the_prefix(stages):
     model = build_model(settings(pool_instruction=False), stages["bert"], seed=5)
-    assert model.tokenizer.head("", "query") == "search_query: "
-    assert model.tokenizer.head("", "document") == "search_document: "
-    assert model.tokenizer.head("classification: ", "query") == "classification: "
+    assert model.tokenizer.prompt("", "query") == "search_query: "
+    assert model.tokenizer.prompt("", "document") == "search_document: "
+    assert model.tokenizer.prompt("classification: ", "query") == "classification: "
     (tokens,) = model.tokenizer(["paris"], "query")
     assert tokens["pool_mask"].sum() == 2, "the text's one token and [SEP]"
 

@@ -12,7 +12,7 @@ from tiny_models import save_cde_stages, save_encoder
 
 from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
-from rayembed.data.corpus_clusters import clustered_context, one_of_each_cluster
+from rayembed.data.corpus_clusters import cluster_representatives, clustered_context
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.build import build_model
 from rayembed.models.corpus import random_documents
@@ -70,14 +70,14 @@ def test_one_document_of_each_cluster_is_nearest_to_its_centre():
     rng = np.random.default_rng(0)
     centres = np.eye(8)[:4]
     rows = np.concatenate([c + 0.05 * rng.normal(size=(25, 8)) for c in centres])
-    chosen = one_of_each_cluster(rows, 4, seed=0)
+    chosen = cluster_representatives(rows, 4, seed=0)
     assert sorted(row // 25 for row in chosen) == [0, 1, 2, 3]
     for row in chosen:
         own = rows[row // 25 * 25 : row // 25 * 25 + 25]
         unit = own / np.linalg.norm(own, axis=1, keepdims=True)
         mean = unit.mean(0)
         assert (unit @ mean).argmax() == row % 25
-    assert one_of_each_cluster(rows[:3], 4, seed=0) == [0, 1, 2]
+    assert cluster_representatives(rows[:3], 4, seed=0) == [0, 1, 2]
 
 
 def test_the_context_of_a_corpus_is_of_its_documents(model):

@@ -19,7 +19,7 @@ from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model
-from rayembed.registry.openai_schema import read_way
+from rayembed.registry.openai_schema import read_encode_options
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings, _own_prefixes
 from rayembed.serving.app import make_app
 from rayembed.serving.service import EmbeddingService
@@ -116,7 +116,7 @@ def test_the_registered_model_uses_it_and_never_twice(folder):
     served.model = SimpleNamespace(prompts=prompts_of(folder))
 
     def prompt(**request):
-        return served._prompt(read_way({"role": "query", **request}, [32]))
+        return served._prompt(read_encode_options({"role": "query", **request}, [32]))
 
     assert prompt() == "q Find it "
     assert prompt(instruction="Find that") == "q Find that "

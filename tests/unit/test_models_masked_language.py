@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rot
 from rayembed.config.adaptation import MaskedTraining, RotaryEncoderConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
-from rayembed.data.sequences.batch import MaskedBatch
+from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model
 from rayembed.models.masked_language import collate_masked

@@ -33,8 +33,8 @@ from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
 from rayembed.models.nomic_moe_encoder import Statistics
 from rayembed.models.nomic_moe_layer import MoeMlp
 from rayembed.models.nomic_moe_upcycling import upcycled_shape, upcycled_weights
-from rayembed.training.stage_lengths import as_read_by
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]
 EXPERTS = {"num_experts": 4, "top_k": 2}
@@ -177,10 +177,10 @@ def test_the_gradient_is_the_same_however_the_batch_is_cut(folder, count_padding
         model = build_model(config(experts=experts), folder, seed=0)
         if again:
             model.enable_gradient_checkpointing()
-        batch = make_step_batch(0, made_up_records(8), 1, as_read_by(STAGE, model.tokenizer))
+        batch = make_step_batch(0, made_up_records(8), 1, stage_tokenizer(STAGE, model.tokenizer))
         report = run_step(
             model,
-            Passable(model),
+            EngineModule(model),
             lambda loss, last: loss.backward(),
             batch,
             STAGE,
@@ -206,7 +206,7 @@ def test_widths_of_the_loss_must_be_below_the_full_one(folder):
     stage = parse(StageConfig, values | {"loss": {"dimensions": [32]}})
     settings = StepSettings(1000, False, torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"stages\.s\.loss\.dimensions names \[32\]"):
-        run_step(model, Passable(model), lambda *_: None, batch, stage, settings)
+        run_step(model, EngineModule(model), lambda *_: None, batch, stage, settings)
     with pytest.raises(ConfigError, match=r"model\.dimensions names \[32\]"):
         check_buildable(config(dimensions=[32, 8]), folder)
     assert build_model(config(dimensions=[16, 8]), folder, seed=0).dimensions == (32, 16, 8)
@@ -373,9 +373,9 @@ def test_sentence_transformers_is_not_given_the_published_layout(tmp_path):
 def test_an_instruction_stands_in_place_of_the_prefix(folder):
     model = load_model(folder)
     tokenizer = model.tokenizer
-    assert tokenizer.head("", "query") == "search_query: "
-    assert tokenizer.head("", "document") == "search_document: "
-    assert tokenizer.head("clustering: ", "document") == "clustering: "
+    assert tokenizer.prompt("", "query") == "search_query: "
+    assert tokenizer.prompt("", "document") == "search_document: "
+    assert tokenizer.prompt("clustering: ", "document") == "clustering: "
     vectors = [
         encode(model, TEXTS, role=role, instruction=instruction)
         for role, instruction in (("query", "clustering: "), ("document", "clustering: "))

@@ -128,8 +128,8 @@ def test_the_released_layout_has_a_token_for_eos_in_a_text_that_is_too_long():
 
 
 def test_an_instruction_that_fills_the_released_length_is_refused():
-    head = nvembed(metaspace_tokenizer()).head(TASK)
-    taken = 1 + nvembed(metaspace_tokenizer()).num_head_tokens(head)
+    head = nvembed(metaspace_tokenizer()).prompt(TASK)
+    taken = 1 + nvembed(metaspace_tokenizer()).num_prompt_tokens(head)
     released = {"token_layout": "released"}
     tokenizer = nvembed(metaspace_tokenizer(), query_max_length=taken + 1, **released)
     (tokens,) = tokenizer(["ñ"], "query", [TASK])
@@ -164,7 +164,7 @@ def test_instruction_that_fills_the_length_is_refused():
 
 def test_instruction_with_braces_is_taken_literally():
     tokenizer = nvembed(metaspace_tokenizer())
-    assert tokenizer.head("find {x} {0}") == "Instruct: find {x} {0}\nQuery: "
+    assert tokenizer.prompt("find {x} {0}") == "Instruct: find {x} {0}\nQuery: "
 
 
 def test_collate_pads_right():

@@ -14,7 +14,7 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
-from rayembed.training.step import Passable, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.gpu
 
@@ -56,7 +56,7 @@ def gradients(model, device, *, cache):
     torch.manual_seed(1)
     batch = make_step_batch(0, made_up_records(24), 2, model.tokenizer)
     settings = StepSettings(80, cache, torch.device(device))
-    run_step(model, Passable(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
+    run_step(model, EngineModule(model), lambda loss, last: loss.backward(), batch, STAGE, settings)
     return {n: p.grad.cpu() for n, p in model.named_parameters() if p.requires_grad}
 
 

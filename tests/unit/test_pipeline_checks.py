@@ -7,8 +7,8 @@ from made_up_articles import run_over, write_articles
 from tiny_models import save_decoder, save_encoder
 
 from rayembed.config.override import override
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Workshop
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.build import check_buildable
@@ -65,7 +65,7 @@ def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):
 
 def test_a_run_that_holds_passes(run, folder):
     tokenizer = check_inputs(run)
-    assert tokenizer.room("query") == 38
+    assert tokenizer.budget("query") == 38
     check_inputs(nvembed(run, folder, "data.datasets.wiki.query_instruction=find"))
     relative = override(
         run, [f"data.root={folder}", "data.datasets.wiki.source.path=articles.json"]
@@ -258,10 +258,12 @@ def test_instructions_of_rows_are_checked_in_the_plan(run, folder, tmp_path):
     tokenizer = check_inputs(run)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
-    check_row_instructions(run, prepare(run, Workshop(str(tmp_path / "fits"), run.seed)), tokenizer)
+    check_row_instructions(
+        run, prepare(run, PipelineContext(str(tmp_path / "fits"), run.seed)), tokenizer
+    )
     for row in rows[:5]:  # a step has four of the eight
         row["task"] = LONG
     path.write_text("\n".join(map(json.dumps, rows)))
-    plans = prepare(run, Workshop(str(tmp_path / "long"), run.seed))
+    plans = prepare(run, PipelineContext(str(tmp_path / "long"), run.seed))
     with pytest.raises(ConfigError, match=r"column 'task' of the data set 'wiki': .*retrieve the"):
         check_row_instructions(run, plans, tokenizer)

@@ -19,8 +19,8 @@ from made_up_datasets import made_up_repositories, made_up_revisions
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CleaningConfig
 from rayembed.config.sources import MtebSource, RecordsSource, Source
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_table
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ConfigError
@@ -42,16 +42,16 @@ def config_of(name: str) -> DatasetConfig:
     return get_dataset(name).config.model_copy(update={"cleaning": CleaningConfig()})
 
 
-def converted(config: DatasetConfig, folder: Path, root: str = "") -> Prepared:
-    workshop = Workshop(str(folder), seed=0, root=root)
-    return make_records(workshop, check_source(config, root), HeldOut())
+def converted(config: DatasetConfig, folder: Path, root: str = "") -> DatasetArtifact:
+    pipeline_context = PipelineContext(str(folder), seed=0, root=root)
+    return make_records(pipeline_context, check_source(config, root), HeldOut())
 
 
-def rows_of(prepared: Prepared) -> list[dict[str, Any]]:
+def rows_of(prepared: DatasetArtifact) -> list[dict[str, Any]]:
     return [row for part in prepared.parts for row in read_table(part.path).to_pylist()]
 
 
-def pairs_of(prepared: Prepared) -> dict[str, list[str]]:
+def pairs_of(prepared: DatasetArtifact) -> dict[str, list[str]]:
     return {row["query"]: row["positives"] for row in rows_of(prepared)}
 
 

@@ -117,7 +117,7 @@ def test_a_checkpoint_is_whole_when_all_workers_have_saved(tmp_path):
 
 
 def test_a_stop_that_finds_ray_gone_says_that_no_checkpoint_is_made(caplog):
-    class Gone:
+    class RemovedRows:
         """An actor whose process was stopped too, and a trainer that is ended all the same."""
 
         ended = 0
@@ -129,7 +129,7 @@ def test_a_stop_that_finds_ray_gone_says_that_no_checkpoint_is_made(caplog):
         def end(self):
             self.ended += 1
 
-    gone = Gone()
+    gone = RemovedRows()
     end_with_checkpoint(gone, gone, "only")
     assert gone.ended == 1
     assert "stage only: no checkpoint can be made" in caplog.text

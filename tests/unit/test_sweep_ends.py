@@ -15,9 +15,9 @@ from rayembed.pipeline.sweep_report import report_text
 from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 from rayembed.tuning.importance import importance
-from rayembed.tuning.ledger import Report, TrialRecord
 from rayembed.tuning.on_ray import _param_space
 from rayembed.tuning.results import rows_of
+from rayembed.tuning.trial_store import Report, TrialRecord
 from rayembed.tuning.trials import known_trials
 from rayembed_papers.tables.catalogue import get_table
 

@@ -24,7 +24,7 @@ def test_only_whoever_asks_for_another_runs_checkpoint_gets_it(tmp_path):
     ours = expected_position("s", "ours", "plan")
     with pytest.raises(ArtifactError, match="run_fingerprint"):
         Checkpoint(tmp_path, ours)
-    taken, engine = Checkpoint(tmp_path, ours, of_other_run=True), Engine(0.0)
+    taken, engine = Checkpoint(tmp_path, ours, from_other_run=True), Engine(0.0)
     taken.restore(engine)
     assert taken.position.step == 6
     assert engine.restored["layer"].keys() == {"weight", "exp_avg"}
@@ -32,4 +32,4 @@ def test_only_whoever_asks_for_another_runs_checkpoint_gets_it(tmp_path):
     assert torch.equal(engine.restored["layer"]["exp_avg"], torch.full((3,), 2.0))
     for other in (expected_position("x", "ours", "plan"), expected_position("s", "ours", "x")):
         with pytest.raises(ArtifactError):
-            Checkpoint(tmp_path, other, of_other_run=True)
+            Checkpoint(tmp_path, other, from_other_run=True)

@@ -26,7 +26,7 @@ from rayembed.training.checkpoint_list import (
     LIST_FILE,
     checkpoint_name,
     listed_checkpoints,
-    mend_checkpoint_list,
+    repair_checkpoint_list,
 )
 
 POSITIONS = expected_position("only", "run", "plan")
@@ -66,7 +66,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def mend(folder: Path) -> bool:
-    return mend_checkpoint_list(str(folder), ray.__version__)
+    return repair_checkpoint_list(str(folder), ray.__version__)
 
 
 def taken(folder: Path) -> tuple[str | None, list[str]]:
@@ -219,8 +219,8 @@ def test_object_storage_is_mended_in_the_same_way(folder, monkeypatch):
             monkeypatch.setenv(name, value)
         place = f"s3://{BUCKET}/stage/train"
         upload_folder(folder, place)
-        assert mend_checkpoint_list(place, ray.__version__) is True
+        assert repair_checkpoint_list(place, ray.__version__) is True
         assert listed_checkpoints(place) == NAMES[:2]
         names = {path.partition("/")[0] for path in list_files(place, recursive=True)}
         assert names == {*NAMES[:2], LIST_FILE, ".validate_storage_marker"}
-        assert mend_checkpoint_list(place, ray.__version__) is False
+        assert repair_checkpoint_list(place, ray.__version__) is False

@@ -10,8 +10,8 @@ import torch
 from made_up_records import made_up_records
 from toy_model import ToyModel
 
+from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.data.plan.step_batch import make_step_batch
-from rayembed.data.sequences.batch import MaskedBatch
 from rayembed.errors import DivergenceError
 from rayembed.models.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe
@@ -23,7 +23,7 @@ from rayembed.training.dropped import (
 )
 from rayembed.training.loop import train_steps
 from rayembed.training.masked_step import MaskedStep
-from rayembed.training.step import Passable, StepReport, StepSettings, run_step
+from rayembed.training.step import EngineModule, StepReport, StepSettings, run_step
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -159,7 +159,9 @@ def test_the_step_guards_its_loss(cache, monkeypatch):
     def gradients():
         model.zero_grad()
         settings = StepSettings(40, cache, CPU)
-        run_step(model, Passable(model), lambda loss, _: loss.backward(), batch, stage, settings)
+        run_step(
+            model, EngineModule(model), lambda loss, _: loss.backward(), batch, stage, settings
+        )
         return [p.grad for p in model.parameters()]
 
     assert all(grad.isfinite().all() for grad in gradients())
@@ -177,8 +179,15 @@ def test_the_masked_step_guards_its_loss(value, finite):
         return Predictions(weight[: len(micro["words"])] + value, torch.ones(2, dtype=torch.bool))
 
     run = MaskedStep(["en"], 0)
-    course = SimpleNamespace(global_rows=2)
-    run(None, engine, lambda loss, _: loss.backward(), batch, course, StepSettings(99, True, CPU))
+    loop_config = SimpleNamespace(global_rows=2)
+    run(
+        None,
+        engine,
+        lambda loss, _: loss.backward(),
+        batch,
+        loop_config,
+        StepSettings(99, True, CPU),
+    )
     assert bool(weight.grad.isfinite().all()) is finite
 
 

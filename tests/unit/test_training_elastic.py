@@ -38,8 +38,8 @@ from rayembed.training.failures.on_ray import (
 
 STEPS, CPUS = 30, 2.0
 PLACEMENT = Placement(workers=8, min_workers=2, cpus_per_worker=CPUS, max_failures=1)
-COURSE = SimpleNamespace(name="only", global_rows=16, steps=STEPS)
-JOB = SimpleNamespace(placement=PLACEMENT, course=COURSE)
+LOOP_CONFIG = SimpleNamespace(name="only", global_rows=16, steps=STEPS)
+JOB = SimpleNamespace(placement=PLACEMENT, loop_config=LOOP_CONFIG)
 
 
 @dataclass
@@ -71,7 +71,7 @@ def policy(cluster, monkeypatch):
     config = ray.train.ScalingConfig(
         num_workers=(2, 8), resources_per_worker={"CPU": CPUS}, elastic_resize_monitor_interval_s=0
     )
-    made = ElasticPolicy(config, PLACEMENT, COURSE)
+    made = ElasticPolicy(config, PLACEMENT, LOOP_CONFIG)
 
     def reserved(self):
         return {str(node): {"CPU": cpus} for node, cpus in enumerate(cluster.total)}
@@ -300,7 +300,7 @@ def test_a_node_answers_as_long_as_its_raylet_listens():
 
 
 def test_an_elastic_run_counts_itself_and_others_leave_it_to_ray(gone):
-    fixed = SimpleNamespace(placement=Placement(workers=8, max_failures=5), course=COURSE)
+    fixed = SimpleNamespace(placement=Placement(workers=8, max_failures=5), loop_config=LOOP_CONFIG)
     assert failure_config(fixed.placement).max_failures == 5
     assert failure_config(fixed.placement).controller_failure_limit == FAILED_STARTS
     assert failure_config(PLACEMENT).max_failures == -1

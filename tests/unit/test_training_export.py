@@ -26,7 +26,7 @@ from rayembed.training.weights import (
     load_weights,
     read_made_of,
     read_weights,
-    weights_content,
+    weights_digest,
     write_weights,
 )
 
@@ -119,10 +119,10 @@ def test_weights_say_what_they_are_made_of_without_being_read(storage):
     one = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.zeros(2, 2)}
     write_weights(place, one, {"run": "this", "start": ""})
     made_of = read_made_of(place)
-    content = weights_content(place)
+    content = weights_digest(place)
     assert made_of == {"run": "this", "start": "", "content": content}
     write_weights(place, {**one, "b": torch.eye(2)}, {"run": "this", "start": ""})
-    assert weights_content(place) != content
+    assert weights_digest(place) != content
     for broken in (b"", b"\x05", safetensors.torch.save(one), b"not safetensors at all"):
         write_atomic(place, broken)
         with pytest.raises(ArtifactError, match="holds no weights of a stage"):

@@ -10,8 +10,8 @@ from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training.dropped import DroppedSteps
 from rayembed.training.loop import train_steps
-from rayembed.training.notice import Notice
 from rayembed.training.step import StepReport, StepSettings
+from rayembed.training.stop_notice import StopNotice
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -72,12 +72,12 @@ def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
 
 def test_a_notice_makes_one_checkpoint():
     answers = iter([False, True])
-    notice = Notice(lambda: next(answers), CPU, look_seconds=0.0)
-    assert checkpoints(4, saves_now=notice.came) == [2, 4, 8]
+    notice = StopNotice(lambda: next(answers), CPU, look_seconds=0.0)
+    assert checkpoints(4, saves_now=notice.arrived) == [2, 4, 8]
 
 
 def test_a_notice_is_not_looked_for_all_the_time():
     def ask():
         raise AssertionError("too early")
 
-    assert checkpoints(4, saves_now=Notice(ask, CPU, look_seconds=60.0).came) == [4, 8]
+    assert checkpoints(4, saves_now=StopNotice(ask, CPU, look_seconds=60.0).arrived) == [4, 8]

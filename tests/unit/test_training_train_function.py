@@ -49,7 +49,7 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
         placement=Placement(),
         pretrained=(),
         start_checkpoint=None,
-        train=lambda surroundings: surroundings.report_checkpoint(tmp_path, 7, 0.5),
+        train=lambda hooks: hooks.report_checkpoint(tmp_path, 7, 0.5),
     )
     with pytest.raises(StorageError) as caught:
         train_function({"input": WorkerInput(job, None, 0)})

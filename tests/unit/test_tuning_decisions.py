@@ -10,8 +10,8 @@ from rayembed.config.settings import parse
 from rayembed.config.space import parse_domain
 from rayembed.config.sweep import Sweep
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
-from rayembed.tuning.ledger import Report, TrialRecord
 from rayembed.tuning.optuna_space import distribution, texts, typed
+from rayembed.tuning.trial_store import Report, TrialRecord
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 RANK = "model.lora.rank"

@@ -1,4 +1,4 @@
-"""Records of trials and what is told of them: ledger, driver's notes, tables, importance."""
+"""Records of trials and what is told of them: trial store, recorder, tables, importance."""
 
 import csv
 import io
@@ -13,10 +13,10 @@ from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
 from rayembed.tuning.importance import importance
-from rayembed.tuning.keeper import Keeper
-from rayembed.tuning.ledger import Ledger, Report, TrialRecord, best
 from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
+from rayembed.tuning.recorder import TrialRecorder
 from rayembed.tuning.results import paper_table, rows_of, rows_table, trials_csv, trials_table
+from rayembed.tuning.trial_store import Report, TrialRecord, TrialStore, best
 
 RATE = "stages.retrieval.optimizer.learning_rate"
 RANK = "model.lora.rank"
@@ -52,54 +52,57 @@ def event(kind, step, score, **changes):
 
 
 def test_what_is_written_is_read_back_and_a_broken_file_is_told(tmp_path):
-    ledger = Ledger(str(tmp_path))
-    assert ledger.read() == {}
+    trial_store = TrialStore(str(tmp_path))
+    assert trial_store.read() == {}
     record = finished("a", 0.5, {RATE: "0.1"}, t=0.25)
     running = TrialRecord("b", "b", "x", {}, reports=[Report(2, 0.1, {"t": 0.1}, 3.0)])
     for one in (record, running):
-        ledger.write(one)
-    assert ledger.read() == {"a": record, "b": running}
+        trial_store.write(one)
+    assert trial_store.read() == {"a": record, "b": running}
     assert record.is_done
     assert not running.is_done
     assert running.score == 0.1
     (tmp_path / "trials" / "a.json").write_text("{}")
     with pytest.raises(ArtifactError, match="remove it to have the trial run again"):
-        ledger.read()
+        trial_store.read()
 
 
 def test_the_driver_notes_scores_ends_and_errors(tmp_path):
-    ledger = Ledger(str(tmp_path))
-    keeper = Keeper(ledger, {})
-    keeper.told("1", event("score", 2, 0.3))
-    keeper.told("1", event("score", 4, 0.4))
-    assert keeper.num_ended == 0
-    assert [r.global_step for r in ledger.read()["a"].reports] == [2, 4]
-    keeper.ended("1")
-    assert ledger.read()["a"].state == "stopped"
-    assert keeper.num_ended == 1
-    keeper.told("2", event("score", 2, 0.3, key="b", run="b"))
-    keeper.told("2", event("final", 6, 0.6, key="b", run="b", evaluation={"x": 1.0}))
-    keeper.ended("2")
-    assert ledger.read()["b"].state == "finished"
-    assert ledger.read()["b"].evaluation == {"x": 1.0}
-    keeper.told("3", event("problem", 0, math.nan, key="c", run="c", problem="DataError: no"))
-    keeper.ended("3")
-    assert (ledger.read()["c"].state, ledger.read()["c"].problem) == ("failed", "DataError: no")
-    keeper.failed("4", TrialRecord("d", "d", "", {RATE: "0.5"}), "died")
-    assert keeper.num_ended == 4
-    assert ledger.read()["d"].values == {RATE: "0.5"}
-    assert best(ledger.read()).key == "b"
-    keeper.told("5", event("score", 2, 0.1, key="e", run="e"))
-    keeper.told("5", event("score", 4, 0.2, key="e", run="f", origin={"run": "b", "step": 2}))
-    assert ledger.read()["e"].former == [{"run": "e", "step": 2, "origin": {}}]
-    assert ledger.read()["e"].origin == {"run": "b", "step": 2}
+    trial_store = TrialStore(str(tmp_path))
+    recorder = TrialRecorder(trial_store, {})
+    recorder.record("1", event("score", 2, 0.3))
+    recorder.record("1", event("score", 4, 0.4))
+    assert recorder.num_ended == 0
+    assert [r.global_step for r in trial_store.read()["a"].reports] == [2, 4]
+    recorder.record_end("1")
+    assert trial_store.read()["a"].state == "stopped"
+    assert recorder.num_ended == 1
+    recorder.record("2", event("score", 2, 0.3, key="b", run="b"))
+    recorder.record("2", event("final", 6, 0.6, key="b", run="b", evaluation={"x": 1.0}))
+    recorder.record_end("2")
+    assert trial_store.read()["b"].state == "finished"
+    assert trial_store.read()["b"].evaluation == {"x": 1.0}
+    recorder.record("3", event("problem", 0, math.nan, key="c", run="c", problem="DataError: no"))
+    recorder.record_end("3")
+    assert (trial_store.read()["c"].state, trial_store.read()["c"].problem) == (
+        "failed",
+        "DataError: no",
+    )
+    recorder.record_failure("4", TrialRecord("d", "d", "", {RATE: "0.5"}), "died")
+    assert recorder.num_ended == 4
+    assert trial_store.read()["d"].values == {RATE: "0.5"}
+    assert best(trial_store.read()).key == "b"
+    recorder.record("5", event("score", 2, 0.1, key="e", run="e"))
+    recorder.record("5", event("score", 4, 0.2, key="e", run="f", origin={"run": "b", "step": 2}))
+    assert trial_store.read()["e"].former == [{"run": "e", "step": 2, "origin": {}}]
+    assert trial_store.read()["e"].origin == {"run": "b", "step": 2}
 
 
 def test_a_trial_that_goes_on_replaces_the_scores_that_it_tells_again(tmp_path):
-    keeper = Keeper(Ledger(str(tmp_path)), {})
+    recorder = TrialRecorder(TrialStore(str(tmp_path)), {})
     for step, score in ((2, 0.3), (4, 0.4), (6, 0.5), (4, 0.45)):
-        keeper.told("1", event("score", step, score))
-    reports = keeper.records["a"].reports
+        recorder.record("1", event("score", step, score))
+    reports = recorder.records["a"].reports
     assert [(r.global_step, r.score) for r in reports] == [(2, 0.3), (4, 0.45)]
 
 

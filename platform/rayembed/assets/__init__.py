@@ -1,1 +1,1 @@
-"""Where models and data come from: a path, the hub, object storage, a pinned package."""
+"""Models and data by reference: a path, the hub, object storage, a pinned package."""

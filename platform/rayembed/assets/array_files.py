@@ -1,4 +1,4 @@
-"""Arrays of NumPy in files that are read whole and end with a seal of their content.
+"""NumPy arrays in files that end with a checksum of their content.
 
 Their form is NumPy's own, `.npy` and `.npz`; what follows it is not looked at by other readers.
 """
@@ -25,7 +25,7 @@ def save_array(path: str, array: np.ndarray) -> None:
 
 
 def load_array(path: str, remedy: str = REMEDY) -> np.ndarray:
-    """The array that `save_array` wrote.
+    """Load an array written by `save_array`.
 
     Args:
         remedy: what to do where the file is broken.
@@ -47,7 +47,7 @@ def save_arrays(path: str, **arrays: np.ndarray) -> None:
 
 
 def load_arrays(path: str, remedy: str = REMEDY) -> dict[str, np.ndarray]:
-    """The arrays that `save_arrays` wrote, by name; raises as `load_array`."""
+    """Load arrays written by `save_arrays`, by name; raises as `load_array`."""
     content = read_bytes(path)
     with _told(path, remedy), np.load(_unsealed(content)) as loaded:
         return dict(loaded)

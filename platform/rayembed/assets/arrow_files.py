@@ -1,4 +1,4 @@
-"""Parquet files and Arrow streams, of which no value is made by running code.
+"""Parquet files and Arrow streams, without types whose values are made by running code.
 
 Files of our own are sealed, so that no flipped bit is read as another value: each page has a
 checksum, and in front of the footer, which has none, stands its digest. Other readers of Parquet
@@ -22,20 +22,20 @@ from rayembed.assets.storage import is_unanswered, open_storage, read_bytes, why
 from rayembed.errors import ArtifactError, StorageError
 
 Footers = dict[str, pq.FileMetaData]
-"""The footer of the file that was read last, by its path."""
+"""Footer of the last file read, by path."""
 
 _MAGIC = b"PAR1"
 _END_BYTES = 8
-"""Every Parquet file ends with the length of its footer and `PAR1`."""
+"""Length of the end of every Parquet file: footer size and `PAR1`."""
 
 _READ_AT_ONCE = 1 << 16
-"""Bytes from the end of a file, in which most footers stand whole."""
+"""Bytes read from the end of a file, which contain most footers completely."""
 
 
 def parquet_bytes(
     table: pa.Table, rows_per_group: int | None = None, rows_at_once: int | None = None
 ) -> bytes:
-    """A sealed Parquet file of the table.
+    """Sealed Parquet file of the table, as bytes.
 
     Args:
         rows_at_once: no row group holds rows on both sides of a multiple of it; None: of any.
@@ -60,7 +60,7 @@ def read_sealed(
     row_groups: Sequence[int] | None = None,
     footers: Footers | None = None,
 ) -> pa.Table:
-    """Rows of a file that `parquet_bytes` made, local or in object storage.
+    """Read rows of a file made by `parquet_bytes`, local or in object storage.
 
     Args:
         remedy: what to do where the file is missing or broken, a whole sentence.
@@ -114,7 +114,7 @@ def _rows_of(
 
 
 def _sealed_footer(file: pa.NativeFile) -> pq.FileMetaData:
-    """The footer of a file.
+    """Read the footer of a file.
 
     Raises:
         ValueError: it is not what was written, or the file is none of `parquet_bytes`.
@@ -138,7 +138,7 @@ def _length(end: bytes | memoryview) -> int:
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
-    """A Parquet file to read from.
+    """Open a Parquet file for reading.
 
     Args:
         source: an open file, or a buffer. Pages that have a checksum are checked by it.
@@ -154,7 +154,7 @@ def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
 
 
 def read_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a Parquet file.
+    """Read the rows of a Parquet file.
 
     Raises:
         pyarrow.ArrowInvalid: as `open_parquet`.
@@ -164,7 +164,7 @@ def read_parquet(content: bytes, columns: Sequence[str] | None = None) -> pa.Tab
 
 
 def read_stream(source: Any) -> pa.Table:
-    """The rows of an Arrow stream.
+    """Read the rows of an Arrow stream.
 
     Raises:
         pyarrow.ArrowInvalid: as `open_parquet`.
@@ -175,7 +175,7 @@ def read_stream(source: Any) -> pa.Table:
 
 
 def check_plain(schema: pa.Schema) -> None:
-    """Return when no column, nested ones too, has a type whose values a library makes.
+    """Raise if a column, nested ones included, has a type whose values a library constructs.
 
     Raises:
         pyarrow.ArrowInvalid: one has; the message names it.
@@ -190,7 +190,7 @@ def check_plain(schema: pa.Schema) -> None:
 
 
 def _foreign(dtype: pa.DataType) -> str | None:
-    """The name of such a type in a type; None: there is none."""
+    """Name of such a type within a type; None without one."""
     if isinstance(dtype, pa.BaseExtensionType):
         # Those that Python classes define may make their values themselves; Arrow's own do not.
         of_python = isinstance(dtype, pa.ExtensionType)

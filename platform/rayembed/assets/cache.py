@@ -1,4 +1,4 @@
-"""The folder where fetched and converted assets are kept: entries are whole or absent.
+"""Cache folder of downloaded and converted assets; its entries are atomic.
 
 An entry is filled in a folder beside its place and renamed into it under a lock, so that a killed
 process leaves no half entry and two processes fill it once. Its manifest lists every file with
@@ -26,14 +26,14 @@ _FILES = "files"
 
 
 def cache_folder(cache: Path | None = None) -> Path:
-    """`cache`, or `$RAYEMBED_CACHE`, or `~/.cache/rayembed`, absolute; it need not exist."""
+    """`cache`, or `$RAYEMBED_CACHE`, or `~/.cache/rayembed`, absolute; may not exist yet."""
     if cache is None:
         cache = Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/rayembed")
     return Path(cache).expanduser().absolute()
 
 
 def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
-    """The folder with the entry's files; `fill` is called with an empty folder when it must be.
+    """Folder with the entry's files; `fill` is called with an empty folder if they are missing.
 
     Args:
         entry: place of the entry; its name is all that tells entries apart.
@@ -59,7 +59,7 @@ def filled(entry: Path, fill: Callable[[Path], None]) -> Path:
 
 
 def is_complete(entry: Path) -> bool:
-    """Whether every file of the entry's manifest is there with its size."""
+    """Whether every file in the entry's manifest exists with its size."""
     try:
         sizes = json.loads((entry / _MANIFEST).read_text(encoding="utf-8"))
         return all((entry / _FILES / name).stat().st_size == size for name, size in sizes.items())
@@ -68,7 +68,7 @@ def is_complete(entry: Path) -> bool:
 
 
 def _replace(entry: Path, fill: Callable[[Path], None]) -> None:
-    """Fill beside the entry and rename; the caller holds the entry's lock."""
+    """Fill a folder beside the entry and rename it; the caller holds the entry's lock."""
     for abandoned in entry.parent.glob(f".{glob.escape(entry.name)}.partial-*"):
         shutil.rmtree(abandoned)
     if entry.exists():

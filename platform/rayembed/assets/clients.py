@@ -1,4 +1,4 @@
-"""Clients of object storage: one a process for each bucket, which wait no longer than is stated.
+"""Object storage clients with bounded waiting times, cached by process and bucket.
 
 pyarrow's own would try a server that accepts connections and never answers for 100 seconds.
 """
@@ -13,34 +13,33 @@ from urllib.parse import parse_qs, unquote
 import pyarrow.fs
 
 _OF_ENVIRONMENT = ("AWS_", "GOOGLE_", "CLOUDSDK_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
-"""Beginnings of the variables that decide what a client is."""
+"""Prefixes of environment variables that affect a client."""
 
 _LOST = {"tls_verify_certificates", "tls_ca_dir_path", "smart_defaults"}
-"""What an address may ask for and a client does not tell of itself."""
+"""Options of an address that a client does not report back."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a client waits for object storage before it tells that this does not answer."""
+    """Time limits for object storage that does not answer."""
 
     connect_seconds: float = 10
     answer_seconds: float = 10
-    """Without a byte."""
+    """Seconds without a byte until a request fails."""
     tries: int = 4
-    """How often a request is made, with pauses that double: up to 1, 2 and 4 seconds."""
+    """Number of attempts of a request, with doubling pauses of up to 1, 2 and 4 seconds."""
     gcs_seconds: float = 60
-    """Within which a request to Google's storage is tried again; its client knows no tries."""
+    """Total seconds of attempts for Google's storage, whose client has no attempt limit."""
 
 
 PATIENCE = Patience()
-"""Measured: a request to S3 that is never answered is given up after 45 seconds, a small upload,
-which curl sends late, after 71. Of Google's storage one that cannot be reached after
-`gcs_seconds`, one that is silent after the 120 seconds of its client, which pyarrow cannot
-change."""
+"""Default limits. Measured: an S3 request without answer fails after 45 seconds, a small upload,
+which curl sends late, after 71. An unreachable Google storage fails after `gcs_seconds`, a silent
+one after the 120 seconds of its client, which pyarrow cannot change."""
 
 
 def connect(address: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The filesystem of an `s3://` or `gs://` address, and the path within it.
+    """Filesystem of an `s3://` or `gs://` address, and the path within it.
 
     The same client serves all addresses of a bucket in this process, as long as the environment is
     the same: a new one costs 20 ms and its connections.

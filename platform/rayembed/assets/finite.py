@@ -1,5 +1,4 @@
-"""Weights are finite numbers: asked of tensors before they are written, and of files before they
-are handed on.
+"""Checks that weights are finite: tensors before they are written, files before they are passed on.
 
 One pass over the numbers, without a copy of them.
 """
@@ -23,7 +22,7 @@ def is_finite(tensor: "Tensor") -> bool:
 
 
 def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
-    """Return when every number of the named tensors is finite.
+    """Raise unless every number of the named tensors is finite.
 
     Args:
         what: the whole that they are of, for the message.
@@ -43,7 +42,7 @@ def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
 
 
 def check_finite_files(folder: Path) -> None:
-    """Return when every number in the safetensors files of a model's folder is finite.
+    """Raise unless every number in the safetensors files of a model's folder is finite.
 
     Raises:
         ArtifactError: one is not, or a file is damaged.

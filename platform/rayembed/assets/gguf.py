@@ -1,4 +1,4 @@
-"""Decoders in GGUF files, converted once into a folder that transformers loads.
+"""Decoders in GGUF files, converted once into a folder for transformers.
 
 The weights are dequantised and stay float32, exactly the numbers that the quantised file stands
 for: rounding them a second time, to bfloat16, is the loading model's decision.
@@ -16,7 +16,7 @@ _FORMAT = 1  # raised when a conversion gives other files, so that cached ones a
 
 
 def convert_gguf(file: Path, cache: Path) -> Path:
-    """A folder with safetensors (float32), configuration and tokenizer of the GGUF `file`.
+    """Convert a GGUF file to a folder with safetensors (float32), configuration and tokenizer.
 
     The conversion is cached by the file's place, size and time. For SmolLM2 with its 135 million
     parameters it took 10 to 25 seconds and 1.3 GB of memory on two cores.
@@ -59,7 +59,7 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def set_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Give the tokenizer the BOS, EOS and padding tokens of the model's configuration, in place.
+    """Set the tokenizer's BOS, EOS and padding tokens from the model's configuration, in place.
 
     A tokenizer made from GGUF can name others: that of SmolLM2 says `<|im_start|>` for BOS and
     EOS, while the configuration says id 1 and id 2 (`<|im_end|>`). Where the configuration names

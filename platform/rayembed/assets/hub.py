@@ -26,12 +26,12 @@ _OTHER_FORMATS = frozenset({"onnx", "openvino", "original", "coreml", "gguf", "r
 
 @dataclass(frozen=True)
 class HubReference:
-    """A repository of the hub, or a file or folder inside it, at a revision."""
+    """A hub repository, or a file or folder inside it, at a revision."""
 
     repo_type: str
-    """`model` or `dataset`."""
+    """Repository type: `model` or `dataset`."""
     repo_id: str
-    """`org/name`."""
+    """Repository name: `org/name`."""
     inside: str
     """Path inside the repository; empty for all of it."""
     revision: str
@@ -39,7 +39,7 @@ class HubReference:
 
 
 def parse_hub_reference(reference: str) -> HubReference:
-    """The parts of an `hf://` reference; without a revision it is `main`, with a warning.
+    """Parse an `hf://` reference; the default revision is `main`, with a warning.
 
     Raises:
         AssetError: not of the form.
@@ -61,7 +61,9 @@ def parse_hub_reference(reference: str) -> HubReference:
 
 
 def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
-    """The revision at the start of `rest` and the path after it; all of it where it stands last."""
+    """Revision at the start of `rest` and the path after it; all of `rest` if the revision comes
+    last.
+    """
     special = _SPECIAL_REVISION.match(rest)
     if last and special is None:
         return (rest, []) if "/" not in rest else ("", [])
@@ -70,7 +72,7 @@ def _revision(rest: str, *, last: bool) -> tuple[str, list[str]]:
 
 
 def fetch_from_hub(reference: str, cache: Path | None) -> Path:
-    """The file or folder that an `hf://` reference names; a folder comes with all its files.
+    """Download the file or folder of an `hf://` reference; folders with all files.
 
     Args:
         reference: as in the module's text.
@@ -94,7 +96,7 @@ def fetch_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
-    """The folder of a model: its safetensors, JSON and tokenizer files, and no other format.
+    """Download a model folder: its safetensors, JSON and tokenizer files, and no other format.
 
     Pickled weights (`.bin`) come only when there are no safetensors.
 
@@ -128,7 +130,7 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
 
 
 def model_files(names: list[str], inside: str = "") -> list[str]:
-    """Those of a repository's file names below `inside` that loading a model needs."""
+    """File names below `inside` that loading a model needs."""
     prefix = f"{inside}/" if inside else ""
     below = [name for name in names if name.startswith(prefix)]
     kept = [
@@ -173,12 +175,12 @@ def _snapshot(
 
 
 def hub_endpoint() -> str | None:
-    """`HF_ENDPOINT` as it is now; huggingface_hub reads it once, when it is imported."""
+    """Current value of `HF_ENDPOINT`; huggingface_hub reads it only on import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 def unavailable(reference: str, error: Exception) -> AssetError:
-    """What to tell of a hub that did not give what a reference names."""
+    """Error for a hub that did not deliver a reference."""
     said = " ".join(str(error).split())
     return AssetError(
         f"cannot fetch {reference!r} from the hub ({type(error).__name__}): {said}. Check the "

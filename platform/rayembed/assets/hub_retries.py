@@ -1,4 +1,4 @@
-"""Calls to the hub that are made again when it is overloaded or cannot be reached for a moment.
+"""Retries of hub calls after overload or a brief loss of connection.
 
 The hub's client repeats some requests itself for a few seconds, and gives up on others, such as
 the listing of a repository. A rate limit of the hub lasts up to five minutes.
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WAITS_SECONDS: tuple[float, ...] = (2, 4, 8, 16)
-"""Between the tries of a hub that answers with an error; the client itself may repeat each for up
-to 25 s."""
+"""Seconds between attempts when the hub answers with an error; its client may itself retry each for
+up to 25 s."""
 TRIES_WITHOUT_ANSWER = 2
-"""Of a hub that does not answer at all, which is more often a wrong address than a fault."""
+"""Attempts when the hub does not answer at all, which more often means a wrong address."""
 LONGEST_WAIT_SECONDS = 300.0
-"""The window of the hub's rate limits."""
+"""Window of the hub's rate limits in seconds."""
 
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
@@ -35,7 +35,7 @@ def with_retries(
     waits: Sequence[float] = WAITS_SECONDS,
     sleep: Callable[[float], None] | None = None,
 ) -> T:
-    """What `call` returns; made again after 429, 408, 5xx, a timeout or a lost connection.
+    """Result of `call`; retried after 429, 408, 5xx, a timeout or a lost connection.
 
     Args:
         what: names the call in the log.
@@ -65,7 +65,7 @@ def with_retries(
 
 
 def _most_tries(error: BaseException, most: int) -> int:
-    """How often to try in all; 1 for an error that does not go away by itself."""
+    """Maximum number of attempts; 1 for permanent errors."""
     if passes(status_of(error)):
         return most
     lost = any(isinstance(cause, _LOST) for cause in causes_of(error))
@@ -73,18 +73,18 @@ def _most_tries(error: BaseException, most: int) -> int:
 
 
 def passes(status: int) -> bool:
-    """Whether an answer of this HTTP status may be another one later."""
+    """Whether an HTTP status is transient."""
     return status in (408, 429) or status >= 500
 
 
 def status_of(error: BaseException) -> int:
-    """Of the HTTP answer that led to the error, one that passes if there are several; 0: none."""
+    """HTTP status that led to the error, preferably a transient one; 0 without one."""
     found = [_status(cause) for cause in causes_of(error)]
     return next((s for s in found if passes(s)), next((s for s in found if s), 0))
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that led to it, also those that a library left out of its message."""
+    """The error and its causes, including those missing from a library's message."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -97,12 +97,12 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    """Of the HTTP answer that the error tells of; 0 where there is none."""
+    """HTTP status in an error; 0 without one."""
     return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
 
 
 def _asked_to_wait(error: BaseException) -> float:
-    """Seconds that the hub asks for: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
+    """Seconds that the hub asks to wait: `Retry-After: 30`, or `RateLimit: "api";r=0;t=30`."""
     asked = 0.0
     for cause in causes_of(error):
         headers = getattr(getattr(cause, "response", None), "headers", None) or {}

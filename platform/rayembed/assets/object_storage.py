@@ -1,4 +1,4 @@
-"""Assets in object storage: copied once into the cache, again when an object changes."""
+"""Assets in object storage: cached locally, updated when an object changes."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from rayembed.errors import AssetError
 
 
 def fetch_from_object_storage(reference: str, cache: Path) -> Path:
-    """The file or folder at an `s3://` or `gs://` reference, copied into the cache.
+    """Copy the file or folder of an `s3://` or `gs://` reference into the cache.
 
     Raises:
         AssetError: nothing there, not reachable, or a copy of another size.
@@ -25,7 +25,7 @@ def fetch_from_object_storage(reference: str, cache: Path) -> Path:
 def copy_to_cache(
     reference: str, filesystem: pyarrow.fs.FileSystem, inside: str, cache: Path
 ) -> Path:
-    """A local copy of `inside`, a file or a folder of `filesystem`.
+    """Local copy of `inside`, a file or a folder of `filesystem`.
 
     The cache entry is named by the reference and by path, size and time of every object, so a
     changed object is copied again. `reference` stands in errors.

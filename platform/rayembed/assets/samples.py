@@ -28,14 +28,14 @@ WIKIPEDIA_EN = _WIKIPEDIA.format(language="en-us")
 """10,033 English summaries with title, extract, description and topic, one JSON file."""
 
 WIKIPEDIA_FR = _WIKIPEDIA.format(language="fr-fr")
-"""French summaries, as `WIKIPEDIA_EN`."""
+"""French summaries in the format of `WIKIPEDIA_EN`."""
 
 WIKIPEDIA_ES = _WIKIPEDIA.format(language="es-es")
-"""Spanish summaries, as `WIKIPEDIA_EN`."""
+"""Spanish summaries in the format of `WIKIPEDIA_EN`."""
 
 DESCRIPTION_TASK = "Given a short description, retrieve the article that it describes"
 SENTENCE_TASK = "Given a sentence, retrieve the rest of the article that it is taken from"
 CLASSIFICATION_TASK = "Classify the given encyclopedia article into its topic"
 CLUSTERING_TASK = "Identify the topic of the given encyclopedia article"
 CROSS_LINGUAL_TASK = "Given an encyclopedia article, retrieve the English article on its subject"
-"""Task definitions of the sample: queries are trained and scored with the same ones."""
+"""Task instructions of the sample, the same in training and evaluation."""

@@ -1,4 +1,4 @@
-"""Seals: digests that stand beside the bytes that they are of, in the same file.
+"""Seals: checksums stored in the same file as the bytes that they protect.
 
 A digest in a file of its own could be that of another writer of the same name.
 """
@@ -11,12 +11,12 @@ SEAL_BYTES = len(_MARK) + 16
 
 
 def seal_of(content: bytes | memoryview) -> bytes:
-    """The seal of some bytes: a mark, then their xxh3-128."""
+    """Seal of some bytes: a mark, then their xxh3-128."""
     return _MARK + xxhash.xxh3_128_digest(content)
 
 
 def check_seal(content: bytes | memoryview, seal: bytes | memoryview) -> None:
-    """Return when the seal is that of the bytes.
+    """Raise unless the seal matches the bytes.
 
     Raises:
         ValueError: it is not, so a bit of either has changed; or there is none.

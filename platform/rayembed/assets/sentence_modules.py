@@ -1,4 +1,4 @@
-"""Which classes a folder in sentence-transformers format names, and whether it brings their code.
+"""Module classes of a sentence-transformers folder, and whether they are foreign code.
 
 sentence-transformers imports the classes that `modules.json` names. With `trust_remote_code` it
 also runs Python files of the folder, so no code of ours ever gives that leave: a folder of our own
@@ -11,11 +11,11 @@ from pathlib import Path
 from rayembed.errors import ArtifactError
 
 OWN_MODULE = "rayembed.models.sentence_module.SentenceModule"
-"""The one class of ours that a saved model names. It stands alone in `modules.json`."""
+"""The only rayembed class that a saved model names. It is the single entry of `modules.json`."""
 
 
 def module_types(folder: Path) -> list[str]:
-    """Dotted names of the classes that the folder's `modules.json` names; empty without the file.
+    """Dotted class names in the folder's `modules.json`; empty without the file.
 
     Raises:
         ArtifactError: the file is no list of modules.
@@ -30,12 +30,12 @@ def module_types(folder: Path) -> list[str]:
 
 
 def is_own_format(folder: Path) -> bool:
-    """Whether the folder is a saved model of ours that needs rayembed to load."""
+    """Whether the folder is a saved rayembed model that needs rayembed to load."""
     return module_types(folder) == [OWN_MODULE]
 
 
 def foreign_modules(folder: Path) -> list[str]:
-    """Those of the classes that are neither of sentence-transformers nor ours.
+    """Classes that belong neither to sentence-transformers nor to rayembed.
 
     The exact name counts: `rayembed.Module` would be looked for in a file `rayembed.py` of the
     folder.

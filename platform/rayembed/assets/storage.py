@@ -25,7 +25,7 @@ from rayembed.errors import ArtifactError, PlacementError, StorageError, Storage
 
 _REMOTE = ("s3", "gs")
 _COPIED_AT_ONCE = 64 << 20
-"""Bytes."""
+"""Chunk size of copies in bytes."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -34,11 +34,11 @@ _UNANSWERED = (
     "google::cloud::Status(UNAVAILABLE",
     "google::cloud::Status(DEADLINE_EXCEEDED",
 )
-"""What stands in the texts of Arrow's errors that tell so; it has no other sign of them."""
+"""Texts in Arrow's errors that indicate a missing answer; it has no other sign."""
 
 
 def is_remote(path: str) -> bool:
-    """Whether `path` lies in object storage.
+    """Whether `path` is in object storage.
 
     Raises:
         PlacementError: a scheme that is not known.
@@ -52,7 +52,7 @@ def is_remote(path: str) -> bool:
 
 
 def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The filesystem that holds `path`, and the path within it (absolute for local paths).
+    """Filesystem that holds `path`, and the path within it (absolute for local paths).
 
     Raises:
         PlacementError: an unknown scheme, or a URI that pyarrow cannot read.
@@ -67,7 +67,8 @@ def open_storage(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
 
 
 def open_storage_for_ray(path: str | Path) -> tuple[pyarrow.fs.FileSystem, str]:
-    """As `open_storage`, for Ray, which pickles the filesystem for its workers.
+    """Filesystem and path for Ray, which pickles the filesystem for its workers; see
+    `open_storage`.
 
     A client forgets in its pickle how often it tries, and would then wait as long as ours does for
     each of pyarrow's 30 tries; so this one is as pyarrow makes it.
@@ -89,21 +90,21 @@ def join(path: str | Path, *parts: str) -> str:
 
 
 def file_name(path: str | Path) -> str:
-    """The last name of `path`, of a file or a folder; the query of a URI is no part of it."""
+    """Last name of `path`, for files and folders, without the query of a URI."""
     address = str(path).partition("?")[0] if "://" in str(path) else str(path)
     return posixpath.basename(address.rstrip("/"))
 
 
 def with_ending(path: str | Path, ending: str) -> str:
-    """`path` with another ending (`.index.npz`) in place of its own (`.parquet`), which is what
-    follows the last dot of its name; a URI keeps its query.
+    """`path` with its ending, from the last dot of the name on (`.parquet`), replaced by another
+    (`.index.npz`); a URI keeps its query.
     """
     base, question, query = str(path).partition("?") if "://" in str(path) else (str(path), "", "")
     return posixpath.splitext(base)[0] + ending + question + query
 
 
 def exists(path: str | Path) -> bool:
-    """Whether there is a file or a folder (in object storage: a key or a prefix).
+    """Whether a file or folder exists (in object storage: a key or a prefix).
 
     Raises:
         StorageError: the storage does not tell.
@@ -116,7 +117,7 @@ def exists(path: str | Path) -> bool:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The whole content of a file.
+    """Whole content of a file.
 
     Raises:
         ArtifactError: no such file.
@@ -131,12 +132,12 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def is_unanswered(error: BaseException) -> bool:
-    """Whether object storage gave no answer in time, or could not be reached at all."""
+    """Whether object storage was unreachable or did not answer in time."""
     return any(status in str(error) for status in _UNANSWERED)
 
 
 def why(error: BaseException) -> str:
-    """An error of a storage in words."""
+    """Readable text of a storage error."""
     if not is_unanswered(error):
         return str(error)
     tries, seconds = clients.PATIENCE.tries, clients.PATIENCE.answer_seconds
@@ -145,7 +146,7 @@ def why(error: BaseException) -> str:
 
 
 def unreadable(error: Exception) -> type[ArtifactError]:
-    """What an error in reading a file means: that none is there, or that the storage failed."""
+    """Error for a failed read: the file is missing, or the storage failed."""
     there = isinstance(error, OSError) and not isinstance(
         error, FileNotFoundError | NotADirectoryError | IsADirectoryError
     )
@@ -153,7 +154,7 @@ def unreadable(error: Exception) -> type[ArtifactError]:
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part.
+    """Write a file atomically: readers see the old content or the new, never a part.
 
     Locally: a file beside it, flushed to disk and renamed. In object storage a key appears when
     its upload is complete; one that an exception or a signal cuts off is never completed. Missing
@@ -167,7 +168,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
 
 
 def store_file(source: Path, path: str | Path) -> None:
-    """Copy a local file to `path` as `write_atomic` writes, without holding it in memory.
+    """Copy a local file to `path` atomically, without holding it in memory.
 
     Raises:
         StorageError: as `write_atomic`, or the file cannot be read.
@@ -209,7 +210,7 @@ def _write_beside(target: Path, content: BinaryIO) -> None:
 def _upload(
     filesystem: pyarrow.fs.FileSystem, inside: str, content: BinaryIO | pyarrow.NativeFile
 ) -> None:
-    """Make `inside` hold the content; what is there stays as it is where that fails."""
+    """Write the content to `inside`; on failure an existing file is unchanged."""
     opened: list[pyarrow.NativeFile] = []
     try:
         # In one call: an interrupt between opening and naming the stream would destroy it.
@@ -227,7 +228,7 @@ def _upload(
 
 
 def refused(path: str | Path, error: OSError) -> StorageError:
-    """What an error in writing a file means to its user."""
+    """Error for a failed write."""
     if not is_full(error):
         return StorageError(
             f"cannot write {str(path)!r}: {why(error)}. Correct the storage or the rights there, "
@@ -244,14 +245,14 @@ def refused(path: str | Path, error: OSError) -> StorageError:
 
 
 def _umask() -> int:
-    """Mask of file modes of this process; it can only be read by setting it."""
+    """File mode mask of this process, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def upload_folder(folder: Path, path: str | Path) -> None:
-    """Copy all files below a local folder to `path`, replacing those of the same name.
+    """Copy all files below a local folder to `path`, replacing existing ones.
 
     Raises:
         ArtifactError: the folder holds no file.
@@ -270,7 +271,7 @@ def upload_folder(folder: Path, path: str | Path) -> None:
 
 
 def list_files(path: str | Path, *, recursive: bool) -> list[str]:
-    """Paths of the files below a folder, relative to it and sorted; none when it is not there.
+    """Sorted relative paths of the files below a folder; empty if it does not exist.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -279,7 +280,7 @@ def list_files(path: str | Path, *, recursive: bool) -> list[str]:
 
 
 def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
-    """Path below a folder → bytes, of all its files; none when it is not there.
+    """Path below a folder → size in bytes, for all its files; empty if it does not exist.
 
     Raises:
         StorageError: the storage cannot be read.
@@ -296,7 +297,7 @@ def file_sizes(path: str | Path, *, recursive: bool) -> dict[str, int]:
 
 
 def move_file(source: str, target: str) -> None:
-    """Put a file of one storage at another path of it; readers see none or the whole of it there.
+    """Move a file within a storage; readers see none or all of it at the new path.
 
     Locally it is renamed. Object storage knows no renaming and copies on its own side only what is
     small, so it is read and written in pieces, and removed when the copy is complete.
@@ -319,7 +320,7 @@ def move_file(source: str, target: str) -> None:
 
 
 def remove_file(path: str | Path) -> None:
-    """Return when the file is removed.
+    """Remove a file.
 
     Raises:
         StorageError: the storage refuses it.
@@ -332,7 +333,7 @@ def remove_file(path: str | Path) -> None:
 
 
 def remove_folder(path: str | Path) -> None:
-    """Return when nothing lies at or below `path` any more.
+    """Remove everything at or below `path`.
 
     Raises:
         StorageError: the storage refuses it.
@@ -347,7 +348,7 @@ def remove_folder(path: str | Path) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a file could not be written for want of room: of the disk, or of the user's share."""
+    """Whether a write failed for lack of space: on the disk or in the user's quota."""
     if isinstance(error, StorageFullError):
         return True
     # Libraries in Rust (safetensors, tokenizers) tell the system's number in their text alone.
@@ -357,7 +358,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def check_writable(path: str | Path) -> None:
-    """Return when a file can be written, read and removed below `path`; makes the folder.
+    """Check that files can be written, read and removed below `path`; creates the folder.
 
     Raises:
         PlacementError: it cannot; the message has the storage's own reason.

@@ -1,4 +1,4 @@
-"""A local folder of small files that are in storage as well.
+"""A local folder of small files mirrored in storage.
 
 Appending, locking and atomic replacing work on local disk, but a run that goes on at another
 machine finds only what is in storage.
@@ -18,13 +18,13 @@ from rayembed.errors import StorageError
 logger = logging.getLogger(__name__)
 
 KEPT_FILE = ".kept.json"
-"""Digests of the files as storage had them when this machine last read or wrote them."""
+"""Checksums of the files in storage when this machine last read or wrote them."""
 
 _APPEND_ONLY = ".jsonl"
 
 
 class StoredFolder:
-    """The files at `place`, used in the folder `local`; hidden ones stay where they are.
+    """Files at `place`, used in the folder `local`; hidden ones are not copied.
 
     For a place on disk `local` is that folder and nothing is ever copied.
     """
@@ -35,7 +35,7 @@ class StoredFolder:
         self._kept: dict[str, str] = {}
 
     def fetch(self) -> None:
-        """Make the local folder hold what storage has, and what a failed `keep` left here.
+        """Bring the local folder up to date with storage, keeping changes of a failed `keep`.
 
         A file that changed here alone since the last `keep` stays and goes to storage with the
         next one; of append-only files (`.jsonl`) the longer one stays when it goes on from the
@@ -71,7 +71,7 @@ class StoredFolder:
         self._write_kept()
 
     def keep(self) -> None:
-        """Copy what is new or changed in the local folder to storage, each file whole.
+        """Copy new and changed files of the local folder to storage, each atomically.
 
         Read from the last name to the first and written from the first to the last: the count in
         `mlflow_outbox.taken` must not be ahead of the entries in `mlflow_outbox.jsonl`.
@@ -103,7 +103,7 @@ class StoredFolder:
         return [n.as_posix() for n in names if not any(part.startswith(".") for part in n.parts)]
 
     def _read_kept(self) -> dict[str, str] | None:
-        """None where nothing is known of how the files came here."""
+        """Recorded checksums; None without a record."""
         path = self.local / KEPT_FILE
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
@@ -127,7 +127,7 @@ class StoredFolder:
 def _which(
     name: str, here: bytes, stored: Mapping[str, bytes], kept: Mapping[str, str] | None
 ) -> Literal["here", "stored", "neither"]:
-    """Which side of a file that changed here is the other's continuation.
+    """Side of a locally changed file that continues the other's content.
 
     Args:
         kept: digests of what storage had when it was last read or written here.

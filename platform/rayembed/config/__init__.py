@@ -1,1 +1,3 @@
-"""What a run is (identity) and where it runs (placement). Imports neither torch nor Ray."""
+"""Settings of a run: identity (what it is) and placement (where it runs). Imports neither torch nor
+Ray.
+"""

@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = (
     "validations_at_once",
     "validation_minutes",
 )
-"""Settings of a placement that an adaptation does not look at."""
+"""Placement settings that an adaptation ignores."""
 
 
 class RotaryEncoderConfig(Settings):
@@ -39,7 +39,7 @@ class RotaryEncoderConfig(Settings):
     """BERT, RoBERTa or XLM-R, whose absolute positions are replaced by rotary ones, or a dense
     NomicBert. Where it brings a head for masked-language modelling, training starts from that."""
     rotary_base: PositiveFloat = 10_000.0
-    """Of the rotary positions (Table 2); the released configuration file says 100,000, the
+    """Base of the rotary positions (Table 2); the released configuration file says 100,000, the
     published model 10,000."""
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class RotaryEncoderConfig(Settings):
 
 
 class TextsSource(FileSource):
-    """A text a row; `language` names the column of its language."""
+    """One text in each row; `language` names the column of its language."""
 
     kind: Literal["texts"] = "texts"
     text: Column = "text"
@@ -71,10 +71,10 @@ class TextsConfig(Settings):
     """One set of texts of the corpus."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Unique within the corpus; it names folders."""
+    """Name, unique within the corpus; used in folder names."""
     source: Annotated[TextsSource | WikipediaTexts, Field(discriminator="kind")]
     language: str | None = Field(default=None, min_length=1)
-    """Code of the language of all of its texts; None: rows tell it in `source.language`."""
+    """Language code of all its texts; None: rows state it in `source.language`."""
 
     @model_validator(mode="after")
     def _one_language(self) -> "TextsConfig":
@@ -88,10 +88,10 @@ class TextsConfig(Settings):
 
 
 class CorpusConfig(Settings):
-    """Texts, how they become sequences of tokens, and how often each language is drawn."""
+    """Texts, their division into token sequences, and the sampling of languages."""
 
     root: str = ""
-    """Where relative paths of sources start; no part of the run's identity."""
+    """Base of relative source paths; not part of the run's identity."""
     texts: tuple[TextsConfig, ...] = Field(min_length=1)
     max_length: PositiveInt = 2048
     """Tokens of a sequence, special ones included (Table 2)."""
@@ -100,8 +100,8 @@ class CorpusConfig(Settings):
     between them, and are cut into sequences of the full length. `truncated`: a text is a sequence,
     and what exceeds the length is left out."""
     language_alpha: float = Field(default=0.3, gt=0.0, le=1.0)
-    """α: a language with n sequences is drawn in proportion to n^α (Table 2, arXiv 1911.02116,
-    section 3.1); 1: as often as it occurs."""
+    """α: a language with n sequences is sampled in proportion to n^α (Table 2, arXiv 1911.02116,
+    section 3.1); 1: in proportion to n."""
 
     _no_credentials = field_validator("root")(refuse_credentials)
 
@@ -115,18 +115,18 @@ class CorpusConfig(Settings):
 
 
 class MaskingConfig(Settings):
-    """Which tokens are to be told from the others, and what is seen in their place.
+    """Masking of tokens in masked-language modelling.
 
     Drawn anew for each step, by seed, step and place in the batch. Table 2 states the probability;
     the shares are those of the collator of transformers that the released code calls, and of BERT.
     """
 
     probability: float = Field(default=0.3, gt=0.0, lt=1.0)
-    """Of each token that is not special."""
+    """Probability of masking a non-special token."""
     mask_share: Probability = 0.8
-    """Of these, how many are replaced by the tokenizer's mask."""
+    """Share of masked tokens that the tokenizer's mask token replaces."""
     random_share: Probability = 0.1
-    """How many by a random word of the vocabulary; the rest stays as it is."""
+    """Share of masked tokens that a random word replaces; the rest is unchanged."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> "MaskingConfig":
@@ -139,18 +139,18 @@ class MaskingConfig(Settings):
 
 
 class MaskedTraining(Settings):
-    """How long, in which batches, with which optimiser."""
+    """Length, batches and optimiser of masked-language modelling."""
 
     global_sequences: PositiveInt = 4096
     """Sequences in one step, over all workers and micro-batches."""
     optimizer: OptimizerConfig
     steps: PositiveInt
     checkpoint_every_steps: PositiveInt = 500
-    """A checkpoint from which a killed run goes on; one is always made at the end."""
+    """Steps between checkpoints, from which a killed run resumes; one is always made at the end."""
 
     @property
     def name(self) -> str:
-        """Names its folder and its lines in logs."""
+        """Name of its folder and its log lines."""
         return "adapt"
 
     @property
@@ -160,7 +160,7 @@ class MaskedTraining(Settings):
 
     @property
     def row_name(self) -> str:
-        """What a row is."""
+        """Name of a row, in the plural."""
         return "sequences"
 
     @model_validator(mode="after")
@@ -180,20 +180,20 @@ class MaskedTraining(Settings):
 
 
 class Adaptation(Document):
-    """Everything that one adaptation is."""
+    """Complete settings of one adaptation."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """A run submitted again under its name goes on where it stopped."""
+    """Name; a run resubmitted under its name resumes."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of a fresh head, the order of sequences and the masks."""
+    """Seed of a fresh head, the order of sequences and the masks."""
     model: RotaryEncoderConfig
     corpus: CorpusConfig
     masking: MaskingConfig = MaskingConfig()
     training: MaskedTraining
     placement: Placement = Placement()
-    """As of a training run. Gradients of micro-batches add up, so that the batch is as large as
-    asked whatever the memory; the word probabilities of a micro-batch's masked tokens take
-    `micro_batch_tokens` · `masking.probability` · words of the vocabulary · 4 bytes, twice."""
+    """Placement as of a training run. Micro-batch gradients are accumulated, so the batch size is
+    independent of memory; the word probabilities of a micro-batch's masked tokens take
+    `micro_batch_tokens` · `masking.probability` · vocabulary size · 4 bytes, twice."""
 
     @model_validator(mode="after")
     def _workers_share(self) -> "Adaptation":
@@ -213,15 +213,15 @@ class Adaptation(Document):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the run."""
+        """Number of steps."""
         return self.training.steps
 
     def identity(self) -> dict[str, Any]:
-        """What is fingerprinted: all that the trained weights depend on."""
+        """Fingerprinted settings: everything that the trained weights depend on."""
         values = super().identity()
         del values["corpus"]["root"], values["training"]["checkpoint_every_steps"]
         return {"kind": "adaptation", **values}
 
 
 AnyRun = Run | Adaptation
-"""What trains weights under a name, in a folder of its own, and is followed in MLflow."""
+"""A run that trains weights under a name, in its own folder, tracked in MLflow."""

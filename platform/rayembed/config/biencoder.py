@@ -14,10 +14,10 @@ class ProjectionConfig(Settings):
     """A linear layer on the pooled vector, which changes its width (`Dense` elsewhere)."""
 
     width: PositiveInt
-    """Of the vector that it gives."""
+    """Width of the output vector."""
     bias: bool = True
     activation: Literal["identity", "tanh", "relu", "gelu"] = "identity"
-    """What stands behind the linear map."""
+    """Activation after the linear map."""
 
 
 class BiEncoderConfig(Settings):
@@ -28,15 +28,15 @@ class BiEncoderConfig(Settings):
     pooling: BiEncoderPooling = MeanPooling()
     """`eos` is the last token, which fits decoders whose tokenizer ends a text with EOS."""
     projections: tuple[ProjectionConfig, ...] = ()
-    """Layers on the pooled vector, in their order. They start from the weights of the start model's
-    Dense modules, which must be of these shapes, or from random where it has none."""
+    """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,
+    which must have these shapes, or randomly if it has none."""
     lora: LoraConfig | None = None
-    """None trains the whole backbone."""
+    """LoRA adapters; None trains the whole backbone."""
     query_prefix: str = ""
-    """Put before every query, for instance `query: `."""
+    """Text before every query, for instance `query: `."""
     document_prefix: str = ""
-    """Put before every document, for instance `passage: `."""
+    """Text before every document, for instance `passage: `."""
     query_max_length: PositiveInt = 512
-    """Tokens, special ones included."""
+    """Maximum tokens of a query, special ones included."""
     document_max_length: PositiveInt = 512
-    """Tokens, special ones included."""
+    """Maximum tokens of a document, special ones included."""

@@ -20,11 +20,13 @@ class EncoderConfig(Settings):
     path: str
     """An asset reference, as that of the backbone."""
     frozen: bool = True
-    """Table 10: frozen is better beside an LLM of 7B, adapters are beside smaller ones."""
+    """Whether the encoder is frozen. Table 10: better for an LLM of 7B; adapters are better for
+    smaller ones."""
     lora: LoraConfig | None = None
-    """Where it is not frozen; None trains it whole."""
+    """Adapters of an encoder that is not frozen; None trains it whole."""
     max_length: PositiveInt = 512
-    """Tokens of a text that it reads, special ones included; longer texts lose their end."""
+    """Maximum tokens of a text in the encoder, special ones included; longer texts are truncated.
+    """
 
     _no_credentials = field_validator("path")(refuse_credentials)
 
@@ -46,21 +48,21 @@ class ExamplesConfig(Settings):
     """
 
     max_examples: PositiveInt = 5
-    """Of one query; each number from zero on is as likely."""
+    """Maximum examples of one query; each number from zero on is equally likely."""
     query_tokens: PositiveInt = 256
-    """Of an example's query; what is longer loses its end."""
+    """Maximum tokens of an example's query; longer ones are truncated."""
     response_tokens: PositiveInt = 256
-    """Of an example's positive."""
+    """Maximum tokens of an example's positive; longer ones are truncated."""
     max_tokens: PositiveInt = 1536
-    """Of all that stands before the text. An example that would exceed it is left out, and so are
-    those behind it."""
+    """Token budget of everything before the text. An example that exceeds it is dropped, with all
+    after it."""
 
 
 Representation = Literal["concat", "average", "eos", "concat_encoder", "separate"]
 
 
 class Causal2VecConfig(Settings):
-    """A causal LLM that reads a text behind a Contextual token of it (arXiv 2507.23386).
+    """A causal LLM that reads a text after its Contextual token (arXiv 2507.23386).
 
     The sequence is BOS, `prompt_start`, instruction, Contextual token, text, `prompt_end`, EOS.
     """
@@ -68,45 +70,45 @@ class Causal2VecConfig(Settings):
     kind: Literal["causal2vec"] = "causal2vec"
     backbone: BackboneConfig
     encoder: EncoderConfig | None
-    """Makes the Contextual token. None: plain last-token pooling, with `representation` `eos`
-    (Table 6, without Bi-Encoder)."""
+    """Encoder that makes the Contextual token. None: plain last-token pooling, with
+    `representation` `eos` (Table 6, without Bi-Encoder)."""
     num_contextual_tokens: PositiveInt = 1
-    """One is the mean of the encoder's last states through an MLP. More are drawn from these states
-    by cross-attention of as many learnt queries (Table 5)."""
+    """Number of Contextual tokens. One is the mean of the encoder's last states through an MLP;
+    more come from cross-attention of as many learnt queries (Table 5)."""
     position: Literal["after_instruction", "before_instruction"] = "after_instruction"
-    """Where the Contextual token stands (Table 14)."""
+    """Position of the Contextual token (Table 14)."""
     representation: Representation = "concat"
-    """Which vectors are the embedding (Tables 2, 4 and 12). `concat`: the LLM's last states of the
-    Contextual token (the mean of several) and of EOS, one behind the other. `average`: their mean.
-    `eos`: that of EOS. `concat_encoder`: the Contextual token as it goes into the LLM, and EOS.
-    `separate`: the encoder's mean and EOS, each of unit length, with no Contextual token in the
-    LLM's input."""
+    """Composition of the embedding (Tables 2, 4 and 12). `concat`: the LLM's last states of the
+    Contextual token (the mean of several) and of EOS, concatenated. `average`: their mean. `eos`:
+    that of EOS. `concat_encoder`: the Contextual token at the LLM's input, and EOS. `separate`: the
+    encoder's mean and EOS, each normalised, without a Contextual token in the LLM's input."""
     contextual_start: Literal["words", "torch"] = "words"
-    """How large Contextual tokens are before any training. `words`: as the LLM's word embeddings,
-    by a factor on the MLP's last layer. `torch`: as torch's start of linear layers makes them,
-    which the paper leaves open: a quarter of that beside SmolLM2 and all-MiniLM, and seen less.
-    Training that goes on from a saved model begins with its MLP."""
+    """Initial norm of Contextual tokens. `words`: that of the LLM's word embeddings, by a factor on
+    the MLP's last layer. `torch`: torch's default initialisation of linear layers, which the paper
+    leaves open: a quarter of that with SmolLM2 and all-MiniLM, and attended to less. Training from
+    a saved model starts with its MLP."""
     mask: Literal["causal", "bidirectional"] = "causal"
     """Attention mask of the LLM (Table 15)."""
     lora: LoraConfig | None = LoraConfig(rank=64, alpha=32, dropout=0.05)
-    """Rank and alpha as for 7B in Table 7; None trains the whole LLM."""
+    """LoRA adapters with rank and alpha as for 7B in Table 7; None trains the whole LLM."""
     instruction_template: str = "Instruct: {instruction}\nQuery:"
-    """Made of a text's instruction and put before it. Each piece of the sequence is tokenised by
-    itself, so no space has to end it."""
+    """Template that wraps an instruction before a text. Each part of the sequence is tokenised
+    separately, so no space has to end it."""
     prompt_start: str = ""
-    """How a turn of the user begins in the LLM's chat template (Appendix A.1)."""
+    """Begin of a user turn in the LLM's chat template (Appendix A.1)."""
     prompt_end: str = ""
-    """How that turn ends, without EOS, which follows always."""
+    """End of a user turn, without the EOS that always follows."""
     examples: ExamplesConfig | None = None
-    """In-context examples in training (Causal2Vec w/ ICL in Table 1); None: none."""
+    """In-context examples in training (Causal2Vec w/ ICL in Table 1); None for none."""
     query_max_length: PositiveInt = 512
-    """Tokens of the LLM's sequence, all of it; longer texts lose their end, not what follows."""
+    """Maximum tokens of a query's whole LLM sequence; longer texts are truncated, not what follows
+    them."""
     document_max_length: PositiveInt = 512
-    """As `query_max_length`, for documents."""
+    """Maximum tokens of a document's whole LLM sequence; see `query_max_length`."""
 
     @property
     def contextual_tokens(self) -> int:
-        """How many Contextual tokens stand in the LLM's input."""
+        """Number of Contextual tokens in the LLM's input."""
         without = self.encoder is None or self.representation == "separate"
         return 0 if without else self.num_contextual_tokens
 

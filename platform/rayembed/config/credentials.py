@@ -1,4 +1,6 @@
-"""Addresses in settings hold no passwords: a run is written into MLflow, its folder, its card."""
+"""Rejection of passwords in addresses: settings are written into MLflow, the run's folder and its
+card.
+"""
 
 import re
 from urllib.parse import parse_qsl, urlsplit
@@ -11,7 +13,7 @@ _SECRET = re.compile(r"passw|secret|token|signature|credential|(access|api|accou
 
 
 def refuse_credentials(address: str | None) -> str | None:
-    """The address as it is, where it holds no password, secret key or token.
+    """Return the address unchanged; raise if it holds a password, secret key or token.
 
     Raises:
         ValueError: it does; the message does not repeat it.
@@ -37,7 +39,7 @@ def refuse_credentials(address: str | None) -> str | None:
 
 
 def holds_credentials(value: object) -> bool:
-    """Whether a value is an address with a password, key or token in it."""
+    """Whether a value is an address that contains a password, key or token."""
     try:
         refuse_credentials(value if isinstance(value, str) else None)
     except ValueError:

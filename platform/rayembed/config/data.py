@@ -1,4 +1,4 @@
-"""What a run learns from: its data sets, what is done with each, the held-out split."""
+"""Data of a run: its data sets, their processing, the held-out split."""
 
 from typing import Literal
 
@@ -32,32 +32,32 @@ class DatasetConfig(Settings):
     """One data set of a run: converted, cleaned, filtered, mined and clustered in this order."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Unique within the run; stages refer to it, and it names folders."""
+    """Name, unique within the run; used by stages and in folder names."""
     source: Source
     task: TaskKind = "retrieval"
-    """What the records stand for; decides nothing by itself, is carried with each record."""
+    """Kind of task of the records. Has no effect of its own; stored with each record."""
     query_instruction: str = ""
-    """Task definition put before queries; empty: none."""
+    """Task instruction before queries; empty for none."""
     document_instruction: str = ""
-    """Task definition put before documents, for symmetric tasks; empty: none."""
+    """Task instruction before documents, for symmetric tasks; empty for none."""
     in_batch_negatives: bool = True
     """Whether other records' documents may be negatives, in stages that use them at all."""
     num_samples: PositiveInt | None = None
-    """Records drawn from the cleaned ones; None: all."""
+    """Number of cleaned records to sample; None: all."""
     sample_share: Share | None = None
-    """Share of the cleaned records that is drawn, where a paper states it rather than a number."""
+    """Share of cleaned records to sample, for papers that state a share."""
     cleaning: CleaningConfig = CleaningConfig()
-    """What is taken out beside exact duplicates."""
+    """Cleaning beyond the removal of exact duplicates."""
     consistency: ConsistencyConfig | None = None
-    """Which pairs a weak model keeps; None: all stay."""
+    """Consistency filter with a weak model; None keeps all pairs."""
     mining: MiningConfig | None = None
-    """How hard negatives are found; None: those of the source, or none."""
+    """Mining of hard negatives; None: those of the source, or none."""
     clusters: ClusterConfig | None = None
-    """How batches of similar pairs are made, for stages with the policy `clustered`."""
+    """Clustering into batches of similar pairs, for stages with the policy `clustered`."""
 
     @property
     def has_negatives(self) -> bool:
-        """Whether its records can have hard negatives: mined, given, or of other classes."""
+        """Whether its records can have hard negatives: mined, given, or from other classes."""
         if self.mining is not None:
             return True
         match self.source:
@@ -72,8 +72,8 @@ class DatasetConfig(Settings):
 
     @property
     def most_negatives(self) -> tuple[str, int] | None:
-        """The setting that says how many hard negatives a record has at most, and how many these
-        are; None: rows bring them, or there are none.
+        """Setting that limits a record's hard negatives, and its value; None: rows bring them, or
+        there are none.
         """
         if self.mining is not None:
             return "mining.num_negatives", self.mining.num_negatives
@@ -107,18 +107,18 @@ class DatasetConfig(Settings):
 
 
 class HeldOutConfig(Settings):
-    """Which titles no training row may touch."""
+    """Held-out articles, excluded from training."""
 
     num_titles: int = Field(default=1000, ge=0)
-    """Titles kept for evaluation, the smallest ones by a hash of seed and title."""
+    """Number of titles kept for evaluation, those with the smallest hash of seed and title."""
 
 
 class DataConfig(Settings):
     """All data of a run."""
 
     root: str = ""
-    """Where relative paths of sources start: a folder, `s3://…` or `gs://…`. It says where data
-    lies and not what it is, so it is not part of the run's identity; the content is."""
+    """Base of relative source paths: a folder, `s3://…` or `gs://…`. Not part of the run's
+    identity; the data's content is."""
     datasets: tuple[DatasetConfig, ...] = Field(min_length=1)
     held_out: HeldOutConfig = HeldOutConfig()
 

@@ -1,4 +1,4 @@
-"""A data run: data sets to prepare without a model to train, as the data jobs take it."""
+"""A data run: data sets to prepare without a model to train; the settings of data jobs."""
 
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,23 @@ from rayembed.config.settings import Settings, parse
 
 
 class DataPlacement(Settings):
-    """Where a data job leaves its results."""
+    """Result storage of a data job."""
 
     storage_path: str = Field(default="outputs", min_length=1)
-    """Folder or object-storage prefix, the same as a training run's `placement.storage_path`: what
-    one made the other takes."""
+    """Folder or object-storage prefix; with a training run's `placement.storage_path`, each reuses
+    the other's results."""
 
     _no_credentials = field_validator("storage_path")(refuse_credentials)
 
 
 class TeacherPlacement(DataPlacement):
-    """Where a data job leaves its results, and what its teachers work on."""
+    """Result storage of a data job, and hardware of its teachers."""
 
     gpus: int = Field(default=0, ge=0)
-    """GPUs for teachers, filters and their searches on a cluster that adds nodes when they are
-    asked for, a process each. 0: all that the cluster has when such work begins, and its CPUs where
-    it has none."""
+    """GPUs for teachers, filters and their searches, one process each, on a cluster that adds nodes
+    on request. 0: all GPUs that the cluster has when the work begins, or its CPUs without any."""
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
-    """How long to ask for nodes until the first of the `gpus` is there."""
+    """Maximum seconds to wait for the first of the `gpus`."""
 
     @model_validator(mode="after")
     def _waits_for_something(self) -> "TeacherPlacement":
@@ -43,16 +42,16 @@ class TeacherPlacement(DataPlacement):
 
 
 class DataRun(Document):
-    """What a data job does: the data part of a training run, or data sets by themselves."""
+    """Settings of a data job: the data part of a training run, or data sets alone."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Only names the job in its report; results are named by what they are made of."""
+    """Name of the job in its report only; results are named by their inputs."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of sampling, held-out titles, clusters."""
+    """Seed of sampling, held-out titles and clusters."""
     data: DataConfig
     kept_for_evaluation: str | None = None
-    """Asset reference of a Wikipedia JSON file whose held-out titles no row may touch, beside those
-    of the data sets."""
+    """Asset reference of a Wikipedia JSON file whose held-out titles are excluded, in addition to
+    those of the data sets."""
     placement: TeacherPlacement = TeacherPlacement()
 
     _no_credentials = field_validator("kept_for_evaluation")(refuse_credentials)
@@ -66,14 +65,14 @@ class DataRun(Document):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Everything but the name and where things lie."""
+        """All settings but the name and locations."""
         values = super().identity()
         del values["data"]["root"]
         return values
 
     @classmethod
     def read(cls, path: str | Path) -> "DataRun":
-        """A data run from a YAML file; of a training run's file its data part.
+        """Read a data run from a YAML file, or the data part of a training run's file.
 
         Raises:
             ConfigError: no such file, not YAML, or settings that do not hold.
@@ -83,7 +82,7 @@ class DataRun(Document):
 
 
 def data_of(run: Run) -> DataRun:
-    """The data part of a training run: its stages' data sets, in the same storage.
+    """Data part of a training run: its stages' data sets, in the same storage.
 
     Where nodes are waited for, its teachers may have as many GPUs as its workers will.
     """

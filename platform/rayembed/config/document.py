@@ -1,4 +1,4 @@
-"""Settings that are a file of their own: written as YAML, read back, named by a fingerprint."""
+"""Settings that form a file of their own: written as YAML, read back, fingerprinted."""
 
 import hashlib
 import json
@@ -13,15 +13,15 @@ from rayembed.errors import ConfigError
 
 
 class Document(Settings):
-    """What a job is asked for, whole: `--dry-run` prints it, `--recipe file.yaml` reads it back."""
+    """Complete settings of a job: `--dry-run` prints them, `--recipe file.yaml` reads them."""
 
     def identity(self) -> dict[str, Any]:
-        """What is fingerprinted, as plain values: all that the results depend on."""
+        """Fingerprinted settings as plain values: everything that the results depend on."""
         return self.model_dump(mode="json", exclude={"name", "placement"})
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that name the identity."""
+        """Fingerprint of the identity, twelve hexadecimal digits."""
         return fingerprint(self.identity())
 
     def to_yaml(self) -> str:
@@ -30,7 +30,7 @@ class Document(Settings):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """The settings in a YAML file that `to_yaml` or a user wrote.
+        """Read settings from a YAML file written by `to_yaml` or a user.
 
         Raises:
             ConfigError: no such file, not YAML, or settings that do not hold.
@@ -49,7 +49,7 @@ def fingerprint(values: Any) -> str:
 
 
 def read_mapping(path: str | Path) -> dict[str, Any]:
-    """The settings in a YAML file, not yet checked.
+    """Unvalidated settings in a YAML file.
 
     Raises:
         ConfigError: no such file, or not a mapping in YAML.

@@ -1,4 +1,4 @@
-"""What must hold for the experts of a mixture to be spread over workers."""
+"""Requirements for spreading a mixture's experts over workers."""
 
 from rayembed.config.model import ModelConfig, NomicMoeConfig
 
@@ -6,7 +6,7 @@ from rayembed.config.model import ModelConfig, NomicMoeConfig
 def check_expert_parallel(
     model: ModelConfig, *, size: int, workers: int, zero_stage: int, elastic: bool
 ) -> None:
-    """Return when groups of `size` workers can share the model's experts out among them.
+    """Check that groups of `size` workers can share the model's experts.
 
     Args:
         elastic: whether the number of workers may change.

@@ -1,10 +1,10 @@
-"""What stands before a text: prefixes, instructions and their templates."""
+"""Literal prompts before texts: prefixes, instructions and their templates."""
 
 from collections.abc import Sequence
 
 
 def plain_head(prefix: str, instruction: str) -> str:
-    """The literal text before a bi-encoder's text: the role's prefix, then the instruction.
+    """Literal prompt of a bi-encoder: the role's prefix, then the instruction.
 
     A space stands behind an instruction unless it ends in white space itself.
     """
@@ -14,7 +14,7 @@ def plain_head(prefix: str, instruction: str) -> str:
 def instruction_with_examples(
     template: str, instruction: str, examples: Sequence[tuple[str, str]]
 ) -> str:
-    """An instruction of which the template makes the examples and then the instruction's own text.
+    """Instruction that the template expands to the examples followed by the instruction itself.
 
     So a model that takes instructions takes examples too, wherever it runs. Each example is its
     query behind the template, `Response: ` and its positive, with an empty line behind it, much as
@@ -33,12 +33,12 @@ def instruction_with_examples(
 
 
 def _spaced(text: str) -> str:
-    """The text with a space behind it, unless it is empty or ends in white space."""
+    """Text with a trailing space, unless it is empty or ends in white space."""
     return text + " " if text and not text[-1].isspace() else text
 
 
 def instruction_in(head: str, template: str) -> str:
-    """The instruction that the template was filled with to make this head; empty: with none.
+    """Instruction that the template was filled with to give this prompt; empty without one.
 
     Args:
         head: literal text before a query.
@@ -51,7 +51,7 @@ def instruction_in(head: str, template: str) -> str:
 
 
 def check_template(template: str) -> None:
-    """Return when the template has a place for an instruction and no other braces.
+    """Check that the template has a place for an instruction and no other braces.
 
     Raises:
         ValueError: it has not.

@@ -6,14 +6,14 @@ from rayembed.config.settings import Settings
 
 
 class LoraConfig(Settings):
-    """Low-rank adapters on the backbone; what pools is trained fully."""
+    """Low-rank adapters on the backbone; pooling layers are fully trained."""
 
     rank: PositiveInt = 16
-    """NV-Embed, Table 11."""
+    """Rank of the adapters (NV-Embed, Table 11)."""
     alpha: PositiveInt = 32
-    """NV-Embed, Table 11."""
+    """Scale α of the adapters (NV-Embed, Table 11)."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """NV-Embed, Table 11."""
+    """Dropout of the adapters (NV-Embed, Table 11)."""
     target_modules: tuple[str, ...] = Field(
         default=(
             "q_proj",

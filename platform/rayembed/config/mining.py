@@ -1,4 +1,4 @@
-"""What a teacher model is asked to do: mine hard negatives, filter pairs, cluster them."""
+"""Settings of teacher models' tasks: mining hard negatives, filtering pairs, clustering them."""
 
 from typing import Annotated, Literal
 
@@ -13,49 +13,49 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
 
 class Teacher(Settings):
-    """An embedding model and how it sees texts. Equal settings share vectors on disk."""
+    """An embedding model as teacher, with input settings. Equal settings share vectors on disk."""
 
     teacher: str
     """Asset reference of an embedding model (ours, sentence-transformers or transformers)."""
     max_length: PositiveInt = 128
-    """Tokens of a text that the teacher sees."""
+    """Maximum tokens of a text in the teacher."""
     query_prefix: str = ""
-    """Before queries, in place of the one that the teacher's folder names; empty: that one. Of a
-    model with an instruction template the whole text, `Instruct: …` and what follows included."""
+    """Text before queries, replacing the prefix in the teacher's folder; empty keeps that one. For
+    a model with an instruction template give the whole text, `Instruct: …` and what follows."""
     document_prefix: str = ""
-    """As `query_prefix`, for documents."""
+    """Text before documents; see `query_prefix`."""
 
     dtype: DtypeSetting = "auto"
-    """Number type of products with the weights. In bfloat16 embeddings, norms and the residual
-    stream stay in the type in which the weights are saved."""
+    """Number type of matrix products. In bfloat16, embeddings, norms and the residual stream keep
+    the type of the saved weights."""
 
     _no_credentials = field_validator("teacher")(refuse_credentials)
 
 
 class TopK(Settings):
-    """All candidates, whatever they score."""
+    """No limit: all candidates, whatever they score."""
 
     kind: Literal["top_k"] = "top_k"
 
 
 class PercPos(Settings):
-    """Candidates up to a share of the positive's score (arXiv 2407.15831, TopK-PercPos)."""
+    """Limit relative to the positive's score (arXiv 2407.15831, TopK-PercPos)."""
 
     kind: Literal["top_k_perc_pos"] = "top_k_perc_pos"
     max_relative_score: Share = 0.95
-    """A candidate that scores above this share of the positive's score is a likely positive."""
+    """Share of the positive's score; a candidate above it is a likely positive."""
 
 
 class MarginPos(Settings):
-    """Candidates up to the positive's score less a margin (arXiv 2407.15831, TopK-MarginPos)."""
+    """Limit at the positive's score minus a margin (arXiv 2407.15831, TopK-MarginPos)."""
 
     kind: Literal["top_k_margin_pos"] = "top_k_margin_pos"
     margin: float = Field(default=0.05, ge=0.0, le=2.0)
-    """In units of cosine."""
+    """Margin in units of cosine."""
 
 
 class MaxScore(Settings):
-    """Candidates up to a fixed score (arXiv 2407.15831, TopK-Abs)."""
+    """Fixed limit (arXiv 2407.15831, TopK-Abs)."""
 
     kind: Literal["top_k_abs"] = "top_k_abs"
     max_score: float = Field(default=0.7, ge=-1.0, le=1.0)
@@ -66,10 +66,10 @@ Rule = Annotated[TopK | PercPos | MarginPos | MaxScore, Field(discriminator="kin
 
 
 class Corpus(Settings):
-    """Documents to mine from beside the positives of the data set."""
+    """Additional documents to mine from, besides the data set's positives."""
 
     path: str
-    """As `path` of a source: Parquet, JSONL or CSV files with a document a row."""
+    """Path as in a source: Parquet, JSONL or CSV files with one document in each row."""
     text: Column = "text"
     """Column of the document, or several: `title+text`."""
 
@@ -77,7 +77,7 @@ class Corpus(Settings):
 
 
 class CrossEncoder(Settings):
-    """A reranker that scores what the teacher found; the rule then goes by its scores."""
+    """A reranker whose scores of the teacher's candidates the rule uses."""
 
     model: str
     """Asset reference of a cross-encoder in sentence-transformers format."""
@@ -91,27 +91,29 @@ class MiningConfig(Teacher):
     """Hard negatives from a teacher model, positive-aware by default (arXiv 2407.15831)."""
 
     further_teachers: tuple[Teacher, ...] = ()
-    """Each chooses by the same rule from its own list; negatives are taken from all in turn."""
+    """More teachers. Each applies the same rule to its own candidates; negatives are taken from all
+    in turn."""
     rule: Rule = PercPos()
-    """Which candidates are no likely positives."""
+    """Rule that refuses likely positives."""
     num_negatives: PositiveInt = 7
     """Negatives kept for each query (NV-Embed, Table 11)."""
     candidates: PositiveInt = 100
-    """Depth of the search from which negatives are taken."""
+    """Number of candidates that the search returns for each query."""
     skip: int = Field(default=0, ge=0)
-    """First ranks that are passed over, counted from 0; with `candidates` the window of ranks."""
+    """Number of top ranks to skip; with `candidates` it defines the window of ranks."""
     sampling: Literal["best", "uniform"] = "best"
-    """Of the candidates that the rule leaves: the highest, or a seeded uniform draw."""
+    """Selection among the candidates that the rule accepts: the highest-scoring, or a seeded
+    uniform draw."""
     pool: Literal["corpus", "given"] = "corpus"
-    """`corpus`: the positives of all rows and `corpus`. `given`: only the negatives that a row
-    brings, of which the rule keeps some (Nomic Embed v2, section 7.3)."""
+    """Source of candidates. `corpus`: the positives of all rows and `corpus`. `given`: only the
+    negatives that a row brings, filtered by the rule (Nomic Embed v2, section 7.3)."""
     corpus: Corpus | None = None
-    """Further documents to mine from; None: the positives of the data set alone."""
+    """Additional documents to mine from; None: only the positives of the data set."""
     near_duplicate: Share | None = 0.8
-    """Jaccard similarity of word trigrams from which a candidate is a copy of a positive and no
-    negative; None: only equal texts are."""
+    """Jaccard similarity of word trigrams from which a candidate counts as a copy of a positive;
+    None: only equal texts do."""
     rescoring: CrossEncoder | None = None
-    """None: the teacher's scores stand."""
+    """Cross-encoder that rescores candidates; None keeps the teacher's scores."""
 
     @model_validator(mode="after")
     def _deep_enough(self) -> "MiningConfig":
@@ -127,66 +129,67 @@ class MiningConfig(Teacher):
 
 
 class ConsistencyConfig(Teacher):
-    """Pairs are kept whose document a weak model finds by itself (Nomic Embed v2, section 4.2)."""
+    """Keeps pairs whose document a weak model retrieves (Nomic Embed v2, section 4.2)."""
 
     top_k: PositiveInt = 2
-    """A pair stays when its document is among so many best of its query's shard (2 in Nomic
-    Embed v2, 20 in Arctic Embed)."""
+    """Maximum rank of a pair's document within its query's shard (2 in Nomic Embed v2, 20 in Arctic
+    Embed)."""
     shard_rows: PositiveInt = 1_000_000
-    """Rows of a shard, of one data set and one language."""
+    """Rows of a shard, from one data set and one language."""
 
 
 class ClusterConfig(Teacher):
     """Contextual batches of similar pairs (arXiv 2410.02525, section 4.1)."""
 
     batch_pairs: PositiveInt
-    """Pairs of a batch; the stage's `batch.global_pairs` must be the same."""
+    """Pairs of a batch; must equal the stage's `batch.global_pairs`."""
     pairs_per_cluster: PositiveInt | None = None
-    """Mean size of a cluster; None: `batch_pairs`."""
+    """Mean cluster size; None: `batch_pairs`."""
     iterations: PositiveInt = 100
-    """Of k-means."""
+    """Iterations of k-means."""
     restarts: PositiveInt = 3
-    """Of which the one with the best objective counts."""
+    """k-means restarts; the best objective is kept."""
     sample_per_cluster: PositiveInt = 256
-    """Pairs on which k-means trains, for each cluster; all pairs are assigned."""
+    """k-means training pairs for each cluster; all pairs are assigned."""
     max_sample: PositiveInt = 1_000_000
-    """Pairs on which it trains at most, where that leaves one for each cluster. One machine holds
-    them: 20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
+    """Maximum k-means training pairs, if that leaves one for each cluster. One machine holds them:
+    20 bytes a pair and dimension of the teacher, 15 GB for a million of 768."""
     packing: Literal["random", "tsp"] = "tsp"
-    """How clusters stand side by side before they are cut into batches: in seeded order, or each
-    followed by its nearest one that is left (greedy travelling salesman)."""
+    """Order of clusters before they are cut into batches: seeded random, or each followed by its
+    nearest remaining one (greedy travelling salesman)."""
     false_negative_margin: float | None = 0.0
-    """ε: in a batch a document d' is no negative of the pair (q, d) when f(q, d') ≥ f(q, d) + ε by
-    the teacher's cosine; None: all are negatives."""
+    """ε: within a batch, document d' is a false negative of the pair (q, d) when f(q, d') ≥ f(q, d)
+    + ε by the teacher's cosine; None: no false negatives."""
 
 
 class NearDuplicates(Settings):
-    """Rows whose text nearly is that of an earlier row are dropped (MinHash)."""
+    """Removal of rows whose text nearly equals that of an earlier row (MinHash)."""
 
     threshold: Share = 0.8
-    """Jaccard similarity of word n-grams from which two texts are the same."""
+    """Jaccard similarity of word n-grams from which two texts count as duplicates."""
     ngram: PositiveInt = 5
-    """Words of a shingle; shorter texts are one shingle."""
+    """Words of an n-gram; a shorter text is one n-gram."""
     permutations: int = Field(default=128, ge=16)
-    """Hash functions of a signature; more find similarities near the threshold more surely."""
+    """Hash functions of a signature; more of them detect similarities near the threshold more
+    reliably."""
     of: Literal["pair", "query", "positive"] = "pair"
-    """What is compared: query and first positive together, or one of them."""
+    """Compared text: query and first positive together, or one of them."""
 
 
 class Overlap(Settings):
-    """Rows with a text of a benchmark are dropped."""
+    """Removal of rows that contain a benchmark text."""
 
     tasks: tuple[str, ...] = Field(min_length=1)
-    """mteb tasks or benchmarks whose evaluation texts must not be trained on, or files of texts
+    """mteb tasks or benchmarks whose evaluation texts are excluded from training, or files of texts
     (`.txt`, one a line; JSONL or Parquet with a column `text`)."""
     max_similarity: float | None = Field(default=0.8, gt=0.0, lt=1.0)
-    """BM25 score of a query or positive for an evaluation text, relative to the score that this
-    text has for itself, and lowered by how much longer the query or positive is, above which its
-    row is dropped (data/cleaning/bm25.py); None: only equal texts are."""
+    """BM25 score of a query or positive for an evaluation text, relative to that text's own score
+    and reduced if the query or positive is longer, above which its row is dropped
+    (data/cleaning/bm25.py); None: only equal texts are."""
 
 
 class CleaningConfig(Settings):
-    """What is taken out of the converted rows. Exact duplicates always are."""
+    """Cleaning of the converted rows. Exact duplicates are always removed."""
 
     near_duplicates: NearDuplicates | None = None
     overlap: Overlap | None = None

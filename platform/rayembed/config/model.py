@@ -1,4 +1,4 @@
-"""What a model is: one of the architectures with its settings."""
+"""Model settings: one of the architectures."""
 
 from pathlib import PurePath
 from typing import Annotated
@@ -20,7 +20,7 @@ ModelConfig = Annotated[
 
 
 def pretrained_parts(model: ModelConfig) -> dict[str, str]:
-    """Asset references of the pretrained models in a model by their setting, the backbone first."""
+    """Asset references of a model's pretrained parts by setting, the backbone first."""
     parts = {"backbone": model.backbone.path}
     if isinstance(model, Causal2VecConfig | CDEConfig) and model.encoder is not None:
         parts["encoder"] = model.encoder.path
@@ -28,12 +28,12 @@ def pretrained_parts(model: ModelConfig) -> dict[str, str]:
 
 
 def without_place(reference: str) -> str:
-    """A model's reference, or of a path on somebody's disk its last part: what others may read."""
+    """Publishable form of a model reference: local paths are reduced to their last part."""
     return reference if ":/" in reference else PurePath(reference).name
 
 
 def has_plain_format(model: ModelConfig) -> bool:
-    """Whether the exported model needs no module of rayembed's to load in sentence-transformers."""
+    """Whether sentence-transformers can load the exported model without rayembed."""
     return isinstance(model, BiEncoderConfig) and (
         model.query_max_length == model.document_max_length
     )

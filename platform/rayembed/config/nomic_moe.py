@@ -8,11 +8,11 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.settings import Settings
 
 SEARCH_PREFIXES = ("search_query: ", "search_document: ")
-"""What stands before queries and before documents (section 5.3)."""
+"""Prefixes of queries and of documents (section 5.3)."""
 
 
 class BalanceConfig(Settings):
-    """The loss that keeps the experts in use (equation 1), added to the contrastive one.
+    """Load-balancing loss of the experts (equation 1), added to the contrastive loss.
 
     coefficient · mean over MoE layers of E · Σ_e r_e · p_e, with r_e the share of routed tokens
     that expert e got and p_e its mean routing probability: the coefficient itself where all experts
@@ -22,28 +22,29 @@ class BalanceConfig(Settings):
     """
 
     coefficient: float = Field(default=1.0, ge=0.0)
-    """α (section 4.3); the released finetuning configuration has 0."""
+    """Weight α of the loss (section 4.3); the released finetuning configuration has 0."""
     count_padding: bool = False
-    """True: as released, every text is padded to the maximum length of its role, and experts
-    and statistics take padding for tokens. It costs as much as texts of full length."""
+    """Whether padding counts as tokens. True, as released: every text is padded to the maximum
+    length of its role, and experts and statistics include padding. It costs as much as texts of
+    full length."""
 
 
 class ExpertsConfig(Settings):
-    """Which MLPs are mixtures of experts, and how a dense model becomes one (section 4.3)."""
+    """Mixture-of-experts layers, and their initialisation from a dense model (section 4.3)."""
 
     num_experts: PositiveInt = 8
-    """E."""
+    """Number of experts E."""
     top_k: PositiveInt = 2
-    """Experts of a token; 1 is Switch routing (section 7.1). Their weights are the router's
-    probabilities, which are not made to add up to one."""
+    """Experts for each token; 1 is Switch routing (section 7.1). Their weights are the router's
+    probabilities, not renormalised."""
     every: PositiveInt = 2
-    """2: every other MLP, from the second layer; 1: all (Table 7)."""
+    """Layer interval of mixtures. 2: every other MLP, from the second layer; 1: all (Table 7)."""
     start: Literal["preserving", "released"] = "preserving"
-    """How experts start where the backbone's MLPs are dense. `preserving`: the model computes what
-    it did before. Experts keep the dense biases, their output is scaled by E / top_k, and the
-    router starts so near zero that it routes evenly. `released`: as Nomic's code does without a
-    word, the dense biases are dropped and the outputs are not scaled, so that the branch starts at
-    a fraction of its size."""
+    """Initialisation of experts from dense MLPs. `preserving`: the model's outputs are unchanged.
+    Experts keep the dense biases, their output is scaled by E / top_k, and the router is near zero,
+    so that it routes evenly. `released`: as in Nomic's code, though not described, the dense biases
+    are dropped and the outputs are not scaled, so that the branch starts at a fraction of its size.
+    """
     balance: BalanceConfig = BalanceConfig()
 
     @model_validator(mode="after")
@@ -56,31 +57,31 @@ class ExpertsConfig(Settings):
 
 
 class NomicMoeConfig(Settings):
-    """A BERT-like encoder with rotary positions, of which some MLPs are mixtures of experts."""
+    """A BERT-like encoder with rotary positions, some of whose MLPs are mixtures of experts."""
 
     kind: Literal["nomic-moe"] = "nomic-moe"
     backbone: BackboneConfig
     """BERT, RoBERTa or XLM-R, whose absolute positions are replaced by rotary ones, or a
     NomicBert, dense or with these experts already."""
     experts: ExpertsConfig | None = ExpertsConfig()
-    """None: all MLPs stay dense."""
+    """Mixture settings; None keeps all MLPs dense."""
     rotary_base: PositiveFloat = 10_000.0
-    """Of the rotary positions (Table 2); a NomicBert must have the same."""
+    """Base of the rotary positions (Table 2); a NomicBert must have the same."""
     dimensions: tuple[PositiveInt, ...] = ()
-    """Widths besides the full one at which vectors may be cut; a stage learns them by
-    `loss.dimensions` (section 4.5: 256)."""
+    """Embedding widths besides the full one; a stage trains them by `loss.dimensions` (section 4.5:
+    256)."""
     query_prefix: str = SEARCH_PREFIXES[0]
-    """Put before every query without an instruction; an instruction stands in its place."""
+    """Text before every query without an instruction; an instruction replaces it."""
     document_prefix: str = SEARCH_PREFIXES[1]
-    """As `query_prefix`, for documents."""
+    """Text before every document without an instruction; an instruction replaces it."""
     query_max_length: PositiveInt = 512
-    """Tokens, special ones included."""
+    """Maximum tokens of a query, special ones included."""
     document_max_length: PositiveInt = 512
-    """Tokens, special ones included."""
+    """Maximum tokens of a document, special ones included."""
 
     @property
     def lora(self) -> None:
-        """No adapters: all weights are trained."""
+        """Always None: all weights are trained."""
         return None
 
     @model_validator(mode="after")

@@ -20,20 +20,21 @@ class NVEmbedConfig(Settings):
     """Attention mask of the decoder (Tables 2 and 3)."""
     pooling: NVEmbedPooling = LatentAttentionPooling()
     lora: LoraConfig | None = LoraConfig()
-    """None trains the whole backbone."""
+    """LoRA adapters; None trains the whole backbone."""
     instruction_template: str = "Instruct: {instruction}\nQuery: "
-    """Put before a text that has an instruction; its tokens are kept out of the pool. The
-    trailing space is part of what the released model was trained with."""
+    """Template before a text that has an instruction; its tokens are excluded from the pool. The
+    released model was trained with the trailing space."""
     token_layout: Literal["paper", "released"] = "paper"
-    """`paper`: every token of an instruction is out of the pool, and a text that is too long loses
-    its end but not its EOS. `released`: what nvidia/NV-Embed-v1 and v2 do with their own code, and
-    what they are loaded with. As many positions are out as the instruction has tokens by itself,
-    so that a lone space behind it is in the pool (before digits, CJK, Hangul, Arabic, emoji, white
-    space), a text that is too long loses its EOS, and tokenizer.json is read as it is written."""
+    """Token layout. `paper`: all instruction tokens are excluded from the pool, and a text that is
+    too long is truncated but keeps its EOS. `released`: that of the code of nvidia/NV-Embed-v1 and
+    v2, with which they are loaded. It excludes as many positions as the instruction has tokens by
+    itself, so that a single space after it is in the pool (before digits, CJK, Hangul, Arabic,
+    emoji, white space), a text that is too long loses its EOS, and tokenizer.json is used
+    unchanged."""
     query_max_length: PositiveInt = 512
-    """Tokens, BOS and EOS and instruction included."""
+    """Maximum tokens of a query, including BOS, EOS and instruction."""
     document_max_length: PositiveInt = 512
-    """As `query_max_length`, for documents."""
+    """Maximum tokens of a document, including BOS, EOS and instruction."""
 
     @model_validator(mode="after")
     def _template_has_instruction(self) -> "NVEmbedConfig":

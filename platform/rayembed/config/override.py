@@ -1,4 +1,4 @@
-"""`--set path.to.setting=value`: a run with single settings changed."""
+"""Overrides of single settings: `--set path.to.setting=value`."""
 
 import types
 import typing
@@ -13,7 +13,7 @@ from rayembed.errors import ConfigError
 
 
 def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
-    """The run with each `path.to.setting=value` put in, one after the other.
+    """Apply `path.to.setting=value` overrides to a run, one after the other.
 
     The setting's type says how the value is read: a single value is what stands after `=`, to the
     last character (`null` where the setting may be None); a list or a group is YAML; where it may
@@ -57,7 +57,7 @@ def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -
 
 
 def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any, Any, list[str]]:
-    """The key of the first part in `here`, the type of what it holds, and the parts below it."""
+    """Key of the first part in `here`, the type of its value, and the remaining parts."""
     part, rest = parts[0], parts[1:]
     prefix = path.removesuffix(".".join(parts)) + part
     if isinstance(here, list):
@@ -72,14 +72,14 @@ def _step(here: Any, annotation: Any, path: str, parts: list[str]) -> tuple[Any,
 
 
 def _default(owner: type[Settings], name: str) -> Any:
-    """The plain value of a setting that was not given; None where it is required."""
+    """Default value of a setting as a plain value; None if it is required."""
     field = owner.model_fields[name]
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     return default.model_dump(mode="json") if isinstance(default, Settings) else default
 
 
 def _chosen(here: dict[str, Any], annotation: Any) -> type[Settings]:
-    """The settings class of a group: the alternative that its `kind` names."""
+    """Settings class of a group: the alternative that its `kind` names."""
     classes = members(annotation)
     return next((c for c in classes if kind_of(c) == here.get("kind")), classes[0])
 
@@ -95,7 +95,7 @@ def _index(items: list[Any], part: str, prefix: str) -> int:
 
 
 def _read(path: str, text: str, annotation: Any) -> Any:
-    """The value of a text for a setting of this type."""
+    """Value of a text for a setting of this type."""
     if text == "null" and type(None) in get_args(annotation):
         return None
     if not _holds_several(annotation) or (_holds_text(annotation) and not text.startswith("[")):

@@ -1,4 +1,4 @@
-"""Where and how a run is executed: storage, workers, memory, restarts, tracking."""
+"""Execution of a run: storage, workers, memory, restarts, tracking."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -17,7 +17,7 @@ from rayembed.config.settings import Settings
 
 
 def check_model_name(name: str) -> str:
-    """The name of a registered model as it is, where MLflow can find the model by it.
+    """Return the name of a registered model; raise if MLflow could not find it.
 
     Raises:
         ValueError: it cannot.
@@ -35,7 +35,7 @@ def check_model_name(name: str) -> str:
 
 
 def _digit(value: Any) -> Any:
-    """Texts of a file or the command line stand for numbers; a `Literal` takes numbers only."""
+    """Convert digits from files or the command line to a number, as a `Literal` requires."""
     return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
 
 
@@ -43,7 +43,7 @@ ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
 class Placement(Settings):
-    """Where and how a run is executed. Nothing here may change the trained weights.
+    """Execution settings of a run. None of them may change the trained weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
     draws of the same training; a run resumed with as many workers draws the same ones. A run goes
@@ -53,26 +53,26 @@ class Placement(Settings):
     storage_path: str = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
     workers: PositiveInt = 1
-    """Data-parallel training processes; with `min_workers` the most of them."""
+    """Data-parallel training processes; their maximum with `min_workers`."""
     min_workers: PositiveInt | None = None
-    """The fewest workers of a run whose nodes come and go; it takes as many as have room, of those
-    numbers up to `workers` that share its batches equally. None: always `workers`."""
+    """Minimum workers of a run on a changing cluster, which uses as many as fit, of those numbers
+    up to `workers` that divide its batches evenly. None: always `workers`."""
     resize_interval_seconds: float = Field(default=60.0, ge=0.0)
-    """With `min_workers`: the least time between two looks for more workers. They are looked for
-    after a checkpoint; every change costs a start of all workers."""
+    """Minimum seconds between two checks for more workers, with `min_workers`. A check follows a
+    checkpoint; every change restarts all workers."""
     use_gpu: bool = False
-    """One GPU for each worker."""
+    """Whether each worker has a GPU."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
-    """What Ray reserves for each worker."""
+    """CPUs that Ray reserves for each worker."""
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
-    """How long to ask the cluster for nodes when the workers do not fit, on one that adds nodes
-    (KubeRay, `ray up`) and may have scaled to none; 0: workers that do not fit are refused."""
+    """Maximum seconds to wait for nodes when the workers do not fit, on a cluster that adds nodes
+    (KubeRay, `ray up`), possibly from none; 0: workers that do not fit are refused."""
     threads_per_worker: PositiveInt | None = None
-    """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
+    """Torch threads of each worker; None: `cpus_per_worker`, rounded down."""
     step_processes: int | None = Field(default=None, ge=0)
-    """Processes of Ray Data that read and tokenise the steps of each worker ahead, on any CPUs of
-    the cluster; 0: a thread of the worker. None: 2 with `use_gpu`, else 0, as a step on CPUs takes
-    a hundred times as long as its tokens, and each process seconds of a core to start."""
+    """Ray Data processes that read and tokenise each worker's batches ahead, on any CPUs of the
+    cluster; 0: a thread of the worker. None: 2 with `use_gpu`, else 0, as a step on CPUs takes a
+    hundred times as long as its tokenisation, and each process takes CPU seconds to start."""
     zero_stage: ZeroStage = 2
     """DeepSpeed's partitioning: 0 nothing, 1 optimiser, 2 gradients, 3 parameters.
 
@@ -80,36 +80,39 @@ class Placement(Settings):
     number of micro-batches then shows in the weights (measured: three times as much).
     """
     expert_parallel: PositiveInt = 1
-    """Workers of a group that share the experts of each layer out among them, where the model has
-    experts; 1: every worker holds them all. Tokens go to the workers of their experts and come
-    back, in every layer and pass. It must divide `workers` and the number of experts."""
+    """Workers of a group that share the experts of each layer; 1: every worker holds all of them.
+    Tokens are exchanged with the experts' workers in every layer and pass. It must divide `workers`
+    and the number of experts."""
     micro_batch_tokens: PositiveInt | None = None
     """Padded tokens of one forward pass; texts are sorted by length and cut at this budget. None:
-    by the hardware, 8,192 on a GPU, 1,024 on a CPU, whose caches hold that.
+    by hardware, 8,192 on a GPU and 1,024 on a CPU, whose caches hold that.
 
     Small ones leave a GPU idle, in large ones short texts are padded to long ones: try which gives
     the most real tokens a second (`padding_share` of the metrics).
     """
     grad_cache: bool = True
-    """Two passes with memory of one micro-batch; False keeps all graphs and runs one pass."""
+    """Whether to use GradCache: two passes with the memory of one micro-batch. False keeps all
+    graphs and runs one pass."""
     gradient_checkpointing: bool = False
     """Recompute activations layer by layer in the backward pass."""
     max_failures: int = Field(default=3, ge=0)
-    """Restarts after a worker died, each from the last checkpoint."""
+    """Maximum restarts after a worker died, each from the last checkpoint."""
     end_after_dropped_steps: PositiveInt = 5
-    """The run ends after so many steps in a row whose loss or gradient is not finite. Each of
-    them changes no weights, and no checkpoint is made until another step has."""
+    """Consecutive steps with a non-finite loss or gradient that end the run. Such a step changes no
+    weights, and no checkpoint is made until a step succeeds."""
     keep_checkpoints: PositiveInt = 2
-    """Checkpoints kept of each stage, the newest: where one is damaged, the one before is taken."""
+    """Number of latest checkpoints kept in each stage; if one is damaged, the previous one is used.
+    """
     validation_cpus: PositiveFloat | None = None
-    """CPUs of a task that scores weights while training goes on; None: `cpus_per_worker`."""
+    """CPUs of a task that scores weights during training; None: `cpus_per_worker`."""
     validation_gpus: float | None = Field(default=None, ge=0.0)
-    """GPUs of such a task, also parts of one; None: 1 with `use_gpu`, else 0."""
+    """GPUs of such a task, may be fractional; None: 1 with `use_gpu`, else 0."""
     validations_at_once: PositiveInt = 1
-    """Such tasks at a time. They run beside the workers where the cluster has room for both,
-    otherwise when the stage's workers are done."""
+    """Concurrent validation tasks. They run beside the workers if the cluster has resources for
+    both, otherwise after the stage's workers."""
     validation_minutes: PositiveFloat | None = None
-    """After which such a task is ended and its checkpoint has no score; None: never."""
+    """Timeout of such a task in minutes, after which its checkpoint has no score; None for no
+    timeout."""
     tracking_uri: str | None = None
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"
@@ -135,10 +138,10 @@ class Placement(Settings):
 
     @property
     def fewest_workers(self) -> int:
-        """With how many workers the run begins and goes on at least."""
+        """Minimum number of workers of the run."""
         return self.workers if self.min_workers is None else self.min_workers
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change while the run goes on."""
+        """Whether the number of workers may change during the run."""
         return self.fewest_workers < self.workers

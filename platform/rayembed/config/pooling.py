@@ -1,4 +1,4 @@
-"""How the states of a text's tokens become one vector."""
+"""Pooling settings: from token states to one vector for each text."""
 
 from typing import Annotated, Literal
 
@@ -45,11 +45,12 @@ class LatentAttentionPooling(Settings):
 
     kind: Literal["latent_attention"] = "latent_attention"
     num_latents: PositiveInt = 512
-    """r in NV-Embed, Table 11."""
+    """Number of latents (r in NV-Embed, Table 11)."""
     num_heads: PositiveInt = 8
-    """NV-Embed, Table 11."""
+    """Number of attention heads (NV-Embed, Table 11)."""
     head_dim: PositiveInt | None = None
-    """Width of one head; the released checkpoint's is the hidden size (None), not 1/heads of it."""
+    """Width of a head; None is the hidden size, as in the released checkpoint, not a fraction of
+    it."""
     mlp_ratio: PositiveInt = 4
     """Inner width of the MLP over the hidden size."""
     form: Literal["released", "paper"] = "released"

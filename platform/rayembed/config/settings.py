@@ -1,4 +1,4 @@
-"""The base of all settings: frozen, every name known, errors that name the nearest setting."""
+"""Base class of all settings: frozen, strict about names; errors suggest the nearest setting."""
 
 import difflib
 import types
@@ -15,7 +15,7 @@ SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 class Settings(BaseModel):
-    """A frozen group of settings; an unknown name or a value of the wrong type is refused."""
+    """Frozen group of settings; unknown names and values of wrong types are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -27,7 +27,7 @@ class Settings(BaseModel):
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: the closest allowed name, or all of them."""
+    """Closing words of an error message: the closest allowed name, or all of them."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
@@ -36,7 +36,7 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def parse(cls: type[SettingsT], values: Any) -> SettingsT:
-    """Settings of the class `cls` from plain values.
+    """Validate plain values as settings of the class `cls`.
 
     Raises:
         ConfigError: one line for each wrong setting, with its full path and the nearest name.
@@ -50,12 +50,12 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
 
 
 def changed(settings: SettingsT, **values: Any) -> SettingsT:
-    """A checked copy; pydantic's own `model_copy(update=…)` checks nothing."""
+    """Validated copy with changes; pydantic's own `model_copy(update=…)` does not validate."""
     return type(settings).model_validate({**dict(settings), **values})
 
 
 def members(annotation: Any) -> list[type[Settings]]:
-    """The settings classes that an annotation (optional, tuple, union, annotated) can hold."""
+    """Settings classes within an annotation (optional, tuple, union, annotated)."""
     if isinstance(annotation, type) and issubclass(annotation, Settings):
         return [annotation]
     if get_origin(annotation) in (typing.Union, types.UnionType, tuple, typing.Annotated):
@@ -64,13 +64,13 @@ def members(annotation: Any) -> list[type[Settings]]:
 
 
 def kind_of(cls: type[Settings]) -> str | None:
-    """The `kind` that chooses the class among alternatives; None where it has no such setting."""
+    """The `kind` that selects the class among alternatives; None without such a setting."""
     kind = cls.model_fields.get("kind")
     return None if kind is None else str(kind.default)
 
 
 def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
-    """Whether a list is only called too short because pydantic left out its wrong elements."""
+    """Whether a list counts as too short only because pydantic dropped its invalid elements."""
     depth = len(item["loc"])
     return item["type"] == "too_short" and any(
         len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
@@ -119,7 +119,7 @@ def _alternatives(owner: type[Settings] | None, field: str) -> list[type[Setting
 def _walk(
     cls: type[Settings], loc: tuple[Any, ...]
 ) -> tuple[type[Settings] | None, tuple[str, ...]]:
-    """The class whose setting stands at `loc`, and `loc` without pydantic's tags of unions.
+    """Class that has the setting at `loc`, and `loc` without pydantic's union tags.
 
     Pydantic puts the tag of the alternative chosen between a field and the fields of its value.
     """

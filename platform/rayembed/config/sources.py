@@ -1,4 +1,4 @@
-"""Where training rows come from and how their columns are read: one class a kind of source.
+"""Sources of training rows and their columns: one class for each kind.
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list, and a number leads to one element, `set.0`. `title+text` joins several fields of one
@@ -22,23 +22,23 @@ DEFAULT_REJECTED_SHARE = 0.01
 
 
 class FileSource(Settings):
-    """What all sources that read files have."""
+    """Common settings of sources that read files."""
 
     path: str
     """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,
     JSONL, CSV or TSV files: local, `s3://…`, `gs://…`, or on the hub,
     `hf://datasets/owner/name@revision/…`; relative paths are taken from `data.root`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
-    """The job fails when a larger share of rows lacks what its columns should hold."""
+    """Maximum share of rows without the expected contents; the job fails above it."""
     language: Column | None = None
-    """Column of a language code, by which batches and filters may be kept apart."""
+    """Column of a language code, by which batches and filters can be separated."""
 
     _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class PairsSource(FileSource):
-    """A query and its positives a row: retrieval, title–body, duplicate questions, cross-lingual
-    pairs.
+    """One query and its positives in each row: retrieval, title–body, duplicate questions,
+    cross-lingual pairs.
     """
 
     kind: Literal["pairs"] = "pairs"
@@ -47,15 +47,15 @@ class PairsSource(FileSource):
     positive: Column = "positive"
     """Column of the positive text, or of a list of positive texts."""
     negatives: Column | tuple[Column, ...] | None = None
-    """Column of a list of negative texts, or columns of one or more each (`[neg_1, neg_2]`); None:
-    there are none, or they are mined. `[]`: none are read, though columns look like them."""
+    """Column of a list of negative texts, or several columns (`[neg_1, neg_2]`); None: there are
+    none, or they are mined. `[]`: none are read, though columns look like them."""
     label: Column | None = None
-    """Column of the class, where rows of one class must never be negatives of each other."""
+    """Column of the class; rows of one class are never negatives of each other."""
     instruction: Column | None = None
-    """Column of the query's own task definition, put in place of the data set's
-    `query_instruction` (synthetic data with thousands of tasks); None: there is none."""
+    """Column of the query's own task instruction, which replaces the data set's `query_instruction`
+    (synthetic data with thousands of tasks); None without one."""
     both_directions: bool = False
-    """Each positive also asks for the query: duplicates, translations."""
+    """Whether positives also serve as queries: duplicates, translations."""
 
     @field_validator("negatives", mode="before")
     @classmethod
@@ -67,7 +67,7 @@ class PairsSource(FileSource):
 
 
 class NLISource(FileSource):
-    """Natural-language inference, a premise, a hypothesis and their relation a row.
+    """Natural-language inference: a premise, a hypothesis and their relation in each row.
 
     All rows of a premise become one record: entailed hypotheses are its positives, contradicting
     ones its negatives; a premise that entails nothing is rejected.
@@ -78,42 +78,45 @@ class NLISource(FileSource):
     hypothesis: Column = "hypothesis"
     label: Column = "label"
     entailment: str = "0"
-    """Value of `label`; numbers are compared by their digits."""
+    """Value of `label` for entailment; numbers are compared by their digits."""
     contradiction: str = "2"
-    """Value of `label`."""
+    """Value of `label` for contradiction."""
 
 
 class STSSource(FileSource):
-    """Two sentences and how similar they are; similar ones give a record in both directions."""
+    """Two sentences and their similarity; similar ones give a record in both directions."""
 
     kind: Literal["sts"] = "sts"
     first: Column = "sentence1"
     second: Column = "sentence2"
     score: Column = "score"
     min_score: float = 4.0
-    """Pairs below it are rejected as `not similar`, which does not count against
+    """Minimum similarity; pairs below are rejected as `not similar`, which does not count against
     `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
 
 
 class ClassesSource(FileSource):
-    """A text and its class a row: classification and clustering (NV-Embed, sections 4.2, 5.2.4)."""
+    """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
+    5.2.4).
+    """
 
     kind: Literal["classes"] = "classes"
     text: Column = "text"
     label: Column = "label"
     names: dict[str, str] = Field(default_factory=dict)
-    """Text of a label where the column holds a number or a code; others stand for themselves."""
+    """Text of a label for columns with numbers or codes; labels not listed are used as they are."""
     label_form: LabelForm = "example"
-    """Positives and negatives are other examples of the classes, or the classes' names. With two
-    classes examples say little: take names."""
+    """Form of positives and negatives: other examples of the classes, or the classes' names. With
+    two classes examples say little; use names."""
     num_negatives: PositiveInt = 7
-    """Drawn of other classes for each row; fewer where there are fewer classes' names."""
+    """Negatives from other classes for each row; fewer if there are fewer class names."""
     examples_per_class: PositiveInt = 1000
-    """Of which examples are drawn, the same for all rows: those of the smallest seeded hash."""
+    """Size of the example pool of a class, the same for all rows: those with the smallest seeded
+    hash."""
 
 
 class BeirSource(FileSource):
-    """Retrieval in BEIR's layout: documents, queries, and judgements that join them.
+    """Retrieval in BEIR's layout: documents, queries, and the judgements that join them.
 
     `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
     `language` is a column of the queries.
@@ -121,47 +124,47 @@ class BeirSource(FileSource):
 
     kind: Literal["beir"] = "beir"
     corpus: str
-    """Files with `_id`, `title`, `text`."""
+    """Corpus files with `_id`, `title`, `text`."""
     queries: str
-    """Files with `_id`, `text`."""
+    """Query files with `_id`, `text`."""
     query_id: Column = "query-id"
     document_id: Column = "corpus-id"
     score: Column = "score"
     min_score: float = 1.0
-    """Judgements of at least this are positives."""
+    """Minimum score of a positive judgement."""
     document: Column = "title+text"
-    """Columns of the corpus that make a document."""
+    """Columns of the corpus that form a document."""
     query: Column = "text"
-    """Columns of the queries that make a query."""
+    """Columns of the queries that form a query."""
 
     _no_credentials_each = field_validator("corpus", "queries")(refuse_credentials)
 
 
 class MtebSource(Settings):
-    """A split of an mteb task, turned into records by the task's type."""
+    """A split of an mteb task, converted to records by the task's type."""
 
     kind: Literal["mteb"] = "mteb"
     task: str
     """Name of a retrieval, reranking, pair, sts, classification, clustering or bitext task."""
     split: str = "train"
-    """Of the task's data; its evaluation splits are refused."""
+    """Split of the task's data; evaluation splits are refused."""
     subset: str | None = None
-    """One language or subset of the task; None: all."""
+    """Language or subset of the task; None: all."""
     names: dict[str, str] = Field(default_factory=dict)
-    """As of `ClassesSource`, where a task's labels are numbers and have no text beside them."""
+    """Text of each numeric label of a task without label texts; see `ClassesSource`."""
     label_form: LabelForm = "example"
-    """As of `ClassesSource`."""
+    """Form of positives and negatives; see `ClassesSource`."""
     num_negatives: PositiveInt = 7
-    """As of `ClassesSource`."""
+    """Negatives from other classes for each row; see `ClassesSource`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
 
 
 class RecordsSource(Settings):
-    """Records that a job of this platform wrote: prepared, mined, filtered or synthesised."""
+    """Records written by another job: prepared, mined, filtered or synthesised."""
 
     kind: Literal["records"] = "records"
     path: str
-    """The folder with its `manifest.json`; provenance of rows and negatives carries over."""
+    """Folder with its `manifest.json`; provenance of rows and negatives is kept."""
 
     _no_credentials = field_validator("path")(refuse_credentials)
 
@@ -177,14 +180,14 @@ class WikipediaSource(Settings):
     rest of its article. `topic`: text → another text (or the name) of its topic. `translation`:
     text → the text of the article of the same title in another language, both masked."""
     translations: str | None = None
-    """For `translation`: asset reference of the sample in that language."""
+    """Asset reference of the sample in the other language, for `translation`."""
     label_form: LabelForm = "example"
-    """For `topic`: positives and negatives are examples of the classes, or the classes' names
+    """Form of positives and negatives for `topic`: examples of the classes, or class names
     (NV-Embed, section 5.2.4)."""
     text: Literal["extract", "description"] = "extract"
-    """For `topic`: which text is classified."""
+    """Classified text for `topic`."""
     num_negatives: PositiveInt = 7
-    """For `topic`: drawn of other classes for each row."""
+    """Negatives from other classes for each row, for `topic`."""
 
     _no_credentials = field_validator("path", "translations")(refuse_credentials)
 

@@ -46,13 +46,13 @@ _NOT_SEARCHED = {
 
 @dataclass(frozen=True)
 class Domain:
-    """The values that one setting may take."""
+    """Domain of one setting."""
 
     kind: Kind
     values: tuple[str, ...] = ()
-    """Of `grid` and `choice`, as text."""
+    """Values of `grid` and `choice`, as text."""
     low: float = 0.0
-    """Of the others."""
+    """Lower bound of all other domains."""
     high: float = 0.0
 
     @property
@@ -66,11 +66,11 @@ class Domain:
         return self.values if self.is_finite else (self.text(self.low), self.text(self.high))
 
     def text(self, number: float) -> str:
-        """A number of a domain of numbers, as text that says it exactly."""
+        """Exact text of a number."""
         return str(round(number)) if self.kind == "integers" else repr(float(number))
 
     def draw(self, generator: random.Random) -> str:
-        """One value as text."""
+        """One sampled value as text."""
         match self.kind:
             case "grid" | "choice":
                 return generator.choice(self.values)
@@ -83,17 +83,17 @@ class Domain:
 
 
 Space = Mapping[str, Domain]
-"""Path of a setting → its values, in the order in which they were written."""
+"""Path of a setting → its domain, in the written order."""
 
 
 def is_domain(text: str) -> bool:
-    """Whether the right side of an assignment is written like a domain."""
+    """Whether the right side of an assignment has the form of a domain."""
     match = _CALL.fullmatch(text)
     return match is not None and match[1] in _KINDS
 
 
 def parse_domain(path: str, text: str) -> Domain:
-    """The domain that a text describes.
+    """Parse the text of a domain.
 
     Raises:
         ConfigError: not of the form `kind(…)`, an unknown kind, no values, the same value twice,
@@ -119,7 +119,7 @@ def parse_domain(path: str, text: str) -> Domain:
 
 
 def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
-    """The space of a mapping: path → text of a domain, or a list of values (a grid).
+    """Parse a space: path → text of a domain, or a list of values (a grid).
 
     Raises:
         ConfigError: as `parse_domain`.
@@ -137,7 +137,7 @@ def parse_space(entries: Mapping[str, Any]) -> dict[str, Domain]:
 
 
 def read_space(path: str) -> dict[str, Any]:
-    """The mapping in a YAML file: path → text of a domain, or a list of values.
+    """Read a space from a YAML file: path → text of a domain, or a list of values.
 
     Raises:
         ConfigError: no such file, not YAML, not a mapping.
@@ -154,7 +154,7 @@ def read_space(path: str) -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """A value of YAML as `read_yaml` gives it, as text that `--set` reads back."""
+    """Text of a `read_yaml` value that `--set` reads back."""
     if value is None:
         return "null"
     if isinstance(value, str):
@@ -164,7 +164,7 @@ def as_text(value: Any) -> str:
 
 
 def check_paths(space: Space) -> None:
-    """Return when no setting is searched twice, and none that makes no other training.
+    """Check that no setting is searched twice, and that all of them affect training.
 
     Whether a run has the settings is seen when values are put in (`apply`): some are there only
     beside a value of another one, as `model.pooling.num_latents` is.
@@ -187,8 +187,8 @@ def check_paths(space: Space) -> None:
 
 
 def corners(space: Space, most: int) -> Iterator[dict[str, str]]:
-    """Combinations of the ends of all domains; those that differ from the first one in one setting
-    where all of them would be more than `most`.
+    """Combinations of the extremes of all domains; if these exceed `most`, the first one and its
+    variations in one setting.
     """
     if math.prod(len(domain.ends) for domain in space.values()) <= most:
         yield from _product({path: domain.ends for path, domain in space.items()})
@@ -201,7 +201,7 @@ def corners(space: Space, most: int) -> Iterator[dict[str, str]]:
 
 
 def all_values(space: Space) -> Iterator[dict[str, str]]:
-    """Every combination of a finite space, the last setting changing first.
+    """All combinations of a finite space, the last setting changing fastest.
 
     Raises:
         ConfigError: a domain is not finite.
@@ -216,7 +216,7 @@ def all_values(space: Space) -> Iterator[dict[str, str]]:
 
 
 def draws(space: Space, number: int, seed: int) -> Iterator[dict[str, str]]:
-    """So many draws of the space, each with every combination of its `grid` domains.
+    """A number of random draws of the space, each with every combination of its `grid` domains.
 
     The first ones are the same however many are asked for.
     """
@@ -231,7 +231,7 @@ def draws(space: Space, number: int, seed: int) -> Iterator[dict[str, str]]:
 
 
 def apply(run: Run, values: Values) -> Run:
-    """The run with the values put in, in the order of the space.
+    """Apply values to a run, in the order of the space.
 
     Raises:
         ConfigError: a value that the settings refuse; the message names the combination.
@@ -267,7 +267,7 @@ def _limits(told: str, kind: Kind, values: Sequence[str]) -> tuple[float, float]
 
 
 def _split(told: str, text: str) -> list[str]:
-    """The parts between the commas that stand in no bracket and no quotes, without white space."""
+    """Parts between commas outside of brackets and quotes, stripped."""
     parts, start, expected = [], 0, ""
     quote = ""
     for index, character in enumerate(text):

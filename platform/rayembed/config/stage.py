@@ -1,4 +1,4 @@
-"""One stage of training: which batches, which loss, which optimiser, how long."""
+"""One stage of training: batches, loss, optimiser, length."""
 
 from typing import Annotated, Literal
 
@@ -11,23 +11,25 @@ Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class BatchConfig(Settings):
-    """What stands in each global batch; decided before training, whatever the worker count."""
+    """Composition of global batches, fixed before training and independent of the number of
+    workers.
+    """
 
     policy: Literal["blended", "homogeneous", "clustered"] = "blended"
-    """`blended`: every batch draws from all data sets of the stage, by weight (NV-Embed).
-    `homogeneous`: every batch is of one data set and one language (Nomic Embed, Causal2Vec).
-    `clustered`: every batch is one of those that a data set's `clusters` made (CDE)."""
+    """Batch policy. `blended`: every batch draws from all data sets of the stage, by weight
+    (NV-Embed). `homogeneous`: every batch has a single data set and language (Nomic Embed,
+    Causal2Vec). `clustered`: batches are those of a data set's `clusters` (CDE)."""
     temperature: PositiveFloat | None = None
-    """T: a data set's share is its weight times its number of rows to the power 1/T; None: its
-    weight alone. With `homogeneous` the languages of a data set share its steps by their rows to
-    the power 1/T; None: by their rows."""
+    """Temperature T: a data set's share is its weight times its number of rows to the power 1/T;
+    None: its weight alone. With `homogeneous`, languages of a data set likewise share its steps by
+    rows to the power 1/T; None: by rows."""
     global_pairs: PositiveInt
     """Queries in one step, over all workers."""
     num_negatives: int = Field(default=0, ge=0)
-    """Hard negatives of each query, mined or brought by rows; shorter lists are padded and masked,
-    and counted when the data is prepared. 0: none."""
+    """Hard negatives for each query, mined or from the rows; shorter lists are padded and masked,
+    and counted during preparation. 0: none."""
     in_batch_negatives: bool
-    """Whether documents of other queries count as negatives (stage 1 of NV-Embed: yes)."""
+    """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
 
 class InfoNCEConfig(Settings):
@@ -35,11 +37,11 @@ class InfoNCEConfig(Settings):
 
     kind: Literal["infonce"] = "infonce"
     temperature: PositiveFloat = 0.02
-    """Cosine similarities are divided by it. NV-Embed does not state its own."""
+    """Temperature that divides cosine similarities. NV-Embed does not state its own."""
     dimensions: tuple[PositiveInt, ...] = ()
-    """Widths below the full one at which the loss is taken too, of vectors that are cut and
-    normalised anew (Matryoshka, arXiv 2205.13147). The losses of all widths are added up with
-    equal weight, as Nomic's code does, so each more of them makes the gradient larger."""
+    """Widths below the full one that are trained too, on truncated and renormalised vectors
+    (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
+    Nomic's code, so each further width increases the gradient."""
 
     @field_validator("dimensions")
     @classmethod
@@ -50,61 +52,61 @@ class InfoNCEConfig(Settings):
 
 
 class OptimizerConfig(Settings):
-    """AdamW and its schedule; nothing is left to an engine's default."""
+    """AdamW and its schedule, without engine defaults."""
 
     learning_rate: PositiveFloat
-    """Peak, after the warm-up."""
+    """Peak learning rate, after the warm-up."""
     pooling_learning_rate: PositiveFloat | None = None
-    """Of parameters outside the backbone, which start from random; None: the same."""
+    """Learning rate of randomly initialised parameters outside the backbone; None: the same."""
     weight_decay: float = Field(default=0.0, ge=0.0)
-    """Decoupled (AdamW); not on biases, norms and other vectors."""
+    """Decoupled weight decay (AdamW); not on biases, norms and other vectors."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay of the running mean of the gradient and of its square."""
+    """Decay rates of the running means of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the running mean of the square."""
+    """Constant added to the root of the running mean of the square."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up from zero."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """After the warm-up: down to zero at the last step, or not at all."""
+    """Schedule after the warm-up: linear or cosine decay to zero at the last step, or constant."""
     decay_steps: PositiveInt | None = None
-    """The step at which `linear` and `cosine` reach zero, counted with the warm-up; None: the
-    stage's last one. Causal2Vec decays over twice the steps that it runs (Table 7)."""
+    """Step at which `linear` and `cosine` reach zero, counting the warm-up; None: the stage's last
+    one. Causal2Vec decays over twice the steps that it runs (Table 7)."""
     gradient_clipping: float = Field(default=1.0, ge=0.0)
-    """Largest global norm of the gradient; 0: no clipping. Always handed to DeepSpeed, which
-    would clip at 1.0 on its own."""
+    """Maximum global gradient norm; 0: no clipping. Always passed to DeepSpeed, whose own default
+    clips at 1.0."""
 
 
 class StageConfig(Settings):
-    """One stage. Optimiser and schedule start anew in each; weights are carried over."""
+    """One stage. Optimiser and schedule are reset in each; weights are carried over."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
-    """Also the folder of its plan and checkpoints."""
+    """Name, also of the folder of its plan and checkpoints."""
     datasets: dict[str, PositiveFloat] = Field(min_length=1)
-    """Weight of each data set by its name: the share of rows drawn from it."""
+    """Weight of each data set by name: the share of rows drawn from it."""
     batch: BatchConfig
     loss: InfoNCEConfig = InfoNCEConfig()
     optimizer: OptimizerConfig
     steps: PositiveInt
     query_max_length: PositiveInt | None = None
-    """Tokens of a query in this stage, where it reads less of it than the model may (Nomic Embed
-    v2 pretrains with 32); None: as many."""
+    """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
+    with 32); None: the model's."""
     document_max_length: PositiveInt | None = None
-    """As `query_max_length`, for documents."""
+    """Maximum tokens of a document in this stage; see `query_max_length`."""
     checkpoint_every_steps: PositiveInt = 1000
-    """A checkpoint from which a killed run goes on; one is always made at the end."""
+    """Steps between checkpoints, from which a killed run resumes; one is always made at the end."""
 
     @property
     def global_rows(self) -> int:
-        """Rows of a step, over all workers; see `Course`."""
+        """Rows of a step, over all workers; see `TrainLoopConfig`."""
         return self.batch.global_pairs
 
     @property
     def row_name(self) -> str:
-        """What a row is."""
+        """Name of a row, in the plural."""
         return "pairs"
 
     def check_widths(self, full: int) -> None:
-        """Return when every width of the loss is below that of the model's vectors.
+        """Check that every width of the loss is below that of the model's vectors.
 
         Args:
             full: width of the model's vectors.
@@ -121,7 +123,7 @@ class StageConfig(Settings):
     @field_validator("datasets")
     @classmethod
     def _by_name(cls, datasets: dict[str, float]) -> dict[str, float]:
-        """Sorted, because the order in which they are written decides nothing."""
+        """Sorted copy, because the written order has no effect."""
         return dict(sorted(datasets.items()))
 
     @model_validator(mode="after")

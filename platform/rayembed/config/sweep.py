@@ -1,4 +1,4 @@
-"""A sweep: which runs are compared, by which score, how they are found and when they are ended."""
+"""A sweep: compared runs, deciding score, search and early stopping."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -19,10 +19,10 @@ WIKIPEDIA_SUITE_TASKS = (
     "WikiTitleDescriptionPairClassification",
     "WikiRelatednessSTS",
 )
-"""Those that the benchmark `wikipedia` scores after training."""
+"""Tasks that the benchmark `wikipedia` scores after training."""
 
 CROSS_LINGUAL_TASK = "WikiCrossLingualRetrieval"
-"""One more, where `evaluation.wikipedia.translations` name languages."""
+"""Additional task if `evaluation.wikipedia.translations` names languages."""
 
 
 class GridSearch(Settings):
@@ -32,25 +32,25 @@ class GridSearch(Settings):
 
 
 class RandomSearch(Settings):
-    """Independent draws; each with every combination of what is written `grid(…)`."""
+    """Independent draws; each with every combination of the `grid(…)` settings."""
 
     kind: Literal["random"] = "random"
     trials: PositiveInt = 10
-    """Draws, of which equal ones are one trial. A sweep that is submitted again with more of them
-    does those that are new."""
+    """Number of draws; equal ones are one trial. A resubmitted sweep with a higher number runs only
+    the new ones."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of the draws."""
+    """Seed of the draws."""
 
 
 class OptunaSearch(Settings):
-    """Optuna's tree-structured Parzen estimator: draws where earlier trials scored well."""
+    """Optuna's tree-structured Parzen estimator, which samples near trials with good scores."""
 
     kind: Literal["optuna"] = "optuna"
     trials: PositiveInt = 20
-    """Proposals, of which equal ones are one trial. Submitted again a sweep proposes as many more
-    as it has fewer trials that have ended; may be raised later."""
+    """Number of proposals; equal ones are one trial. A resubmitted sweep proposes as many as it
+    lacks finished trials; the number may be raised."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of the sampler. With several trials at once the order in which they end decides too."""
+    """Seed of the sampler. With concurrent trials, the order in which they end matters too."""
 
 
 class NoScheduler(Settings):
@@ -70,12 +70,12 @@ class AshaScheduler(Settings):
     grace_steps: PositiveInt | None = None
     """Steps before which no trial is ended, over all stages; None: up to the first score."""
     reduction_factor: float = Field(default=3.0, gt=1.0)
-    """η: each rung is so many times further than the one before."""
+    """η: ratio of the steps of consecutive rungs."""
 
 
 class PbtScheduler(Settings):
-    """Population-based training (arXiv 1711.09846): the worst trials go on from the best one's
-    weights and optimiser, with its settings changed a little.
+    """Population-based training (arXiv 1711.09846): the worst trials continue from the best one's
+    weights and optimiser, with its settings perturbed.
 
     For runs of one stage, and settings that may change in the middle of it: those of
     `stages.*.optimizer`, the loss's temperature, the dropout of adapters.
@@ -87,7 +87,7 @@ class PbtScheduler(Settings):
     quantile: float = Field(default=0.25, gt=0.0, le=0.5)
     """Share of the population that is replaced, and share that it is replaced from."""
     resample_probability: float = Field(default=0.25, ge=0.0, le=1.0)
-    """Of drawing a setting anew rather than multiplying it by 0.8 or 1.2."""
+    """Probability of resampling a setting instead of multiplying it by 0.8 or 1.2."""
 
 
 Search = Annotated[GridSearch | RandomSearch | OptunaSearch, Field(discriminator="kind")]
@@ -95,38 +95,38 @@ Scheduler = Annotated[NoScheduler | AshaScheduler | PbtScheduler, Field(discrimi
 
 
 class MetricConfig(Settings):
-    """The score that trials are compared by; higher is better. Never the training loss."""
+    """Score by which trials are compared; higher is better. Never the training loss."""
 
     of: Literal["validation", "evaluation"] | None = None
-    """`validation`: of the held-out texts that are scored while training goes on, by the weights
-    that a run hands on. `evaluation`: of the tasks after training. None: the first of the two that
-    the runs have."""
+    """Source of the score. `validation`: held-out texts scored during training, for the weights
+    that the run returns. `evaluation`: tasks after training. None: the first of the two that the
+    runs have."""
     weights: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Weight of each task's score by the task's name; tasks left out count nothing. Empty: the
-    run's own deciding score of validation, the mean of the retrieval tasks of evaluation."""
+    """Weight of each task's score, by task name; tasks not listed do not count. Empty: the run's
+    own validation score, or the mean of the retrieval tasks of evaluation."""
 
 
 class Sweep(Document):
-    """Everything that one sweep is."""
+    """Complete settings of one sweep."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """A sweep submitted again under its name goes on; its trials' names begin with it."""
+    """Name; a sweep resubmitted under its name resumes. Prefix of its trials' names."""
     runs: dict[str, Run] = Field(min_length=1)
-    """What the space is laid over, by a label; of a table each row. Their names do not matter."""
+    """Base runs by label; the rows of a table. Their own names are ignored."""
     space: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
-    """Path of a setting → its values, as config/space.py writes them, or a list of them."""
+    """Path of a setting → its domain, as text (see config/space.py) or a list of values."""
     search: Search = GridSearch()
     scheduler: Scheduler = NoScheduler()
     metric: MetricConfig = MetricConfig()
     trial_failures: int = Field(default=2, ge=0)
-    """How often a trial whose process died is tried again, from its last checkpoint."""
+    """Maximum retries of a trial whose process died, from its last checkpoint."""
     trials_at_once: PositiveInt | None = None
-    """At most; None: as many as the cluster's free CPUs and GPUs hold. With
-    `placement.wait_for_nodes_seconds` nodes for so many are waited for, else for one trial."""
+    """Maximum concurrent trials; None: as many as the cluster's free CPUs and GPUs hold. With
+    `placement.wait_for_nodes_seconds` nodes for that many are awaited, otherwise for one trial."""
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """The space, read.
+        """Parsed search space.
 
         Raises:
             ConfigError: as `parse_space`.
@@ -139,7 +139,7 @@ class Sweep(Document):
         return next(iter(self.runs.values()))
 
     def identity(self) -> dict[str, Any]:
-        """All that decides which trials there are and which is best.
+        """Everything that decides which trials there are and which is best.
 
         How many are drawn is left out: more of them belong to the same sweep.
         """
@@ -183,7 +183,7 @@ class Sweep(Document):
 
 
 def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
-    """Where the deciding score comes from.
+    """Source of the deciding score.
 
     Raises:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
@@ -212,7 +212,7 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
 
 
 def check_metric(sweep: Sweep) -> None:
-    """Return when every run gives every score that the metric weighs.
+    """Check that every run yields all scores that the metric weights.
 
     Raises:
         ConfigError: as `metric_source`, or a task that a run does not score.
@@ -234,7 +234,7 @@ def check_metric(sweep: Sweep) -> None:
 
 
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
-    """The score that decides, of scores by task; of validation also `score`, the run's own mean.
+    """Deciding score from scores by task; those of validation include `score`, the run's own mean.
 
     Raises:
         KeyError: a task has no score.

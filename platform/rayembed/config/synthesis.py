@@ -1,4 +1,4 @@
-"""Synthetic pairs: how many of which kind, which LLM writes them, what is accepted."""
+"""Synthetic pairs: numbers and kinds, the LLM that writes them, acceptance limits."""
 
 import re
 from typing import Annotated, Literal
@@ -11,37 +11,39 @@ from rayembed.config.document import Document
 from rayembed.config.settings import Settings
 
 PairKind = Literal["short-long", "long-short", "short-short"]
-"""Of query and positive: a short query and a document; a text and its label; two short texts."""
+"""Kind of query and positive: a short query and a document; a text and its label; two short texts.
+"""
 
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 
 class OpenAICompatible(Settings):
-    """An endpoint that speaks OpenAI's chat completions: vLLM, SGLang, Ray Serve, a provider's."""
+    """An endpoint with OpenAI's chat completions: vLLM, SGLang, Ray Serve, a provider's."""
 
     kind: Literal["http"] = "http"
     url: str = "http://127.0.0.1:8000/v1"
-    """Base address; `/chat/completions` is appended. Where the model is served is not part of what
-    was asked: answers are reused when a server moves."""
+    """Base address; `/chat/completions` is appended. Not part of the request's identity: answers
+    are reused when a server moves."""
     model: str = "mistralai/Mixtral-8x22B-Instruct-v0.1"
-    """As the endpoint names it (NV-Embed, section 4.3)."""
+    """Model name at the endpoint (NV-Embed, section 4.3)."""
     revision: str = ""
-    """Anything that tells two models of one name apart; another value asks everything anew."""
+    """Free text that distinguishes models of one name; a new value repeats all requests."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key, never the key; None: no key."""
+    """Environment variable that holds the key, never the key itself; None: no key."""
     concurrency: PositiveInt = 32
-    """Requests in flight at the same time, over the whole cluster."""
+    """Maximum concurrent requests, over the whole cluster."""
     timeout_seconds: PositiveFloat = 300.0
-    """Of one request, until its answer is complete."""
+    """Timeout of one request in seconds, until its answer is complete."""
     max_resends: int = Field(default=5, ge=0)
-    """How often a request is sent again after 408, 409, 425, 429, 5xx, a timeout or a lost
-    connection."""
+    """Maximum resends of a request after 408, 409, 425, 429, 5xx, a timeout or a lost connection.
+    """
     first_wait_seconds: PositiveFloat = 1.0
-    """Before the first resend; doubled for each further one, or what `Retry-After` says."""
+    """Seconds before the first resend; doubled for each further one, unless `Retry-After` is given.
+    """
     send_seed: bool = True
     """Whether requests have a `seed`, which some endpoints refuse."""
     limit_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What the endpoint calls the limit of an answer's tokens."""
+    """Endpoint's name of the answer's token limit."""
 
     @field_validator("url")
     @classmethod
@@ -72,21 +74,21 @@ class VLLM(Settings):
     model: str = "hf://mistralai/Mixtral-8x22B-Instruct-v0.1@main"
     """Asset reference of a chat model."""
     replicas: PositiveInt = 1
-    """Engines side by side."""
+    """Number of parallel engines."""
     tensor_parallel: PositiveInt = 1
     """GPUs that share each layer; an engine has `tensor_parallel` × `pipeline_parallel`."""
     pipeline_parallel: PositiveInt = 1
     """Groups of GPUs that share the layers."""
     max_model_length: PositiveInt = 4096
-    """Tokens of prompt and answer."""
+    """Maximum tokens of prompt and answer."""
     dtype: Literal["auto", "bfloat16", "float16"] = "auto"
-    """Of weights and computation; `auto`: the model's own."""
+    """Number type of weights and computation; `auto`: the model's own."""
     quantization: str | None = None
-    """vLLM's name of the weights' quantisation; None: what the model's folder says."""
+    """vLLM's name of the weights' quantisation; None: as in the model's folder."""
     gpu_memory_share: float = Field(default=0.9, gt=0.0, le=1.0)
-    """Of each GPU's memory, for weights and cache."""
+    """Share of each GPU's memory for weights and cache."""
     batch: PositiveInt = 64
-    """Requests that are handed to an engine together; several batches are in it at once."""
+    """Requests in one batch for an engine, which processes several batches concurrently."""
 
     _no_credentials = field_validator("model")(refuse_credentials)
 
@@ -95,42 +97,45 @@ LLM = Annotated[OpenAICompatible | VLLM, Field(discriminator="kind")]
 
 
 class SynthesisConfig(Settings):
-    """Two steps (NV-Embed, section 4.3): the LLM thinks up tasks, then writes examples of each."""
+    """Two-step synthesis (NV-Embed, section 4.3): the LLM proposes tasks, then writes examples of
+    each.
+    """
 
     llm: LLM = OpenAICompatible()
-    """Who writes."""
+    """Endpoint or engine of the LLM."""
     examples: dict[PairKind, PositiveInt] = Field(
         default={"long-short": 40_000, "short-long": 40_000, "short-short": 40_000}, min_length=1
     )
-    """Examples asked for of each kind; those that fail or repeat others are missing in the end."""
+    """Requested examples of each kind; failed and duplicate ones are not replaced."""
     examples_per_task: PositiveInt = 2
-    """120,000 examples of 60,000 tasks in the paper."""
+    """Examples of each task; 120,000 examples of 60,000 tasks in the paper."""
     tasks_per_request: PositiveInt = 40
-    """Tasks that one answer of the first step should list."""
+    """Number of tasks requested in one answer of the first step."""
     task_rounds: PositiveInt = 8
-    """How often more tasks are asked for because answers failed or repeated tasks."""
+    """Maximum rounds of task requests, repeated when answers failed or repeated tasks."""
     topics: tuple[str, ...] = ()
-    """Subjects that the requests for tasks name in turn, such as those of one's own documents;
-    empty: the LLM chooses."""
+    """Subjects for the task requests in turn, such as those of one's own documents; empty: the LLM
+    chooses."""
     languages: dict[str, str] = Field(default={"en": "English"}, min_length=1)
-    """Code of a language and what the prompt calls it; examples draw one, tasks are English."""
+    """Language code → its name in prompts; each example draws one, tasks are in English."""
     temperature: PositiveFloat = 1.0
-    """Of the LLM's sampling; 0 would give the same tasks again and again."""
+    """Sampling temperature of the LLM; 0 would repeat the same tasks."""
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Probability mass that is sampled from."""
+    """Probability mass for nucleus sampling."""
     max_tokens: PositiveInt = 3072
-    """Of an answer. Three documents of 500 words are about 2,200 tokens of English."""
+    """Maximum tokens of an answer. Three documents of 500 words are about 2,200 tokens of English.
+    """
     retries: int = Field(default=3, ge=0)
-    """How often an example is asked for again, with another seed, after an unusable answer."""
+    """Maximum retries of an example after an unusable answer, each with another seed."""
     min_words_share: float = Field(default=0.3, ge=0.0, le=1.0)
-    """A document with less than this share of the words asked for is unusable; LLMs count badly."""
+    """Minimum share of the requested words in a usable document; LLMs count badly."""
     max_failed_share: float = Field(default=0.05, ge=0.0, le=1.0)
-    """The job fails when a larger share of the examples has no usable answer."""
+    """Maximum share of examples without usable answer; the job fails above it."""
 
     @field_validator("examples", "languages")
     @classmethod
     def _by_name(cls, values: dict[str, object]) -> dict[str, object]:
-        """Sorted, because the order in which they are written decides nothing."""
+        """Sorted copy, because the written order has no effect."""
         return dict(sorted(values.items()))
 
     @model_validator(mode="after")
@@ -145,11 +150,11 @@ class SynthesisConfig(Settings):
 
 
 class SynthesisRun(Document):
-    """What `jobs/synthesize_pairs.py` does."""
+    """Settings of `jobs/synthesize_pairs.py`."""
 
     name: str = Field(default="synthetic", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    """Of the data set; its folder is named by it and by what it was made of."""
+    """Name of the data set; its folder is named by it and a fingerprint of its inputs."""
     seed: int = Field(default=0, ge=0, lt=2**32)
-    """Of placeholders, languages, and the seeds that the LLM is sent."""
+    """Seed of placeholders, languages, and of the LLM's sampling seeds."""
     synthesis: SynthesisConfig = SynthesisConfig()
     placement: DataPlacement = DataPlacement()

@@ -1,8 +1,8 @@
-"""How many workers can share a global batch."""
+"""Numbers of workers that can share a global batch."""
 
 
 def worker_numbers(rows: int, fewest: int, most: int) -> tuple[int, ...]:
-    """Numbers of workers from the fewest to the most that share the rows of a batch equally.
+    """Numbers of workers between the limits that divide the rows of a batch evenly.
 
     Args:
         rows: of a global batch, over all workers.
@@ -11,7 +11,7 @@ def worker_numbers(rows: int, fewest: int, most: int) -> tuple[int, ...]:
 
 
 def check_shares(setting: str, rows: int, fewest: int, most: int) -> None:
-    """Return when the fewest and the most workers share the rows of a batch equally.
+    """Check that the fewest and the most workers divide the rows of a batch evenly.
 
     Numbers between them that do not are passed over while a run goes on.
 

@@ -1,4 +1,4 @@
-"""YAML of runs: what `Document.to_yaml` writes and a user types.
+"""YAML of runs, as written by `Document.to_yaml` and by users.
 
 Scalars stay text, only `null` is read: the type of the setting decides what a text means. YAML 1.1
 would read `2e-5` as text, `no` as false, `1.10` as 1.1 and `2024-01-01` as a date.
@@ -11,12 +11,12 @@ import yaml
 
 
 class _TextLoader(yaml.SafeLoader):
-    """Mappings, lists, null and text; a name given twice is an error."""
+    """Loader of mappings, lists, null and text; duplicate names are errors."""
 
     yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - the base class declares it so
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node whose names are texts, each given once."""
+        """Mapping of a node, whose names must be unique texts."""
         seen: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -37,7 +37,7 @@ _TextLoader.add_implicit_resolver(
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts with line breaks and other unprintable characters are quoted with escapes.
+    """Dumper that quotes and escapes texts with line breaks and other unprintable characters.
 
     Each value stands on one line, and PyYAML does not fold breaks such as U+0085 into spaces.
     """
@@ -61,5 +61,5 @@ def read_yaml(text: str) -> Any:
 
 
 def write_yaml(values: Any) -> str:
-    """YAML of plain values, in their order, one line a value."""
+    """YAML of plain values in their order, one value a line."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)

@@ -1,7 +1,7 @@
 """A page beside each finished folder that lets a person judge it: counts, plots, examples.
 
-Everything comes from the manifest and the first part; a step that puts a number, a table or
-examples into its manifest shows them here without code of its own.
+All contents come from the manifest and the first part: a step shows a number, a table or examples
+by putting them into its manifest.
 """
 
 import base64
@@ -16,8 +16,8 @@ import jinja2
 import numpy as np
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared
 from rayembed.data.records import Record
 
 AUDIT = "audit.html"
@@ -34,7 +34,7 @@ _TITLES = {
     "example_batches": "Batches to read",
 }
 _OF_ROWS = frozenset({"short", "without_negatives"})
-"""Counts that are shown with their share of the rows."""
+"""Counts that are shown with their share of all rows."""
 
 _EXAMPLES = 20
 _SHOWN_CHARACTERS = 600
@@ -47,8 +47,8 @@ _SHOWN_OTHERWISE = frozenset(
 )
 
 
-def write_folder_audit(prepared: Prepared) -> str:
-    """Path of the audit in the folder; written where it is not there yet."""
+def write_folder_audit(prepared: DatasetArtifact) -> str:
+    """Write the audit page of a folder, unless it exists; returns its path."""
     path = join(prepared.folder, AUDIT)
     if not exists(path):
         parts = prepared.parts
@@ -63,7 +63,7 @@ def audit_page(
     records: Sequence[Record],
     pictures: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """The page as HTML that needs no other file; texts of the data are escaped.
+    """The page as self-contained HTML; texts from the data are escaped.
 
     Args:
         records: of which some evenly spaced ones are shown, and all counted for lengths.
@@ -92,7 +92,7 @@ def audit_page(
 
 
 def _tables(more: Mapping[str, Any], rows: int) -> dict[str, list[tuple[str, str]]]:
-    """Single numbers in one table, and a table for each mapping to single values."""
+    """Tables for a page: single numbers in one, and one for each mapping to single values."""
     single = [
         (_words(key), _number(value) + _share_of(value, rows if key in _OF_ROWS else 0))
         for key, value in more.items()
@@ -117,7 +117,7 @@ def _share_of(value: Any, total: int) -> str:
 
 
 def _mined(example: Mapping[str, Any]) -> dict[str, Any]:
-    """A row to read: query, positive and negatives, and what the rule refused."""
+    """One mined row: query, positive, negatives, and candidates that the rule refused."""
     return {
         "query": example["query"],
         "positive": f"{example['positive']} [{example['positive_score']:.3f}]",
@@ -134,7 +134,7 @@ def _scored(one: Mapping[str, Any]) -> str:
 
 
 def _plots(folder: str) -> dict[str, str]:
-    """Title → file of the plots that a step left in the folder."""
+    """Plots that a step left in the folder: title → file."""
     path = join(folder, "clusters.png")
     return {"Clusters": path} if exists(path) else {}
 
@@ -144,9 +144,9 @@ def _png(content: bytes) -> str:
 
 
 def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """For each teacher the histograms of its scores, counts in equal bins over [-1, 1].
+    """Score histograms of each teacher; counts in equal bins over [-1, 1].
 
-    As PNG in base64.
+    Values are PNG files in base64.
     """
     pictures = {}
     for number, found in enumerate(histograms, 1):

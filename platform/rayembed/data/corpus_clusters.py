@@ -1,4 +1,4 @@
-"""Documents that stand for a corpus: one of each cluster (arXiv 2410.02525, section 3.2).
+"""Representative documents of a corpus: one from each cluster (arXiv 2410.02525, section 3.2).
 
 N documents, k clusters, C width of their vectors.
 """
@@ -13,10 +13,10 @@ from rayembed.models.contract import EmbeddingModel
 from rayembed.models.encoding import encode_context
 
 
-def one_of_each_cluster(
+def cluster_representatives(
     vectors: np.ndarray, number: int, *, seed: int, iterations: int = 20, device: str = "cpu"
 ) -> list[int]:
-    """Rows of the documents nearest to the centroids of spherical k-means, rising.
+    """Ascending row numbers of the documents nearest to the centroids of spherical k-means.
 
     At most `number`: two centroids may have one nearest document.
 
@@ -53,7 +53,7 @@ def clustered_context(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor | None:
-    """(n, C) context vectors of one document of each cluster of a corpus; None where it is empty.
+    """Context vectors (n, C), one document from each cluster of a corpus; None for an empty corpus.
 
     As many clusters as the model takes context documents. The first stage embeds every document
     once, and k-means goes by its vectors.
@@ -71,4 +71,4 @@ def clustered_context(
     if len(distinct) > number:
         require_faiss()  # before all are embedded
     vectors = encode_context(model, distinct, progress=progress)
-    return vectors[one_of_each_cluster(vectors.numpy(), number, seed=seed)]
+    return vectors[cluster_representatives(vectors.numpy(), number, seed=seed)]

@@ -1,10 +1,10 @@
-"""Hashes by which texts, queries and classes are compared; equal on all machines."""
+"""Hashes that compare texts, queries and classes; the same on all machines."""
 
 import numpy as np
 import xxhash
 
 NO_HASH = 0
-"""Stands in hash arrays for "there is none"; no text or label has it."""
+"""Placeholder in hash arrays for "no text" or "no label"; no text or label hashes to it."""
 
 
 def text_hash(text: str) -> int:
@@ -18,7 +18,7 @@ def label_hash(label: str | None) -> int:
 
 
 def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
-    """(n,) uint64 by which rows with these hashes are put in a random order.
+    """Random sort keys of rows: (n,) uint64 from their hashes, a seed and a purpose.
 
     A row's key depends on its hash, the seed and the purpose, and not on the other rows. Different
     hashes have different keys.
@@ -31,9 +31,10 @@ def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """uint64 values in place of int64 or uint64 ones: SplitMix64's finalizer, one to one.
+    """SplitMix64's finalizer, a bijection on 64 bits: int64 or uint64 values become uint64.
 
-    What differs in one bit differs in half of them, so that sorting by it is a shuffle.
+    One changed input bit changes half of the output bits, so that sorting by the output is a
+    shuffle.
     """
     bits = values.view(np.uint64)
     with np.errstate(over="ignore"):

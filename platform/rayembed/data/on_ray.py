@@ -1,6 +1,6 @@
-"""Preparation on Ray: its steps run as Ray Data pipelines, all over the cluster.
+"""Preparation on Ray: its steps run as Ray Data pipelines over the whole cluster.
 
-What is done stands in `prepare` and `units`; here is only who does it.
+`prepare` and `work_items` define the work; this module only runs it.
 """
 
 import logging
@@ -19,42 +19,44 @@ from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.prepare import prepare_sequences
+from rayembed.data.mlm.texts import FoundTexts
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.prepare import prepare
-from rayembed.data.prepared import Workshop
-from rayembed.data.sequences.prepare import prepare_sequences
-from rayembed.data.sequences.texts import FoundTexts
-from rayembed.data.units import Needs, Result, Task
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 2.0
-"""Between two looks for a GPU that was asked for."""
+"""Seconds between two checks for a requested GPU."""
 
 _SOME_GPU = 0.01
-"""What a question to a GPU reserves of it."""
+"""Fraction of a GPU that a query about its properties reserves."""
 
 
 _GPUS_THERE_ARE = TeacherPlacement()
 
 
-def workshop_on_ray(run: DataRun) -> Workshop:
-    """What preparation is given to do its work all over the cluster.
+def ray_pipeline_context(run: DataRun) -> PipelineContext:
+    """Context that lets preparation run its tasks on the whole cluster.
 
     The run's storage must be readable and writable on all machines.
     """
     execute = partial(execute_with_ray_data, placement=run.placement)
-    teaching = Teaching(dtype=cache(partial(_teachers_dtype, run.placement)))
-    return Workshop(run.placement.storage_path, run.seed, execute, teaching, run.data.root)
+    teacher_loader = TeacherLoader(dtype=cache(partial(_teachers_dtype, run.placement)))
+    return PipelineContext(
+        run.placement.storage_path, run.seed, execute, teacher_loader, run.data.root
+    )
 
 
 def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
-    """What `auto` means on the machines that run teachers, said in one line.
+    """Number type that `auto` resolves to on the machines that run teachers, as one log line.
 
-    Of GPUs that are still to come it is not asked: every one since Ampere computes bfloat16.
+    GPUs that are still to come are not queried: every one since Ampere computes bfloat16.
     """
     if not _gpus() and placement.gpus:
         return "bfloat16"
@@ -67,34 +69,34 @@ def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
 
 
 def prepare_data(run: Run) -> dict[str, str]:
-    """Stage name → folder of its finished batch plan; see `prepare`.
+    """Prepare the data of all stages on the cluster: stage name → folder of its batch plan.
 
     Raises:
         ConfigError, DataError: as `prepare`, also from within Ray's workers.
     """
-    return prepare(run, workshop_on_ray(data_of(run)))
+    return prepare(run, ray_pipeline_context(data_of(run)))
 
 
 def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
-    """The folder of an adaptation's finished plan; see `prepare_sequences`."""
+    """Prepare the data of an adaptation on the cluster; the folder of its plan."""
     storage = run.placement.storage_path
-    return prepare_sequences(run, Workshop(storage, run.seed, execute_with_ray_data), found)
+    return prepare_sequences(run, PipelineContext(storage, run.seed, execute_with_ray_data), found)
 
 
 def execute_with_ray_data(
     task: Task,
-    units: Sequence[Any],
+    items: Sequence[Any],
     needs: Needs,
     *,
     placement: TeacherPlacement = _GPUS_THERE_ARE,
 ) -> Iterator[Result]:
-    """Results of the units in their order: an `Execute` that runs them all over the cluster.
+    """Run a task on all units over the cluster; results in the units' order. An `Execute`.
 
     Raises:
         PlacementError: none of the GPUs that the placement names came.
         RayembedError: what the task raises.
     """
-    rows = [{"unit": ray.cloudpickle.dumps(unit)} for unit in units]
+    rows = [{"unit": ray.cloudpickle.dumps(item)} for item in items]
     dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
     keep_order(dataset)
     gpus = 0 if needs == "cpu" else gpus_for(placement)
@@ -119,9 +121,9 @@ def gpus_for(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """How many GPUs may work for teachers: those there are, or all that are asked for.
+    """Number of GPUs available to teachers: those of the cluster, or all that autoscaling may add.
 
-    It waits until the first of them is there; Ray Data asks for the others while it works.
+    Waits until the first of them is available; Ray Data requests the others during the work.
 
     Raises:
         PlacementError: `placement.gpus` names some, and none is there in the end.
@@ -158,7 +160,7 @@ def _cpus(node: Mapping[str, Any]) -> float:
 
 
 class _TaskActor:
-    """Keeps a process, and with it the model that the task loads into it."""
+    """Ray actor that keeps a task's process alive, and with it the model that the task loads."""
 
     def __init__(self, task: Task, *device: str) -> None:
         self.task, self.device = task, device
@@ -168,5 +170,5 @@ class _TaskActor:
 
 
 def _run_task(batch: dict[str, Any], task: Task, *device: str) -> dict[str, list[bytes]]:
-    units = [pickle.loads(unit) for unit in batch["unit"]]
-    return {"result": [result_or_error(task, unit, *device) for unit in units]}
+    items = [pickle.loads(item) for item in batch["unit"]]
+    return {"result": [result_or_error(task, item, *device) for item in items]}

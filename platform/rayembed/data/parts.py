@@ -1,4 +1,4 @@
-"""Parts: Parquet files of records, named by their content, written whole or not at all."""
+"""Parts: Parquet files of records, named by their content and written atomically."""
 
 import re
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from rayembed.data.hashes import label_hash
 from rayembed.data.records import SCHEMA, Record
 
 ROWS_PER_PART = 8192
-"""Rows that one task converts, embeds or mines: some 20 MB of text."""
+"""Rows that one task converts, embeds or mines: about 20 MB of text."""
 
 
 _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
@@ -31,22 +31,22 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The file's, without its folder."""
+        """File name without its folder."""
         return file_name(self.path)
 
     @property
     def digest(self) -> str:
-        """Hexadecimal digits of the file's content."""
+        """Content hash in hexadecimal digits."""
         return self.name.removeprefix("part-").removesuffix(".parquet")
 
 
 def write_part(folder: str, records: Sequence[Record]) -> Part:
-    """The part below `folder` that holds the records; writing it again changes nothing."""
+    """Write records as a part below `folder`; idempotent."""
     return write_table(folder, pa.Table.from_pylist([r.to_row() for r in records], SCHEMA))
 
 
 def write_table(folder: str, table: pa.Table) -> Part:
-    """The part below `folder` that holds rows of `SCHEMA`, and its index beside it."""
+    """Write a table of `SCHEMA` as a part below `folder`, with its index beside it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.
@@ -64,25 +64,25 @@ def write_table(folder: str, table: pa.Table) -> Part:
 
 @dataclass(frozen=True)
 class PartIndex:
-    """What must be known of every row to draw batches: 29 bytes a row, twice that while it is read.
+    """Columns of all rows that batch drawing needs: 29 bytes a row, twice that while reading.
 
-    What is made of it to draw them comes on top: see `benchmarks/index_memory.py`.
+    Drawing needs additional memory: see `benchmarks/index_memory.py`.
     """
 
     id_hash: np.ndarray
-    """(rows,) int64 of the record's id, by which rows are put in order and told apart."""
+    """(rows,) int64 hash of the record's id; sorts and identifies rows."""
     query_hash: np.ndarray
-    """(rows,) int64 of the query's text."""
+    """(rows,) int64 hash of the query's text."""
     num_negatives: np.ndarray
-    """(rows,) int32."""
+    """(rows,) int32 number of hard negatives."""
     in_batch: np.ndarray
-    """(rows,) bool."""
+    """(rows,) bool: the row takes part in in-batch negatives."""
     language_hash: np.ndarray
-    """(rows,) int64 of the language's code, by which batches may be kept apart; `NO_HASH`: none."""
+    """(rows,) int64 hash of the language code, `NO_HASH` without one; keeps batches monolingual."""
 
 
 def read_index(parts: Sequence[Part]) -> PartIndex:
-    """The index of all rows of the parts, part after part.
+    """Concatenated index of all parts, in their order.
 
     Raises:
         ArtifactError: an index is missing or broken.
@@ -106,12 +106,12 @@ def _index_path(path: str) -> str:
 
 
 def _hashes(column: pa.ChunkedArray) -> np.ndarray:
-    """(rows,) int64; `NO_HASH` where there is no text."""
+    """Text hashes (rows,) int64; `NO_HASH` where there is no text."""
     return np.array([label_hash(text) for text in column.to_pylist()], dtype=np.int64)
 
 
 def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a part, or some of their columns.
+    """Read a part as a table; all columns, or some.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -121,12 +121,12 @@ def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def remedy(path: str) -> str:
-    """What to do when a file of a step of preparation, or of a plan, is missing or broken."""
+    """Advice for an error about a missing or broken file of a preparation step or plan."""
     found = _FOLDER_OF_STEP.match(path)
     folder = found.group() if found else path.rpartition("/")[0]
     return f"Remove the folder {folder!r} and start the job again, which does the step anew"
 
 
 def read_records(path: str) -> list[Record]:
-    """The records of a part, in its order."""
+    """Read the records of a part, in its order."""
     return [Record.from_row(row) for row in read_table(path).to_pylist()]

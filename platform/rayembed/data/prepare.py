@@ -1,4 +1,4 @@
-"""From settings to records and batch plans, step by step, in folders named by their inputs.
+"""Data preparation: settings become records and batch plans, in folders named by their inputs.
 
     storage/data/records/<data set>-<fingerprint>/     converted, cleaned, sampled
     storage/data/filtered/<data set>-<fingerprint>/    consistent
@@ -7,8 +7,8 @@
     storage/data/vectors/<teacher's settings>/         float16 vectors, reused by all runs
     storage/plans/<stage>-<fingerprint>/               the batch plan, audit.md
 
-A folder is finished when its manifest is there, which is written last; a finished one is taken as
-it is, an unfinished one goes on where it stopped. Nothing here knows Ray.
+A folder is finished when its manifest exists, which is written last; a finished folder is reused,
+an unfinished one is resumed. Independent of Ray.
 """
 
 import logging
@@ -22,6 +22,7 @@ from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.sources import WikipediaSource
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
@@ -30,9 +31,8 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources.convert import (
-    Checked,
+    ResolvedDataset,
     check_source,
     make_records,
     with_source_path,
@@ -46,11 +46,11 @@ from rayembed.data.steps import Step
 log = logging.getLogger(__name__)
 
 PLAN_VERSION = 5
-"""Raised whenever plans come out otherwise of the same records, or tell more of them."""
+"""Version of the plan format; bump when the same records yield another plan or manifest."""
 
 
-def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
-    """Stage name → folder of its finished batch plan, for all stages of a training run.
+def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
+    """Prepare all stages of a training run: stage name → folder of its batch plan.
 
     Raises:
         ConfigError: settings that contradict each other or the columns of a file.
@@ -59,7 +59,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
     used = {name for stage in run.stages for name in stage.datasets}
     sources = check_sources(data_of(run), used)
     _check_unread(run, sources)
-    steps = prepare_datasets(data_of(run), workshop, used, sources=sources)
+    steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
     plans: dict[str, BatchPlan] = {}
     for stage in run.stages:
@@ -76,7 +76,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
         named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
-        folder = join(workshop.storage, "plans", f"{stage.name}-{named}")
+        folder = join(context.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
         batch_pairs = {
             name: int(prepared[name].manifest["batch_pairs"])
@@ -89,7 +89,7 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
             config,
             inputs=inputs,
             batch_pairs=batch_pairs,
-            execute=workshop.execute,
+            execute=context.execute,
         )
         write_audit(plan, {name: prepared[name].manifest for name in stage.datasets}, parts)
         plans[stage.name] = plan
@@ -101,18 +101,17 @@ def prepare(run: Run, workshop: Workshop) -> dict[str, str]:
     return {name: plan.folder for name, plan in plans.items()}
 
 
-def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[Checked]:
-    """The sources of the data sets, found with the columns that their settings name.
+def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:
+    """Data sets whose sources were found with all columns that the settings name.
 
-    Raises:
-        ConfigError, DataError, AssetError: as `check_source`.
+    Needs no download, so that it can run before one.
     """
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     return [check_source(dataset, run.data.root) for dataset in chosen]
 
 
 def check_files_at_hand(run: Run) -> None:
-    """Return when the stages' data that are neither on the hub nor in a package were found.
+    """Check that the stages' data files exist, except those on the hub or in packages.
 
     What takes no download, for those who are about to begin one.
 
@@ -132,12 +131,12 @@ def check_files_at_hand(run: Run) -> None:
 
 def prepare_datasets(
     run: DataRun,
-    workshop: Workshop,
+    context: PipelineContext,
     names: Collection[str] | None = None,
     until: Step = "clustered",
-    sources: Sequence[Checked] | None = None,
-) -> dict[str, list[Prepared]]:
-    """Data set → the folders that were made or found of it, step by step; the last one counts.
+    sources: Sequence[ResolvedDataset] | None = None,
+) -> dict[str, list[DatasetArtifact]]:
+    """Prepare each data set: name → folders of its steps in order; the last one is the result.
 
     Steps that a data set's settings do not ask for are left out.
 
@@ -153,20 +152,18 @@ def prepare_datasets(
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     sources = check_sources(run, names) if sources is None else sources
     held_out = _held_out(run)
-    done = {
-        checked.dataset.name: [make_records(workshop, checked, held_out)] for checked in sources
-    }
+    done = {checked.dataset.name: [make_records(context, checked, held_out)] for checked in sources}
     for folders in done.values():
         write_folder_audit(folders[-1])
     reach = get_args(Step).index(until)
     for dataset in chosen:
         folders = done[dataset.name]
         if reach >= 1 and dataset.consistency is not None:
-            folders.append(make_filtered(workshop, dataset, folders[-1]))
+            folders.append(make_filtered(context, dataset, folders[-1]))
         if reach >= 2 and dataset.mining is not None:
-            folders.append(make_mined(workshop, dataset, folders[-1], held_out))
+            folders.append(make_mined(context, dataset, folders[-1], held_out))
         if reach >= 3 and dataset.clusters is not None:
-            folders.append(make_clustered(workshop, dataset, folders[-1]))
+            folders.append(make_clustered(context, dataset, folders[-1]))
         for prepared in folders[1:]:
             write_folder_audit(prepared)
     for folders in done.values():
@@ -175,8 +172,8 @@ def prepare_datasets(
     return done
 
 
-def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
-    """Return when no rows bring negatives that a stage asks for and that nobody reads.
+def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
+    """Raise when a stage requires hard negatives and rows have some in columns that are not read.
 
     Raises:
         ConfigError: some do.
@@ -190,9 +187,9 @@ def _check_unread(run: Run, sources: Sequence[Checked]) -> None:
 
 
 def _held_out(run: DataRun) -> HeldOut:
-    """What the evaluation keeps to itself, of all Wikipedia files of the run.
+    """Held-out articles of the evaluation, over all Wikipedia files of the run.
 
-    Also of those that no stage uses: the evaluation takes the first one that is configured.
+    Includes files that no stage uses: the evaluation takes the first one configured.
     """
     datasets = [with_source_path(dataset, run.data.root) for dataset in run.data.datasets]
     paths = {

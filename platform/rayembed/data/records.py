@@ -1,4 +1,4 @@
-"""The record: one row of training data, the same in memory and in Parquet."""
+"""The record: one row of training data, in memory and in Parquet."""
 
 import unicodedata
 from collections.abc import Mapping
@@ -38,12 +38,12 @@ SCHEMA = pa.schema(
         ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
     ]
 )
-"""Parquet schema of records; every stage of preparation reads and writes it."""
+"""Parquet schema of records, read and written by every preparation step."""
 
 
 @dataclass(frozen=True)
 class Negative:
-    """A hard negative and where it came from."""
+    """A hard negative and its provenance."""
 
     text: str
     rank: int | None = None
@@ -55,7 +55,7 @@ class Negative:
 
 @dataclass(frozen=True)
 class Record:
-    """One row: a query, what it should find and what it should not."""
+    """One training row: a query, its positives and its hard negatives."""
 
     id: str
     query: str
@@ -70,18 +70,19 @@ class Record:
     positive_score: float | None = field(default=None)
     language: str | None = None
     origin: tuple[str, ...] = ()
-    """Rows of the source that it was made of."""
+    """Source rows that the record was made from."""
     false_negatives: tuple[int, ...] = ()
-    """`text_hash` of documents that may stand in the same batch and are no negatives of it."""
+    """`text_hash` of documents that may share a batch with the query but are not negatives of it.
+    """
 
     def to_row(self) -> dict[str, Any]:
-        """The row of `SCHEMA`."""
+        """The record as a row of `SCHEMA`."""
         # Not `asdict`, which copies every value deeply: with seven negatives 20 times as slow.
         return vars(self) | {"negatives": [vars(negative) for negative in self.negatives]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Record":
-        """The record of a row of `SCHEMA`.
+        """The record in a row of `SCHEMA`.
 
         Raises:
             DataError: no query, or no positive; the message names the row.
@@ -98,7 +99,7 @@ class Record:
 
 
 def reject_reason(row: Mapping[str, Any]) -> str | None:
-    """Why a row cannot be a record, or None.
+    """Reason why a row cannot become a record; None if it can.
 
     `no query` or `no positive` (missing, of another type, or space alone), `query has no visible
     character`, `positive has no visible character`, `positive equals query`.
@@ -120,10 +121,10 @@ def reject_reason(row: Mapping[str, Any]) -> str | None:
 
 
 def has_content(text: str) -> bool:
-    """Whether a text has a letter, digit, punctuation mark or symbol, of which tokens are made.
+    """Whether a text has a letter, digit, punctuation mark or symbol, and so yields tokens.
 
-    Normalisers of tokenizers may strip all else: spaces, controls, zero-width characters, marks
-    such as accents without their letter, and the character that stands for undecodable bytes.
+    Tokenizer normalisers may strip everything else: spaces, controls, zero-width characters, marks
+    such as accents without their letter, and the replacement character of undecodable bytes.
     """
     # A loop ends at the first character of most texts: 0.13 µs, a fifth of what `any` takes.
     for character in text:

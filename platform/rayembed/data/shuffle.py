@@ -1,7 +1,7 @@
-"""Rows brought together by a key, at any size: tasks scatter them, tasks gather a bucket each.
+"""Shuffle of rows by a key at any size: tasks scatter rows to buckets, others gather a bucket each.
 
-What one task scatters is one file, bucket after bucket and at its end where each starts: as many
-files as tasks, not as tasks times buckets, and who gathers a bucket reads one range of each.
+A scatter task writes one file, bucket after bucket, with the offsets at its end: as many files as
+tasks, not tasks times buckets, and a gather task reads one range of each.
 
     segments (each a seal, then an Arrow stream or nothing) | int64 place of each and of the end |
     int64 buckets
@@ -25,40 +25,40 @@ from rayembed.data.parts import remedy
 from rayembed.errors import ArtifactError
 
 BYTES_PER_BUCKET = 32 << 20
-"""That one task gathers, about."""
+"""Bytes that one gather task reads, approximately."""
 
 _MOST_BUCKETS = 4096
 _BYTES_WAITING = 64 << 20
 _BYTES_OF_A_ROW = 400
-"""Of its Python objects, beside the texts."""
+"""Overhead of a row's Python objects in bytes, in addition to its texts."""
 
 _PLACE = np.dtype("<i8")
 
 
 def number_of_buckets(size: int, bytes_per_bucket: int = BYTES_PER_BUCKET) -> int:
-    """Buckets for so many bytes: it follows from the data, never from the cluster."""
+    """Number of buckets for a data size in bytes; independent of the cluster."""
     return min(max(1, -(-size // bytes_per_bucket)), _MOST_BUCKETS)
 
 
 def bucket_of(key: str, buckets: int) -> int:
-    """Where rows of a key go."""
+    """Bucket number of a key."""
     return text_hash(key) % buckets
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket as a unit of work."""
+    """Work item: one bucket."""
 
     number: int
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the bucket."""
         return str(self.number)
 
 
 class Scatter:
-    """Collects the rows of one task by bucket, and writes files whenever enough are there."""
+    """Collects one task's rows by bucket and writes a file whenever enough have accumulated."""
 
     def __init__(self, folder: str, schema: pa.Schema, buckets: int) -> None:
         self.folder, self.schema, self.buckets = folder, schema, buckets
@@ -67,7 +67,7 @@ class Scatter:
         self._bytes = 0
 
     def add(self, bucket: int, row: Mapping[str, Any]) -> None:
-        """Put a row of the schema into a bucket."""
+        """Add a row of the schema to a bucket."""
         self._waiting[bucket].append(row)
         self._bytes += sum(len(value) for value in row.values() if isinstance(value, str))
         self._bytes += _BYTES_OF_A_ROW
@@ -75,7 +75,7 @@ class Scatter:
             self._flush()
 
     def finish(self) -> list[str]:
-        """Names of the files, in the order in which the rows came."""
+        """Names of the written files, in the order in which rows came."""
         self._flush()
         return self.files
 
@@ -92,7 +92,7 @@ class Scatter:
 
 
 def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any]]:
-    """The rows of a bucket, file after file, each in the order in which they came.
+    """Rows of a bucket, file after file, each in its original order.
 
     Raises:
         ArtifactError: a file is missing or broken.
@@ -102,7 +102,7 @@ def gather(folder: str, files: Sequence[str], bucket: int) -> list[dict[str, Any
 
 
 def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: int) -> None:
-    """Write a file of the rows of a table, those of each bucket together and in their order.
+    """Write a table as one file, grouped by bucket and otherwise in its order.
 
     Args:
         bucket: (rows,) of each row, from 0 to `num_buckets`, that one excluded.
@@ -115,7 +115,7 @@ def write_buckets(path: str, table: pa.Table, bucket: np.ndarray, num_buckets: i
 
 
 def read_bucket(paths: Sequence[str], bucket: int) -> list[pa.Table | None]:
-    """The rows of a bucket, a table for each file in the files' order; None where it has none.
+    """Tables of one bucket, one for each file; None for a file without rows of it.
 
     Raises:
         ArtifactError: a file is missing or broken.
@@ -163,7 +163,7 @@ def _file_of(segments: Sequence[bytes]) -> bytes:
 
 
 def _packed(table: pa.Table) -> bytes:
-    """An Arrow stream of the rows; nothing for none."""
+    """Rows as an Arrow stream; empty bytes without rows."""
     if not len(table):
         return b""
     sink = pa.BufferOutputStream()

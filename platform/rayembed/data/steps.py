@@ -1,6 +1,6 @@
-"""The steps of preparation, by name."""
+"""Names of the preparation steps."""
 
 from typing import Literal
 
 Step = Literal["records", "filtered", "mined", "clustered"]
-"""In the order in which they are done; also the folders of their results."""
+"""Preparation steps in their order; also the names of their result folders."""

@@ -1,4 +1,4 @@
-"""Words of texts in all scripts, the same for all that compares texts by their words."""
+"""Word splitting for all scripts, shared by everything that compares texts by words."""
 
 import re
 import unicodedata
@@ -25,11 +25,11 @@ _WORD = re.compile(
 
 
 def normalised(text: str) -> str:
-    """The text without differences of case, width, ligatures and white space."""
+    """Text with case, width, ligatures and white space normalised."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def words(text: str) -> list[str]:
-    """The normalised text's words, without punctuation; a text of none is a word by itself."""
+    """Words of the normalised text without punctuation; a text of punctuation only is one word."""
     whole = normalised(text)
     return _WORD.findall(whole) or [whole]

@@ -1,1 +1,1 @@
-"""Collectives with gradient and GradCache: the only importer of torch.distributed."""
+"""Differentiable collectives and GradCache: the only importer of torch.distributed."""

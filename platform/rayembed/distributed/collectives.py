@@ -1,4 +1,4 @@
-"""Collectives over the data-parallel workers; all of them work without a process group too.
+"""Collectives over the data-parallel workers; they also work without a process group.
 
 W workers, b rows of one worker. Gradients follow one rule: every worker computes the mean loss of
 its own rows over gathered tensors, and the engine averages parameter gradients over workers. The
@@ -20,12 +20,12 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Place of this worker, from 0; 0 without a process group."""
+    """Rank of this worker; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def gather(local: Tensor) -> Tensor:
-    """(W·b, …) of every worker's (b, …), in the order of ranks, without gradient.
+    """Concatenate every worker's (b, …) to (W·b, …) in rank order, without gradient.
 
     All workers must bring the same shape.
     """
@@ -38,7 +38,7 @@ def gather(local: Tensor) -> Tensor:
 
 
 def gather_with_gradient(local: Tensor) -> Tensor:
-    """(W·b, …) of every worker's (b, …), in the order of ranks.
+    """Concatenate every worker's (b, …) to (W·b, …) in rank order, with gradient.
 
     The gradient of a worker's rows is the sum over all workers of what they send back for them.
     """
@@ -49,7 +49,7 @@ def gather_with_gradient(local: Tensor) -> Tensor:
 
 
 def sum_with_gradient(local: Tensor) -> Tensor:
-    """The sum over workers; its gradient is the sum over workers of what they send back."""
+    """Sum over workers; its gradient is the sum of the workers' gradients."""
     if world_size() == 1:
         return local
     total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ def sum_with_gradient(local: Tensor) -> Tensor:
 
 
 def sums_of(values: Sequence[float], device: torch.device) -> list[float]:
-    """Each value's sum over workers, in one message of float64: counts stay exact."""
+    """Sums of values over workers, in one float64 message: counts stay exact."""
     if world_size() == 1:
         return [float(value) for value in values]
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
@@ -67,7 +67,7 @@ def sums_of(values: Sequence[float], device: torch.device) -> list[float]:
 
 
 def largest(value: int, device: torch.device) -> int:
-    """The largest of the workers' integers."""
+    """Maximum of the workers' integers."""
     if world_size() == 1:
         return value
     tensor = torch.tensor(value, device=device)

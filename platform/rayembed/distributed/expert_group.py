@@ -1,4 +1,4 @@
-"""The workers among which the experts of a mixture are shared out, and what they send each other.
+"""Worker group that shares the experts of a mixture, and its communication.
 
 P workers of a group, each with E / P experts, in the order of their ranks; H width of a row.
 """
@@ -14,22 +14,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """A group that holds all experts together; every call is one of all of its workers."""
+    """Group of workers that together hold all experts; every call is collective."""
 
     process_group: dist.ProcessGroup
 
     @property
     def size(self) -> int:
-        """P."""
+        """Number of workers P."""
         return dist.get_world_size(self.process_group)
 
     @property
     def place(self) -> int:
-        """Of this worker in the group, from 0."""
+        """Index of this worker in the group, from 0."""
         return dist.get_rank(self.process_group)
 
     def exchange_counts(self, counts: Tensor) -> Tensor:
-        """(P, E / P) how many rows each worker has for each expert of this one.
+        """(P, E / P) rows that each worker has for each expert of this one.
 
         Args:
             counts: (E,) how many rows this worker has for each expert.
@@ -39,7 +39,7 @@ class ExpertGroup:
         return received.view(self.size, -1)
 
     def exchange_rows(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """(sum of `received`, H) what the workers sent, one after the other; with gradient.
+        """(sum of `received`, H) rows from the workers, concatenated; with gradient.
 
         Args:
             rows: (sum of `sent`, H) what each worker is to get, one after the other.
@@ -52,25 +52,25 @@ class ExpertGroup:
         return exchanged
 
     def gather(self, share: Tensor) -> Tensor:
-        """Every worker's share, one after the other along the first dimension; no gradient."""
+        """Concatenate all workers' shares along the first dimension; no gradient."""
         share = share.detach().contiguous()
         parts = [torch.empty_like(share) for _ in range(self.size)]
         dist.all_gather(parts, share, group=self.process_group)
         return torch.cat(parts)
 
     def share_of(self, whole: Tensor) -> Tensor:
-        """What this worker has of the whole that `gather` gives."""
+        """Share of this worker in a tensor from `gather`."""
         return whole.chunk(self.size)[self.place]
 
     def sum(self, value: Tensor) -> Tensor:
-        """The sum over the workers; no gradient."""
+        """Sum over the workers; no gradient."""
         total = value.detach().clone()
         dist.all_reduce(total, group=self.process_group)
         return total
 
 
 class _ExchangeRows(torch.autograd.Function):
-    """The gradient of a row goes back to where the row came from."""
+    """Exchange of rows whose gradients return to the rows' senders."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,5 @@
-"""Contrastive gradients of a big batch with the memory of one micro-batch (arXiv 2101.06983).
+"""GradCache: contrastive gradients of a large batch with the memory of one micro-batch (arXiv
+2101.06983).
 
 First pass: all micro-batches without graph, their random states recorded. Then the loss and its
 gradient with respect to the embeddings. Second pass: each micro-batch again, with the same random
@@ -25,11 +26,11 @@ MicroBatch = dict[str, Tensor]
 
 
 class Output(Protocol):
-    """What a forward pass gives for a micro-batch of u texts."""
+    """Forward output of a micro-batch of u texts."""
 
     @property
     def embeddings(self) -> Tensor:
-        """(u, D)."""
+        """Embeddings (u, D)."""
         ...
 
     @property
@@ -40,18 +41,18 @@ class Output(Protocol):
 
 @dataclass(frozen=True)
 class ContextPasses:
-    """The passes of a first encoder, whose vectors all micro-batches of all workers share."""
+    """Passes of a first encoder whose vectors are shared by all micro-batches of all workers."""
 
     embed: Callable[[MicroBatch], Tensor]
     micro_batches: Sequence[MicroBatch]
     num_fillers: int
     arrange: Tensor
-    """Where each of this worker's documents stands in the outputs, so that they have the order of
-    rows however they were cut."""
+    """Row order of this worker's documents: index of each in the outputs, however they were
+    batched."""
     num_rows: int
-    """Documents that each worker hands over: as many as the one with the most of them has."""
+    """Documents that each worker contributes: the maximum over workers."""
     order: Tensor
-    """(n,) places of the context in what all workers hand over, `num_rows` each."""
+    """(n,) indices of the context in all workers' contributions, `num_rows` each."""
 
     def gathered(self, outputs: Sequence[Tensor]) -> Tensor:
         """(n, C) context vectors of all workers' documents, the same on all workers."""
@@ -64,7 +65,7 @@ class ContextPasses:
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward passes of one worker's step.
+    """Forward passes of one worker's step.
 
     All workers must have the same number of micro-batches, and of context micro-batches: an
     engine that partitions gradients or parameters communicates in each. Those that only fill up
@@ -77,7 +78,7 @@ class Passes:
     context: ContextPasses | None = None
 
     def kept(self, outputs: list[Tensor]) -> Tensor:
-        """The outputs of the micro-batches that are not fillers, in one tensor."""
+        """Outputs of the micro-batches that are not fillers, in one tensor."""
         return torch.cat(outputs[: len(outputs) - self.num_fillers])
 
 
@@ -85,11 +86,11 @@ LossOf = Callable[[Tensor, Tensor | None], Tensor]
 """Scalar loss of this worker's embeddings (U, D) and summed statistics (S,)."""
 
 Backward = Callable[[Tensor, bool], None]
-"""Sends the gradient of a scalar through its graph; the flag says that it is the step's last."""
+"""Backpropagates a scalar; the flag marks the step's last call."""
 
 
 def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """The detached loss, after one backward pass through the graphs of all micro-batches."""
+    """Detached loss, after one backward pass through the graphs of all micro-batches."""
     context = None
     unused: list[Tensor] = []
     if passes.context is not None:
@@ -106,7 +107,7 @@ def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -
 
 
 def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> Tensor:
-    """The detached loss, after a backward pass for each micro-batch."""
+    """Detached loss, after a backward pass for each micro-batch."""
     context_states: list[RandomState] = []
     states: list[RandomState] = []
     with torch.no_grad():
@@ -161,7 +162,7 @@ def _second_context_pass(
     grad: Tensor,
     backward: Backward,
 ) -> None:
-    """Send the gradient of the gathered context vectors through the first encoder."""
+    """Backpropagate the gradient of the gathered context vectors through the first encoder."""
     leaves = [output.detach().requires_grad_() for output in outputs]
     # Through the gather this sums what all workers send back for this worker's rows.
     grads = torch.autograd.grad(context.gathered(leaves), leaves, grad, allow_unused=True)

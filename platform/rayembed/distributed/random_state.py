@@ -1,4 +1,4 @@
-"""Random numbers: recorded before a forward pass, replayed for the same pass done again."""
+"""Random state: captured before a forward pass, replayed when the pass is repeated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 RandomState = dict[str, Tensor]
-"""Generator states by device: `cpu` and, where a GPU is in use, the current `cuda` device."""
+"""Generator states by device: `cpu` and, if a GPU is in use, the current `cuda` device."""
 
 
 def capture() -> RandomState:
-    """The state of the CPU's generator and of the current GPU's, if one is in use."""
+    """Generator states of the CPU and of the current GPU, if one is in use."""
     state = {"cpu": torch.get_rng_state()}
     # Not `is_available`: a CPU worker on a machine with GPUs would open one to ask for its state.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -28,7 +28,7 @@ def restore(state: RandomState) -> None:
 
 @contextmanager
 def replayed(state: RandomState) -> Iterator[None]:
-    """Random numbers from `state` inside, the former stream untouched after it."""
+    """Context that uses random numbers from `state` and restores the former stream at its end."""
     devices = [torch.cuda.current_device()] if "cuda" in state else []
     with torch.random.fork_rng(devices=devices):
         restore(state)

@@ -215,7 +215,7 @@ def _warn_of_cut_noise(model: Any, name: str, tasks: Sequence[Any], prompts: Mod
             side = PromptType.document if role == "document" else PromptType.query
             head = prompts.shown(prompts.instruction(task.metadata, side))
             read, all_of_it = (
-                t.with_heads(texts, [head] * len(texts), role, allow_empty=True)
+                t.with_prompts(texts, [head] * len(texts), role, allow_empty=True)
                 for t in (model.tokenizer, whole)
             )
             number += len(texts)

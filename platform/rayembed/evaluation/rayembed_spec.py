@@ -223,7 +223,7 @@ class LiteralPrompts:
     ) -> list[Tokens]:
         """Tokens of each text behind its prompt; see `Tokenizer`."""
         heads = instructions or [""] * len(texts)
-        return self._tokenizer.with_heads(texts, heads, role, allow_empty=allow_empty)
+        return self._tokenizer.with_prompts(texts, heads, role, allow_empty=allow_empty)
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
         """One padded micro-batch; see `Tokenizer`."""

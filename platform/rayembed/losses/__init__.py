@@ -1,1 +1,1 @@
-"""Pure functions of embeddings. Knows no process groups."""
+"""Losses as pure functions of embeddings. Independent of process groups."""

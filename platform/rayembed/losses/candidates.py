@@ -1,4 +1,4 @@
-"""Which documents of a global batch are candidates of which query.
+"""Candidate masks: which documents of a global batch are candidates of which query.
 
 b queries of this worker, G of all workers, K negatives a row, N = G·(1 + K) candidate documents:
 first the positives of each worker's rows and then their negatives, worker after worker.
@@ -15,7 +15,7 @@ NONE = 0
 
 @dataclass(frozen=True)
 class Rows:
-    """What is known of some rows of a batch, as int64 and bool tensors."""
+    """Hashes and flags of a batch's rows, as int64 and bool tensors."""
 
     query: Tensor
     """(b,) hashes of the queries' texts."""
@@ -26,11 +26,11 @@ class Rows:
     label: Tensor
     """(b,) hashes of data set and class, 0 where there is no class."""
     in_batch: Tensor
-    """(b,) bool: takes part in in-batch negatives, as query and with its documents."""
+    """(b,) bool: the row takes part in in-batch negatives, as query and with its documents."""
 
 
 def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
-    """(b, 1 + K) bool: the positive, then those negatives that exist and are not ruled out.
+    """(b, 1 + K) bool mask: the positive, and the existing negatives that are not excluded.
 
     Of several negatives with the same text the first one counts.
 
@@ -46,7 +46,7 @@ def own_candidates(rows: Rows, not_negatives: Tensor) -> Tensor:
 def batch_candidates(
     rows: Rows, not_negatives: Tensor, everyone: Rows, first_row: int, rows_per_worker: int
 ) -> Tensor:
-    """(b, N) bool: the candidates of this worker's queries among all documents of the batch.
+    """(b, N) bool mask: candidates of this worker's queries among all documents of the batch.
 
     True are the row's own positive and own negatives and, for a row that takes part in in-batch
     negatives, the documents of all other rows that do, except: those of a row with the same query,
@@ -93,14 +93,14 @@ def batch_candidates(
 def positive_places(
     num_rows: int, first_row: int, num_negatives: int, device: torch.device
 ) -> Tensor:
-    """(b,) places of this worker's positives among the N candidates."""
+    """(b,) indices of this worker's positives among the N candidates."""
     worker = first_row // max(num_rows, 1)
     start = worker * num_rows * (1 + num_negatives)
     return torch.arange(num_rows, device=device) + start
 
 
 def _once(mask: Tensor, hashes: Tensor) -> Tensor:
-    """(b, M) bool: the mask without places that have the hash of an earlier one in it."""
+    """(b, M) bool mask without repetitions of a hash."""
     # Equal hashes side by side, in their order; a place stays if it is the first of its run.
     ordered, order = hashes.sort(dim=1, stable=True)
     seen = mask.gather(1, order).int()
@@ -113,7 +113,7 @@ def _once(mask: Tensor, hashes: Tensor) -> Tensor:
 
 
 def _none_of(not_negatives: Tensor, hashes: Tensor) -> Tensor:
-    """(b, M) bool: there is such a text, and it is none that the row rules out.
+    """(b, M) bool mask of existing texts that the row does not exclude.
 
     Args:
         not_negatives: (b, P).
@@ -127,5 +127,5 @@ def _none_of(not_negatives: Tensor, hashes: Tensor) -> Tensor:
 
 
 def _not_the_query(rows: Rows, hashes: Tensor) -> Tensor:
-    """(b, M) bool: the text is not the row's query itself."""
+    """(b, M) bool mask of texts that differ from the row's query."""
     return rows.query.unsqueeze(1) != hashes.unsqueeze(0)

@@ -15,7 +15,7 @@ def info_nce(
     mask_BN: Bool[Tensor, "B N"],
     temperature: float,
 ) -> Float[Tensor, " B"]:
-    """Loss of each query: minus the log-probability of its positive among its candidates.
+    """Loss of each query: negative log-probability of its positive among its candidates.
 
     -log( exp(q·d⁺/τ) / Σ_{d in mask} exp(q·d/τ) )   (arXiv 1807.03748, eq. 4)
 
@@ -38,7 +38,8 @@ def info_nce_of_own(
     mask_BM: Bool[Tensor, "B M"],
     temperature: float,
 ) -> Float[Tensor, " B"]:
-    """As `info_nce`, where each query has M candidates of its own, the first its positive.
+    """InfoNCE where each query has its own M candidates, the first being its positive; see
+    `info_nce`.
 
     Costs B·M products instead of the B·N over all documents of the batch.
     """

@@ -1,1 +1,1 @@
-"""Architectures, pooling, tokens, export. Knows no Ray, no DeepSpeed."""
+"""Architectures, pooling, tokens, export. Independent of Ray and DeepSpeed."""

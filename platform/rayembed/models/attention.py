@@ -1,4 +1,4 @@
-"""Attention in training on CPUs: plain matrix products over a few short texts at a time.
+"""Attention for training on CPUs: plain matrix products over a few short texts at a time.
 
 SDPA's flash kernel for CPUs is slow in bf16 where texts are short: products in float32 took two
 thirds to a third of its time, and their gradients lie nearer to those of float64
@@ -16,20 +16,21 @@ from torch import Tensor
 from torch.nn import functional
 
 NAME = "rayembed"
-"""Under which transformers knows this attention."""
+"""Name under which this attention is registered with transformers."""
 
 _SCORES_OF_TEXT = 1 << 18
-"""Heads · length²: texts that have more go to SDPA."""
+"""Maximum heads · length² of a text; longer texts use SDPA."""
 
 _SCORES_OF_GROUP = 1 << 19
-"""2 MiB in float32."""
+"""Scores computed in one product: 2 MiB in float32."""
 
 _SCORES_KEPT = 1 << 24
-"""Of all texts of a layer, 64 MiB in float32: the backward pass needs them, SDPA's does not."""
+"""Maximum scores of a layer over all texts, 64 MiB in float32: unlike SDPA's, the backward pass
+needs them."""
 
 
 def use_products(model: Any) -> None:
-    """Let a transformers model attend by `attention`, if its family can be told how to attend.
+    """Switch a transformers model to `attention`, if its family has selectable attention.
 
     Families that ask for SDPA by its name (sparse attention of DeepSeek 3.2 and others) keep it.
     """
@@ -54,7 +55,7 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Softmax attention, (B, T, H, D) of (B, H, T, D), as transformers calls it.
+    """Softmax attention in the interface of transformers: (B, H, T, D) → (B, T, H, D).
 
     By products in float32 for short texts on CPUs while the module trains, by SDPA otherwise; both
     scale, mask and share key heads alike. A token that sees nothing gets the mean of all values
@@ -98,7 +99,7 @@ def attention(
 def _bias(
     module: torch.nn.Module, query: Tensor, mask: Tensor | None, is_causal: bool | None
 ) -> Tensor | None:
-    """What is added to the scores, (B or 1, heads or 1, T or 1, T) float32; None: nothing."""
+    """Bias added to the scores, (B or 1, heads or 1, T or 1, T) float32; None without one."""
     lowest = torch.finfo(torch.float32).min  # not -inf: a row may have nothing to attend to
     length = query.shape[2]
     if mask is None:

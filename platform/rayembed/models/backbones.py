@@ -16,7 +16,7 @@ from rayembed.models.attention import use_products
 from rayembed.models.nomic_moe_checkpoint import check_not_nomic_layout
 
 Mask = Literal["bidirectional", "causal", "own"]
-"""`own`: as the family has it, which for encoders is bidirectional."""
+"""Attention mask. `own`: the family's default, which for encoders is bidirectional."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -38,17 +38,17 @@ _HIDDEN_DROPOUT = (
 
 
 def torch_dtype(dtype: DtypeSetting) -> torch.dtype:
-    """Torch's type of a setting; of `auto` what this machine computes fast."""
+    """Torch dtype of a setting; `auto` is the type that this machine computes fast."""
     return _DTYPES[auto_precision().dtype if dtype == "auto" else dtype]
 
 
 def settled_backbone(config: BackboneConfig) -> BackboneConfig:
-    """The settings with the number type that this machine takes for `auto`."""
+    """Settings with `auto` replaced by this machine's number type."""
     return config.model_copy(update={"dtype": settled(config.dtype)})
 
 
 def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
-    """The pretrained model of a folder, without a language-model head, in the config's dtype.
+    """Load a pretrained model from a folder, without language-model head, in the config's dtype.
 
     Attention is SDPA or, in training on CPUs, `attention.attention`; no key-value cache is kept. An
     encoder's own pooler, which no embedding uses, is frozen. The state of the random generators
@@ -84,8 +84,8 @@ def load_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
 @contextmanager
 def _without_loading_report() -> Iterator[None]:
-    """Without transformers' table of weights that it left out (heads, layers behind the first so
-    many), and without its list of those that no tensor parallelism cuts, which is all of them.
+    """Suppress transformers' report of weights that are left out (heads, cut layers), and its list
+    of weights without tensor parallelism, which is all of them.
 
     Missing ones are refused here.
     """
@@ -102,7 +102,7 @@ def _without_loading_report() -> Iterator[None]:
 
 
 def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
-    """The model of a folder on the meta device: layers and shapes, no weights.
+    """Model of a folder on the meta device: layers and shapes, no weights.
 
     Raises:
         ArtifactError: no such model.
@@ -118,11 +118,11 @@ def empty_backbone(folder: Path, config: BackboneConfig, *, mask: Mask) -> Any:
 
 
 _LEARNT_POSITIONS = ("position_embeddings", "wpe", "embed_positions")
-"""Names of BERT's, GPT-2's and OPT's."""
+"""Names of learnt positions in BERT, GPT-2 and OPT."""
 
 
 def num_positions(model: Any) -> int | None:
-    """Tokens for which a model has learnt positions; None: positions are computed, or unlimited."""
+    """Maximum tokens with learnt positions; None if positions are computed or unlimited."""
     for name, module in model.named_modules():
         if name.rpartition(".")[2] in _LEARNT_POSITIONS and isinstance(module, torch.nn.Embedding):
             # RoBERTa, XLM-R and MPNet count positions from the padding's id on, OPT from an offset.
@@ -143,7 +143,7 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
 
 
 def check_backbone(folder: Path) -> Any:
-    """The transformers configuration of a folder whose architecture transformers knows.
+    """Transformers configuration of a folder, whose architecture transformers must support.
 
     Raises:
         ArtifactError: no configuration, an unknown architecture, or an encoder with a decoder.
@@ -165,7 +165,7 @@ def check_backbone(folder: Path) -> Any:
 
 
 def finish_backbone(model: Any, *, mask: Mask) -> Any:
-    """The same model, its mask set on each attention layer and checked by a forward pass.
+    """The model with its mask set on each attention layer and verified by a forward pass.
 
     Raises:
         ConfigError: the family does not attend as `mask` says.
@@ -206,7 +206,7 @@ def remove_causal_mask(settings: Any) -> None:
 
 
 def cut_layers(settings: Any, number: int) -> None:
-    """Make a transformers configuration one of the first so many layers, in place.
+    """Keep only the first layers of a transformers configuration, in place.
 
     Raises:
         ConfigError: the model has fewer.
@@ -223,7 +223,7 @@ def cut_layers(settings: Any, number: int) -> None:
 
 
 def set_dropout(settings: Any, config: BackboneConfig) -> None:
-    """Put the config's dropout into a transformers configuration, under its family's names.
+    """Set the config's dropout in a transformers configuration, under its family's names, in place.
 
     Raises:
         ConfigError: a dropout above zero that the family has no setting for.
@@ -244,7 +244,8 @@ def set_dropout(settings: Any, config: BackboneConfig) -> None:
 
 @torch.no_grad()
 def sees_later_tokens(model: Any) -> bool:
-    """Whether the first token's hidden state depends on the third one; a forward pass of each.
+    """Whether the first token's hidden state depends on the third token; tested by two forward
+    passes.
 
     Two passes of equal shape are equal to the bit where nothing differs, so no tolerance is
     needed and a difference of any size counts.

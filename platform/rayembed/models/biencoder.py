@@ -6,7 +6,7 @@ from rayembed.models.tokens import BiEncoderTokenizer
 
 
 class BiEncoder(PooledTransformer):
-    """Queries and documents share all weights; they may differ in prefix and length."""
+    """Bi-encoder with shared weights; queries and documents may differ in prefix and length."""
 
     config: BiEncoderConfig
     tokenizer: BiEncoderTokenizer

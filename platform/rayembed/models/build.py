@@ -61,7 +61,7 @@ Folders = Path | Mapping[str, Path]
 
 
 def build_model(config: ModelConfig, folders: Folders, *, seed: int) -> TransformerModel:
-    """The model to train: pretrained parts, a head, fresh adapters, in training mode.
+    """Build the model to train: pretrained parts, a head, fresh adapters, in training mode.
 
     The head is fresh too, unless the backbone's folder has a trained one of the same kind (see
     `start`). Everything is in the config's dtype, on the CPU; the model's own settings name it. The
@@ -107,7 +107,7 @@ def _start_contextual_tokens(
 
 
 def check_word_width(config: ModelConfig, backbone: Any) -> None:
-    """Return when vectors that stand among the backbone's words are as wide as these.
+    """Check that vectors inserted among the backbone's word embeddings have their width.
 
     Raises:
         ConfigError: its words are narrower than its states (OPT-350m, ALBERT, small ELECTRA).
@@ -127,7 +127,7 @@ def check_word_width(config: ModelConfig, backbone: Any) -> None:
 
 
 def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
-    """The model on the meta device, after `build_model` was found possible without reading weights.
+    """Check that `build_model` is possible without reading weights; the model on the meta device.
 
     Raises:
         ArtifactError: no usable model or tokenizer in a folder.
@@ -165,7 +165,9 @@ def check_buildable(config: ModelConfig, folders: Folders) -> TransformerModel:
 
 
 def _check_positions(setting: str, length: int, model: Any, what: str, added: int = 0) -> None:
-    """Return when a text of this length has positions behind `added` ones that the model adds."""
+    """Check that the backbone has positions for a text of maximum length and `added` further
+    tokens.
+    """
     positions = num_positions(model)
     if positions is not None and length + added > positions:
         behind = f", of which what stands before a text takes {added}" if added else ""
@@ -176,7 +178,7 @@ def _check_positions(setting: str, length: int, model: Any, what: str, added: in
 
 
 def load_main(folder: Path, config: ModelConfig) -> Any:
-    """The backbone of a model from its folder, in its dtype.
+    """Load the backbone of a model from its folder, in its dtype.
 
     Raises:
         ArtifactError: no such model, damaged, or weights missing.
@@ -192,7 +194,7 @@ def load_main(folder: Path, config: ModelConfig) -> Any:
 
 
 def empty_main(folder: Path, config: ModelConfig) -> Any:
-    """As `load_main`, on the meta device and without reading weights."""
+    """Backbone on the meta device, without reading weights; see `load_main`."""
     if isinstance(config, NomicMoeConfig):
         _check_backbone_settings(config)
         return empty_start(folder, config)
@@ -210,12 +212,12 @@ def _check_backbone_settings(config: NomicMoeConfig) -> None:
 
 
 def mask_of(config: NVEmbedConfig | BiEncoderConfig | Causal2VecConfig | CDEConfig) -> Mask:
-    """The attention mask that a config asks of its backbone."""
+    """Attention mask that a config requires of its backbone."""
     return "own" if isinstance(config, BiEncoderConfig | CDEConfig) else config.mask
 
 
 def load_encoder(config: ModelConfig, folder: Path) -> Any:
-    """The pretrained encoder that stands beside a backbone, in the backbone's dtype.
+    """Load the pretrained encoder beside a backbone, in the backbone's dtype.
 
     Raises:
         ArtifactError: no such model, damaged, or weights missing.
@@ -232,7 +234,7 @@ def _check_bidirectional(setting: str, model: Any, folder: Path) -> None:
 
 
 def _check_not_causal(setting: str, model: Any, folder: Path) -> None:
-    """As `_check_bidirectional`, of a model without weights, by what its layers say."""
+    """Check by its layers that a weightless model is not causal; see `_check_bidirectional`."""
     if any(getattr(module, "is_causal", False) for module in model.modules()):
         raise _is_causal(setting, model, folder)
 
@@ -249,7 +251,7 @@ def _encoder_config(config: ModelConfig, folder: Path) -> BackboneConfig:
 
 
 def _prepare_encoder(config: ModelConfig, encoder: Any) -> None:
-    """Freeze an encoder, or put its adapters in; in place."""
+    """Freeze an encoder or add its adapters, in place."""
     if isinstance(config, CDEConfig):
         if config.lora is not None:
             add_lora(encoder, config.lora, setting="model.lora")
@@ -263,7 +265,7 @@ def _prepare_encoder(config: ModelConfig, encoder: Any) -> None:
 
 
 def build_head(config: ModelConfig, backbone: Any, encoder: Any | None) -> torch.nn.Module:
-    """What is trained from random weights beside the pretrained parts of a config.
+    """Build the randomly initialised layers beside the pretrained parts of a config.
 
     Args:
         backbone: its transformers configuration.
@@ -290,7 +292,7 @@ def assemble(
     head: torch.nn.Module,
     tokenizer: PromptTokenizer,
 ) -> TransformerModel:
-    """The model class of the config around finished parts."""
+    """Model class of the config around finished parts."""
     match config:
         case NVEmbedConfig():
             assert isinstance(tokenizer, NVEmbedTokenizer)
@@ -314,7 +316,7 @@ def assemble(
 def make_tokenizer(
     config: ModelConfig, folder: Path, encoder_folder: Path | None = None
 ) -> PromptTokenizer:
-    """The picklable tokenizer of a model whose backbone (or export) lies in the folder.
+    """Picklable tokenizer of a model whose backbone (or export) is in the folder.
 
     Raises:
         ArtifactError: no fast tokenizer there, or one without an end-of-text token.
@@ -350,7 +352,7 @@ def make_tokenizer(
 
 
 def _check_same_tokens(backbone: Any, encoder: Any, config: CDEConfig) -> None:
-    """Return when both stages have the same vocabulary.
+    """Check that both stages have the same vocabulary.
 
     Raises:
         ConfigError: they have not.
@@ -364,7 +366,7 @@ def _check_same_tokens(backbone: Any, encoder: Any, config: CDEConfig) -> None:
 
 
 def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
-    """The fast tokenizer of transformers in the folder.
+    """Fast tokenizer of transformers in the folder.
 
     Args:
         as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules

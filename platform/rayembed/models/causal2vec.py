@@ -1,4 +1,4 @@
-"""Causal2Vec: a causal LLM that reads a text behind a Contextual token (arXiv 2507.23386).
+"""Causal2Vec: a causal LLM that reads a text after a Contextual token (arXiv 2507.23386).
 
 B texts, T tokens of the LLM, n Contextual tokens, k the encoder's width, d the LLM's, D 2·d.
 """
@@ -22,7 +22,7 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 class Causal2Vec(TransformerModel):
-    """LLM, bidirectional encoder and what stands between them; neither transformer is patched.
+    """LLM, bidirectional encoder and the layers between them; neither transformer is patched.
 
     Parameters are `backbone.…` and `encoder.…` as transformers names them, and `contextual.…`.
     """
@@ -54,7 +54,7 @@ class Causal2Vec(TransformerModel):
 
     @property
     def head(self) -> ContextualTokens:
-        """What stands between encoder and LLM."""
+        """Layers between encoder and LLM."""
         return self.contextual
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
@@ -78,7 +78,7 @@ class Causal2Vec(TransformerModel):
         return EmbedOutput(self._represent(batch, states, read, tokens))
 
     def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """(B, n, k) float32, what is read of each text; None without an encoder."""
+        """Encoder readings of each text, (B, n, k) float32; None without an encoder."""
         if self.config.encoder is None or self.encoder is None:
             return None
         if "encoder_output" in batch:
@@ -92,7 +92,7 @@ class Causal2Vec(TransformerModel):
     def _represent(
         self, batch: dict[str, Tensor], states: Tensor, read: Tensor | None, tokens: Tensor | None
     ) -> Tensor:
-        """(B, D) float32 of unit length."""
+        """Unit vectors (B, D), float32."""
         mask = batch["attention_mask"]
         last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
         eos = states[torch.arange(len(states), device=states.device), last].float()
@@ -114,7 +114,7 @@ class Causal2Vec(TransformerModel):
         return functional.normalize(vector, dim=-1)
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """The tokens with what the encoder reads of each text, `encoder_output` (n, k) float32."""
+        """Tokens with the encoder's readings of each text, `encoder_output` (n, k) float32."""
         if self.encoder is None or not tokens:
             return tokens
         device = next(self.parameters()).device
@@ -139,7 +139,7 @@ class Causal2Vec(TransformerModel):
 
 
 def _width(config: Causal2VecConfig, backbone: Any, encoder: Any | None) -> int:
-    """D: how wide the embedding of a representation is."""
+    """Embedding width D of a representation."""
     width = int(backbone.config.hidden_size)
     kind: Representation = config.representation
     if kind in ("concat", "concat_encoder"):

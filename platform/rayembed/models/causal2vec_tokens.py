@@ -1,4 +1,4 @@
-"""Causal2Vec's tokens: of the LLM's sequence with places for Contextual tokens, and the encoder's.
+"""Causal2Vec's tokens: the LLM's sequence with places for Contextual tokens, and the encoder's.
 
 Every piece (template, instruction, text) is tokenised by itself, so that its tokens depend neither
 on where the Contextual token stands nor on whether there is one.
@@ -20,16 +20,17 @@ from rayembed.models.tokens import (
     BiEncoderTokenizer,
     PaddingSide,
     SpecialIds,
+    budget_exceeded,
     padded,
     special_layout,
-    without_room,
     without_settings,
     without_tokens,
 )
 
 
 class Causal2VecTokenizer:
-    """`BOS, prompt_start, instruction, Contextual tokens, text, prompt_end, EOS`; picklable.
+    """Tokenizer of `BOS, prompt_start, instruction, Contextual tokens, text, prompt_end, EOS`;
+    picklable.
 
     BOS is what the LLM's own tokenizer puts before a text, if it does. The encoder's tokens are
     those of the text alone.
@@ -55,24 +56,24 @@ class Causal2VecTokenizer:
         self._prefix = [*begin, *start]
         self._suffix = [*end, special.eos]
         for role, length in self.max_lengths.items():
-            if self.room(role) <= 0:
+            if self.budget(role) <= 0:
                 raise ConfigError(
                     f"{role}_max_length is {length}, but special tokens, prompt_start, prompt_end "
-                    f"and Contextual tokens take {length - self.room(role)}; set it higher"
+                    f"and Contextual tokens take {length - self.budget(role)}; set it higher"
                 )
 
         limit = 0 if config.examples is None else config.examples.max_tokens
-        if limit >= self.room("query"):
+        if limit >= self.budget("query"):
             raise ConfigError(
                 f"examples.max_tokens is {limit}, but query_max_length {config.query_max_length} "
-                f"has room for {self.room('query')} tokens, the query among them; lower the one or "
-                "raise the other"
+                f"has room for {self.budget('query')} tokens, the query among them; lower the one "
+                "or raise the other"
             )
 
     @property
     def max_lengths(self) -> dict[Role, int]:
-        """Tokens of the LLM's sequence. Where they are set below the model's own, the encoder reads
-        no more of a text either; above them it reads what it always does.
+        """Maximum tokens of the LLM's sequence by role. A lower limit also shortens the encoder's
+        input; a higher one does not lengthen it.
         """
         return self._lengths
 
@@ -92,11 +93,11 @@ class Causal2VecTokenizer:
 
     @property
     def max_examples(self) -> int:
-        """In-context examples before a query in training, at most."""
+        """Maximum in-context examples before a query in training."""
         return 0 if self._config.examples is None else self._config.examples.max_examples
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """The instruction with as many of the pairs (query, positive) before it as its budget lets.
+        """The instruction preceded by as many pairs (query, positive) as its token budget allows.
 
         Each text is cut to its own limit first.
         """
@@ -109,24 +110,24 @@ class Causal2VecTokenizer:
         pairs = list(zip(queries, positives, strict=True))
         for count in range(1, len(pairs) + 1):
             longer = instruction_with_examples(template, instruction, pairs[:count])
-            if self.num_head_tokens(self.head(longer)) > limits.max_tokens:
+            if self.num_prompt_tokens(self.prompt(longer)) > limits.max_tokens:
                 break
             made = longer
         return made
 
-    def head(self, instruction: str, role: Role = "query") -> str:
-        """The literal text before a text with this instruction, in either role; empty for none."""
+    def prompt(self, instruction: str, role: Role = "query") -> str:
+        """Literal prompt before a text with this instruction, in either role; empty without one."""
         template = self._config.instruction_template
         return template.replace("{instruction}", instruction) if instruction else ""
 
-    def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together."""
+    def budget(self, role: Role) -> int:
+        """Token budget of prompt and text in this role."""
         taken = len(self._prefix) + self._config.contextual_tokens + len(self._suffix)
         return self.max_lengths[role] - taken
 
-    def num_head_tokens(self, head: str) -> int:
-        """Tokens that a literal head takes of the room."""
-        return len(self._ids([head])[0])
+    def num_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a literal prompt within the budget."""
+        return len(self._ids([prompt])[0])
 
     def __call__(
         self,
@@ -137,49 +138,49 @@ class Causal2VecTokenizer:
         allow_empty: bool = False,
     ) -> list[Tokens]:
         """Tokens of each text in its role; see `Tokenizer`."""
-        heads = [self.head(i) for i in instructions] if instructions else [""] * len(texts)
-        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
+        prompts = [self.prompt(i) for i in instructions] if instructions else [""] * len(texts)
+        return self.with_prompts(texts, prompts, role, allow_empty=allow_empty)
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head before it.
+        """Tokens of each text with its literal prompt before it.
 
         `input_ids` (T,) int32 has the padding's id where Contextual tokens stand, which
         `contextual_mask` (T,) bool marks; `encoder_ids` (S,) int32 is there if there is an encoder.
 
         Raises:
-            DataError: a text has no token of its own, or its head leaves no room for it.
+            DataError: a text has no token of its own, or its prompt leaves no room for it.
         """
         if not texts:
             return []
-        distinct = list(dict.fromkeys(heads))
+        distinct = list(dict.fromkeys(prompts))
         ids_of = dict(zip(distinct, self._ids(distinct), strict=True))
         tokens = [
-            self._lay_out(own, text, ids_of[head], head, role, allow_empty)
-            for own, text, head in zip(self._ids(texts), texts, heads, strict=True)
+            self._lay_out(own, text, ids_of[prompt], prompt, role, allow_empty)
+            for own, text, prompt in zip(self._ids(texts), texts, prompts, strict=True)
         ]
         if self.encoder is None:
             return tokens
         # What is empty is for the LLM's tokenizer to tell: the encoder's may drop more.
-        read = self.encoder.with_heads(texts, [""] * len(texts), role, allow_empty=True)
+        read = self.encoder.with_prompts(texts, [""] * len(texts), role, allow_empty=True)
         return [
             {**one, "encoder_ids": other["input_ids"]}
             for one, other in zip(tokens, read, strict=True)
         ]
 
     def _lay_out(
-        self, own: list[int], text: str, head_ids: list[int], head: str, role: Role, empty: bool
+        self, own: list[int], text: str, prompt_ids: list[int], prompt: str, role: Role, empty: bool
     ) -> Tokens:
         if not empty and (not own or not text.strip()):
             raise without_tokens(text, role)
-        left = self.room(role) - len(head_ids)
+        left = self.budget(role) - len(prompt_ids)
         if left < min(len(own), 1) or left < 0:
-            raise without_room(text, head, len(head_ids), role, self.max_lengths[role])
+            raise budget_exceeded(text, prompt, len(prompt_ids), role, self.max_lengths[role])
         num = self._config.contextual_tokens
         behind = self._config.position == "after_instruction"
-        first = len(self._prefix) + (len(head_ids) if behind else 0)
-        around = [*self._prefix, *head_ids, *own[: max(left, 0)], *self._suffix]
+        first = len(self._prefix) + (len(prompt_ids) if behind else 0)
+        around = [*self._prefix, *prompt_ids, *own[: max(left, 0)], *self._suffix]
         ids = np.array([*around[:first], *[self.pad_id] * num, *around[first:]], dtype=np.int32)
         contextual = np.zeros(len(ids), dtype=bool)
         contextual[first : first + num] = True
@@ -188,7 +189,7 @@ class Causal2VecTokenizer:
     def collate(
         self, tokens: Sequence[Tokens], *, padding_side: PaddingSide = "right"
     ) -> dict[str, Tensor]:
-        """One micro-batch.
+        """Collate one micro-batch.
 
         `input_ids` and `attention_mask` int64 and `contextual_mask` bool, each (B, longest).
         With an encoder `encoder_ids` and `encoder_mask` int64 (B, longest there), or, of tokens
@@ -209,7 +210,7 @@ class Causal2VecTokenizer:
         return batch
 
     def collate_for_encoder(self, tokens: Sequence[Tokens]) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask of the encoder's tokens, int64 (B, longest)."""
+        """Token ids and attention mask for the encoder, int64 (B, longest)."""
         assert self.encoder is not None
         return padded([one["encoder_ids"] for one in tokens], self.encoder.pad_id)
 
@@ -220,7 +221,7 @@ class Causal2VecTokenizer:
         return [list(encoding.ids) for encoding in encodings]
 
     def _cut(self, texts: Sequence[str], limit: int) -> list[str]:
-        """The texts up to the end of their token `limit`; not decoded, which would change them."""
+        """Texts cut after token `limit`; not decoded, which would change them."""
         encodings = self.pretrained.backend_tokenizer.encode_batch(
             list(texts), add_special_tokens=False
         )

@@ -1,4 +1,4 @@
-"""CDE: an encoder that reads a text behind vectors of its corpus (arXiv 2410.02525).
+"""CDE: an encoder that reads a text after vectors of its corpus (arXiv 2410.02525).
 
 B texts, T tokens of the longest, J context documents, S soft prompts, h the width of both the
 second stage's states and the embedding.
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class CDE(TransformerModel):
-    """Two encoders in sequence, neither of them patched.
+    """CDE's two encoders in sequence; neither is patched.
 
     Parameters are `backbone.…` (second stage) and `encoder.…` (first) as transformers names them,
     and `layers.…`. A corpus's context that was set is used for every text that comes without one.
@@ -33,7 +33,7 @@ class CDE(TransformerModel):
     config: CDEConfig
     tokenizer: CDETokenizer
     corpus: Tensor | None
-    """(n, h) float32 context vectors of a corpus, n at most J; None: no corpus is set."""
+    """(n, h) float32 context vectors of a corpus, n at most J; None without a corpus."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class CDE(TransformerModel):
 
     @property
     def head(self) -> ContextLayers:
-        """What stands around the transformers."""
+        """Layers around the transformers."""
         return self.layers
 
     def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
-        """(B, h) float32 context vectors, not of unit length, of a micro-batch of documents."""
+        """(B, h) float32 context vectors of a micro-batch of documents, not normalised."""
         mask = batch["attention_mask"]
         states = self.encoder(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
         return self.layers.context(masked_mean(states, mask.bool()))
 
     def set_corpus(self, vectors: Tensor | None) -> None:
-        """Take context vectors for all texts from now on; None: none, and the null token stands.
+        """Set the context vectors of all later texts; None selects the null token.
 
         Args:
             vectors: (n, h) of `embed_context`, n at most J. `no_context()`: none by choice.
@@ -90,7 +90,7 @@ class CDE(TransformerModel):
         self.corpus = vectors
 
     def no_context(self) -> Tensor:
-        """(0, h): the context of no documents, with which the null token stands in all places."""
+        """(0, h) context of no documents, which puts the null token in all places."""
         return self.layers.null.detach().new_empty(0, self.dimensions[0])
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
@@ -126,7 +126,7 @@ class CDE(TransformerModel):
         return EmbedOutput(functional.normalize(vectors, dim=-1))
 
     def _words(self, ids: Tensor) -> Tensor:
-        """(B, T, h) what stands for the text's tokens in the backbone's input."""
+        """(B, T, h) input vectors of the text's tokens."""
         words: Tensor = self.backbone.get_input_embeddings()(ids)
         if not self.config.normalize_twice:
             return words
@@ -134,7 +134,7 @@ class CDE(TransformerModel):
         return normed
 
     def _context_tokens(self, context: Tensor, num_texts: int) -> Tensor:
-        """(B, J, h): the context, the null token behind it and where it was dropped."""
+        """(B, J, h) context tokens; the null token fills unused and dropped places."""
         null = self.layers.null
         missing = self.config.num_context - len(context)
         tokens = torch.cat([context.to(null), null.expand(missing, -1)])

@@ -1,4 +1,4 @@
-"""The published checkpoints jxm/cde-small-v1 and v2, by the names of their weights."""
+"""Loader of the published checkpoints jxm/cde-small-v1 and v2, by their weight names."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,17 +37,17 @@ _NOMIC_NAMES = (
     (".mlp.fc2.", ".mlp.down_proj."),
 )
 _HEAD_WIDTH = 64
-"""Of NomicBERT and ModernBERT in their published sizes; the weights do not tell it."""
+"""Head width of NomicBERT and ModernBERT in their published sizes; weights do not reveal it."""
 _SETTINGS = (
     "local_attention",
     "global_attn_every_n_layers",
     *(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")),
 )
-"""What config.json may state that shapes do not tell; published sizes are the classes' own."""
+"""Settings in config.json that shapes do not reveal; defaults are those of the published sizes."""
 
 
 Shapes = Mapping[str, Sequence[int]]
-"""Of each weight by its name."""
+"""Weight name → shape."""
 
 
 def is_published_cde(folder: Path) -> bool:
@@ -62,7 +62,7 @@ def is_published_cde(folder: Path) -> bool:
 
 
 def load_published_cde(folder: Path, *, dtype: Dtype | None = None) -> CDE:
-    """The published model in a local copy of its repository, in evaluation mode.
+    """Load the published model from a local copy of its repository, in evaluation mode.
 
     Version 1 has NomicBERT in both stages, version 2 ModernBERT; this decides what weights and
     `config.json` do not tell: v2 has a residual at its output, positions of the context, a norm
@@ -90,7 +90,7 @@ def _stated(folder: Path) -> dict[str, Any]:
 
 
 def published_cde_config(folder: Path, *, dtype: Dtype = "float32") -> CDEConfig:
-    """The settings of a published model; no weights are read.
+    """Settings of a published model; no weights are read.
 
     Raises:
         ArtifactError: files are damaged, or weights have other names.
@@ -118,7 +118,7 @@ def published_cde_config(folder: Path, *, dtype: Dtype = "float32") -> CDEConfig
 
 
 def published_cde_width(folder: Path) -> int:
-    """Width of the vectors of a published model, by the shapes of its weights.
+    """Vector width of a published model, from the shapes of its weights.
 
     Raises:
         ArtifactError: there is no MLP at the output, which both releases have.
@@ -140,7 +140,7 @@ def _part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _stage(weights: dict[str, Tensor], stated: dict[str, Any], folder: Path) -> Any:
-    """The transformer of one stage, of the sizes that its weights have."""
+    """Empty transformer of one stage, sized by its weights."""
     import transformers
 
     modern = "embeddings.tok_embeddings.weight" in weights
@@ -168,7 +168,7 @@ def _stage(weights: dict[str, Tensor], stated: dict[str, Any], folder: Path) -> 
 
 
 def _nomic_state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights by the names of transformers' NomicBERT: Wqkv becomes three matrices."""
+    """Weights under the names of transformers' NomicBERT: Wqkv becomes three matrices."""
     state: dict[str, Tensor] = {}
     for name, value in weights.items():
         found = name
@@ -183,7 +183,7 @@ def _nomic_state(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _layers(weights: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
-    """The weights around the transformers, by the names of `ContextLayers`.
+    """Weights around the transformers, under the names of `ContextLayers`.
 
     transformers' NomicBERT adds its token type's vector to all that it reads, the released code to
     text alone. So that vector is taken off what makes context and soft prompts.
@@ -206,7 +206,7 @@ def _layers(weights: dict[str, Tensor], backbone: Any) -> dict[str, Tensor]:
 
 
 def _load(module: torch.nn.Module, state: dict[str, Tensor], folder: Path) -> None:
-    """Put weights into a module that needs all of them and takes no others."""
+    """Load weights into a module strictly: all of them and no others."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""CDE's tokens: a prefix or an instruction before a text, both stages' alike."""
+"""CDE's tokens: a prefix or an instruction before a text, the same for both stages."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from rayembed.models.tokens import PrefixTokenizer
 
 
 class CDETokenizer(PrefixTokenizer):
-    """`instruction, or the role's prefix, + text` amid the tokenizer's own special tokens."""
+    """Tokenizer of `instruction (or role prefix) + text` with the model's own special tokens."""
 
     def __init__(self, pretrained: Any, config: CDEConfig) -> None:
-        super().__init__(pretrained, config, pool_head=config.pool_instruction)
+        super().__init__(pretrained, config, pool_prompt=config.pool_instruction)
         self._template = config.instruction_template
 
-    def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+    def prompt(self, instruction: str, role: Role) -> str:
+        """Literal prompt before a text of this role with this instruction."""
         if not instruction:
             return self.prefixes[role]
         return self._template.replace("{instruction}", instruction)

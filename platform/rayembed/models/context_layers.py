@@ -1,4 +1,4 @@
-"""What CDE trains from random weights beside its two transformers (arXiv 2410.02525).
+"""CDE's randomly initialised layers beside its two transformers (arXiv 2410.02525).
 
 k the first stage's width, h the second's, S soft prompts.
 """
@@ -11,7 +11,7 @@ from rayembed.config.model import CDEConfig
 
 
 class ContextLayers(nn.Module):
-    """The MLPs of both stages, the null token and the soft prompts; called one by one.
+    """MLPs of both stages, the null token and the soft prompts; called one by one.
 
     The weights have the names that jxm/cde-small-v1 and v2 give them below their stages.
     """
@@ -31,12 +31,12 @@ class ContextLayers(nn.Module):
         self._residual = config.output == "residual"
 
     def context(self, means: Float[Tensor, "rows k"]) -> Float[Tensor, "rows h"]:
-        """Context vectors, float32, of the first stage's means."""
+        """Context vectors, float32, from the first stage's means."""
         vectors: Tensor = self.first(means.to(self.null.dtype))
         return vectors.float()
 
     def soft_prompts(self) -> Float[Tensor, "S h"]:
-        """Vectors that stand between context and text: an MLP of ones, as released."""
+        """Soft prompt vectors between context and text: an MLP of ones, as released."""
         if self.prompts is None:
             return self.null.new_empty(0, len(self.null))
         ones = self.null.new_ones(len(self.null))
@@ -44,7 +44,7 @@ class ContextLayers(nn.Module):
         return prompts.view(-1, len(self.null))
 
     def embedding(self, mean: Float[Tensor, "batch h"]) -> Float[Tensor, "batch h"]:
-        """The embedding, float32 and not of unit length, of the mean over the text's states."""
+        """Embedding, float32 and not normalised, from the mean over the text's states."""
         if self.output is None:
             return mean
         projected: Tensor = self.output(mean.to(self.null.dtype)).float()

@@ -1,4 +1,4 @@
-"""Where context, soft prompts and text stand in an encoder that reads them in one sequence.
+"""Positions and masks of context, soft prompts and text in one encoder sequence.
 
 J context vectors, S soft prompts, T tokens of the longest text, L = J + S + T.
 """
@@ -17,7 +17,7 @@ from rayembed.models.backbones import num_positions
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions and masks of the sequences of one encoder.
+    """Positions and masks of an encoder's sequences.
 
     Without positions of their own, context vectors all stand at the first one. There a rotation
     turns by nothing; a learnt vector is a constant that the biases before it can take up. Rotary
@@ -28,16 +28,17 @@ class Layout:
     num_context: int
     num_prompts: int
     counted: bool
-    """Whether context vectors have positions as tokens have."""
+    """Whether context vectors have positions like tokens."""
     rotary: bool
     first: int
     """Position of a text's first token in pretraining."""
     window: int | None
-    """Places on either side that layers with a sliding window see; None: there are no such."""
+    """Half width of the sliding attention window in layers that have one; None without such layers.
+    """
 
     @classmethod
     def of(cls, config: CDEConfig, backbone: Any) -> "Layout":
-        """The layout of a config in its backbone.
+        """Layout of a config in its backbone.
 
         Raises:
             ConfigError: a family that tells positions apart by more than `position_ids`, so that
@@ -78,7 +79,7 @@ class Layout:
         )
 
     def num_positions(self, num_tokens: int) -> int:
-        """Positions that a text of so many tokens needs."""
+        """Number of positions that a text with this many tokens needs."""
         before = self.num_context + self.num_prompts if self.counted or self.rotary else 0
         return before + num_tokens
 
@@ -96,7 +97,7 @@ class Layout:
         return (self.first + places).unsqueeze(0)
 
     def attention_mask(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
-        """What the backbone takes as `attention_mask`: all see the context, nobody sees padding.
+        """Attention mask for the backbone: all vectors see the context, none see padding.
 
         Layers with a sliding window would see those context vectors alone that stand near in the
         sequence; where context has no positions, the window holds between the others only.
@@ -124,6 +125,6 @@ def _window(backbone: Any) -> int | None:
 
 
 def _first_learnt(backbone: Any) -> int:
-    """RoBERTa and XLM-R count positions from the padding's id on."""
+    """First learnt position; RoBERTa and XLM-R count from the padding id on."""
     padding: int | None = backbone.embeddings.position_embeddings.padding_idx
     return 0 if padding is None else padding + 1

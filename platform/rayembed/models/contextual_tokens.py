@@ -1,4 +1,4 @@
-"""From an encoder's hidden states to Contextual tokens (arXiv 2507.23386, section 3.2).
+"""Contextual tokens from an encoder's hidden states (arXiv 2507.23386, section 3.2).
 
 B texts, S tokens of the encoder and k its width, n Contextual tokens, d the LLM's width.
 """
@@ -16,18 +16,18 @@ from rayembed.config.model import Causal2VecConfig
 from rayembed.models.masked_mean import masked_mean
 
 _TEXTS_TO_MEASURE = (16, 32)
-"""Texts and their tokens."""
+"""Shape of the random batch for measuring: texts and tokens of each."""
 
 _WORDS_AT_ONCE = 4096
 
 
 class MeanReader(nn.Module):
-    """The mean of the encoder's last states, special tokens included; n is 1."""
+    """Mean of the encoder's last states, special tokens included; n is 1."""
 
     def forward(
         self, states: Float[Tensor, "batch tokens width"], mask: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch 1 width"]:
-        """Means, float32."""
+        """Means over tokens, float32."""
         return masked_mean(states, mask.bool()).unsqueeze(1)
 
 
@@ -49,7 +49,7 @@ class QueryReader(nn.Module):
     def forward(
         self, states: Float[Tensor, "batch tokens width"], mask: Int[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch n width"]:
-        """What each query reads, float32."""
+        """Attention output of each query, float32."""
         batch, width = len(states), states.shape[-1]
         queries = self.to_q(self.queries).expand(batch, -1, -1)
         keys, values = self.to_kv(states).chunk(2, dim=-1)
@@ -64,7 +64,7 @@ class QueryReader(nn.Module):
 
 
 class Projector(nn.Module):
-    """The MLP that brings what was read to the LLM's width: C = GELU(h W1ᵀ) W2ᵀ (equation 1)."""
+    """MLP from the reader's width to the LLM's: C = GELU(h W1ᵀ) W2ᵀ (equation 1)."""
 
     def __init__(self, width: int, out_width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Projector(nn.Module):
 
 
 class ContextualTokens(nn.Module):
-    """What stands between encoder and LLM; its parts are called one by one."""
+    """Layers between encoder and LLM; its parts are called one by one."""
 
     def __init__(self, reader: nn.Module, projector: nn.Module) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class ContextualTokens(nn.Module):
 
 @torch.no_grad()
 def scale_to_words(head: ContextualTokens, encoder: Any, words: nn.Module) -> None:
-    """Bring the MLP's last layer, in place, to where a Contextual token is as large as a word.
+    """Scale the MLP's last layer in place so that Contextual tokens are as large as word vectors.
 
     Measured by the root mean square over texts of random tokens; the same for any random state.
 
@@ -107,7 +107,7 @@ def scale_to_words(head: ContextualTokens, encoder: Any, words: nn.Module) -> No
 
 
 def _rms_of_words(words: Any) -> float:
-    """Over the whole vocabulary, a piece at a time."""
+    """Root mean square of the word vectors over the whole vocabulary, in chunks."""
     ids = torch.arange(int(words.num_embeddings), device=words.weight.device)
     return _rms(words(piece) for piece in torch.split(ids, _WORDS_AT_ONCE))
 
@@ -123,7 +123,7 @@ def _rms(pieces: Iterable[Tensor]) -> float:
 def build_contextual_tokens(
     config: Causal2VecConfig, hidden_size: int, encoder_settings: object | None
 ) -> ContextualTokens:
-    """The reader and the projector of a config; without weights where nothing stands there.
+    """Reader and projector of a config; without weights if nothing is between encoder and LLM.
 
     Args:
         hidden_size: d.

@@ -1,4 +1,4 @@
-"""What the trainer, the evaluator and the registry know of a model, and nothing else.
+"""The model interface for trainer, evaluator and registry.
 
 Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C context vectors.
 """
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 Role = Literal["query", "document"]
 
 Tokens = Mapping[str, np.ndarray]
-"""One tokenised text: arrays such as `input_ids` (T,) int32 and `pool_mask` (T,) bool.
-`input_ids` is always there; its length is what the text costs."""
+"""One tokenised text: arrays such as `input_ids` (T,) int32 and `pool_mask` (T,) bool. `input_ids`
+is required; its length is the text's cost."""
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of texts. Picklable and free of torch modules: it runs in data workers."""
+    """Tokenizer interface. Picklable and free of torch modules: it runs in data workers."""
 
     def __call__(
         self,
@@ -43,73 +43,73 @@ class Tokenizer(Protocol):
         ...
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """One padded micro-batch: tensors of B rows, `attention_mask` (B, longest) among them."""
+        """Collate a padded micro-batch: tensors of B rows, with `attention_mask` (B, longest)."""
         ...
 
 
 class PromptTokenizer(Tokenizer, Protocol):
-    """A tokenizer that puts a literal head before a text: a prefix, an instruction, a prompt."""
+    """Tokenizer that puts a literal prompt before a text: a prefix, an instruction, or both."""
 
     pretrained: Any
-    """The tokenizer of transformers."""
+    """Underlying tokenizer of transformers."""
     max_lengths: dict[Role, int]
-    """Tokens of a text of each role, all told."""
+    """Maximum total tokens of a text, by role."""
 
-    def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+    def prompt(self, instruction: str, role: Role) -> str:
+        """Literal prompt before a text of this role with this instruction."""
         ...
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its head before it; raises as a call does."""
+        """Tokens of each text with its literal prompt before it; raises as `__call__`."""
         ...
 
-    def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together."""
+    def budget(self, role: Role) -> int:
+        """Token budget of prompt and text in this role."""
         ...
 
-    def num_head_tokens(self, head: str) -> int:
-        """Tokens that a head takes of the room, at most."""
+    def num_prompt_tokens(self, prompt: str) -> int:
+        """Maximum tokens of a prompt within the budget."""
         ...
 
 
 @runtime_checkable
 class TrainingTokenizer(Tokenizer, Protocol):
-    """A tokenizer that gives other tokens in training than where the model is used."""
+    """Tokenizer that gives other tokens in training than in use."""
 
     def in_training(self) -> Tokenizer:
-        """The one for training; this one is left as it is."""
+        """Copy of the tokenizer for training."""
         ...
 
 
 @runtime_checkable
 class InContextTokenizer(Tokenizer, Protocol):
-    """A tokenizer whose queries may have examples of their task before them in training."""
+    """Tokenizer whose queries may be preceded by in-context examples in training."""
 
     @property
     def max_examples(self) -> int:
-        """Of one query; 0: none."""
+        """Maximum in-context examples of a query; 0 for none."""
         ...
 
     def instruct(self, instruction: str, examples: Sequence[tuple[str, str]]) -> str:
-        """The instruction with as many of the pairs (query, positive) before it as may stand."""
+        """The instruction preceded by as many pairs (query, positive) as allowed."""
         ...
 
 
 class EmbedOutput(NamedTuple):
-    """What a forward pass gives for one micro-batch; a tuple, in which engines find the tensors."""
+    """Forward output of one micro-batch; a tuple, in which engines find the tensors."""
 
     embeddings: Tensor
-    """(B, D) float32, of unit length."""
+    """(B, D) float32 unit vectors."""
     statistics: Tensor | None = None
-    """(S,) float32 sums over the micro-batch (router loads of a mixture of experts), which add up
-    over micro-batches and workers to what `auxiliary_loss` takes. None: the model has none. A
-    text counts as often as the micro-batch's `occurrences` (B,) says; without it, once."""
+    """(S,) float32 statistics of the micro-batch (router loads of a mixture of experts), summed
+    over micro-batches and workers for `auxiliary_loss`; None for models without any. A text counts
+    `occurrences` (B,) times if the micro-batch has it, else once."""
 
 
 class TrainableModel(nn.Module):
-    """What an engine trains: a module that tells its parameters apart and keeps its buffers."""
+    """A module that an engine trains: classifies its parameters and protects its buffers."""
 
     def backbone_parameter(self, name: str) -> bool:
         """Whether the named parameter belongs to the pretrained backbone (or its adapters)."""
@@ -120,7 +120,7 @@ class TrainableModel(nn.Module):
         raise TypeError(f"{type(self).__name__} cannot recompute its activations")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Apply a cast or a move to all tensors but never lower the precision of buffers.
+        """Apply a cast or move to all tensors without lowering the precision of buffers.
 
         Rotary frequencies live in buffers. DeepSpeed casts a whole model by `bfloat16()`; rounded
         to 8 bits they turn tokens by wrong angles, up to 0.7 rad at position 500.
@@ -140,7 +140,7 @@ class TrainableModel(nn.Module):
 
 
 class EmbeddingModel(TrainableModel):
-    """Base of the architectures: a module whose forward pass embeds tokens.
+    """Base class of the architectures: a module whose forward pass embeds tokens.
 
     Sub-classes set `tokenizer` and `dimensions` and implement `forward`, `save` and what of the
     optional parts (context, auxiliary loss) their architecture has.
@@ -148,23 +148,23 @@ class EmbeddingModel(TrainableModel):
 
     tokenizer: Tokenizer
     dimensions: tuple[int, ...]
-    """Widths at which the embedding may be cut, the full one first."""
+    """Widths at which the embedding may be truncated, the full one first."""
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
-        """Embeddings of one collated micro-batch; `context` only where `uses_context`."""
+        """Embed one collated micro-batch; `context` only if `uses_context`."""
         raise TypeError(f"{type(self).__name__} does not embed")
 
     uses_context: bool = False
-    """Whether `forward` needs the vectors that `embed_context` makes of the batch's documents."""
+    """Whether `forward` needs the `embed_context` vectors of the batch's documents."""
     max_context: int | None = None
-    """Context documents that `forward` takes at most, so many a trainer draws; None: any number."""
+    """Maximum context documents of `forward`, which the trainer draws; None for any number."""
     added_tokens: int = 0
-    """Positions that `forward` adds to each text, which cost what tokens cost."""
+    """Positions that `forward` adds to each text, each as expensive as a token."""
     default_instructions: Mapping[Role, str] = MappingProxyType({})
-    """Of texts of a role for which nobody names an instruction: what a run told of all its data."""
+    """Default instructions by role, for texts without one: the run's, if all its data share one."""
 
     def instruction_of(self, role: Role, given: str | None) -> str:
-        """The instruction of texts of this role; the model's own where none is given.
+        """Instruction for texts of this role; the model's default if none is given.
 
         Args:
             given: "": none at all.
@@ -176,7 +176,7 @@ class EmbeddingModel(TrainableModel):
         raise TypeError(f"{type(self).__name__} takes no context")
 
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
-        """The tokens after a first part of the model has read them, in micro-batches of its own.
+        """Tokens after a first part of the model has read them, in its own micro-batches.
 
         For inference: each part of the model then works on texts that were sorted by their length
         for it. `forward` gives the same for these tokens. Here they come back as they are.
@@ -187,11 +187,11 @@ class EmbeddingModel(TrainableModel):
         return tokens
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:
-        """Scalar that is added to the loss, of the statistics summed over the global batch."""
+        """Scalar added to the loss, from statistics summed over the global batch."""
         raise TypeError(f"{type(self).__name__} has no auxiliary loss")
 
     def statistics_metrics(self, statistics: Tensor) -> dict[str, float]:
-        """What a log says of a step's statistics, which are those of the global batch."""
+        """Log metrics from the statistics of the global batch."""
         return {}
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
@@ -204,12 +204,12 @@ class EmbeddingModel(TrainableModel):
 
 
 def cost(tokens: Tokens) -> int:
-    """Length of a tokenised text, by which texts are sorted and micro-batches are cut."""
+    """Length of a tokenised text, by which texts are sorted and batched."""
     return len(tokens["input_ids"])
 
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The micro-batch on the device, copied without waiting where memory is pinned."""
+    """Move the micro-batch to the device, asynchronously from pinned memory."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 

@@ -1,4 +1,4 @@
-"""A corpus as a model's context: which documents stand for it, and the file of their vectors."""
+"""Corpus context of a model: its representative documents, and the file of their vectors."""
 
 import heapq
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ def save_corpus(vectors: Tensor, folder: Path) -> None:
 
 
 def load_corpus(folder: Path) -> Tensor | None:
-    """The (n, h) float32 context vectors in a model's folder; None: it has none.
+    """Read the (n, h) float32 context vectors in a model's folder; None if it has none.
 
     Raises:
         ArtifactError: the file is damaged.
@@ -39,7 +39,7 @@ def load_corpus(folder: Path) -> Tensor | None:
 
 
 def random_documents(documents: Iterable[str], number: int, *, seed: int) -> list[str]:
-    """So many distinct documents of a corpus, all where it has fewer.
+    """Sample of distinct documents of a corpus; all if it has fewer.
 
     Those with the smallest seeded hashes, in the order of these: the draw depends on what the
     corpus holds, not on how it is ordered or cut, and reads it once. Empty documents are left out.

@@ -1,4 +1,4 @@
-"""Vectors of many texts: each distinct text once, sorted by length, cut at a token budget."""
+"""Embedding of many texts: each distinct text once, sorted by length, batched by token budget."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ def encode(
     allow_empty: bool = False,
     context: Tensor | None = None,
 ) -> np.ndarray:
-    """(N, D) float32 vectors of unit length, in the order of the texts.
+    """(N, D) float32 unit vectors, in the order of the texts.
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
@@ -81,7 +81,7 @@ def encode_context(
     tokens_per_batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """(n, C) float32 context vectors of documents of a corpus, in their order, on the CPU.
+    """(n, C) float32 context vectors of corpus documents, in order, on the CPU.
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards. A
     document without tokens of its own counts with its special tokens.
@@ -111,7 +111,7 @@ def encode_context(
 def corpus_context(
     model: EmbeddingModel, documents: Iterable[str], *, seed: int = 0
 ) -> Tensor | None:
-    """(n, C) context vectors of documents drawn from a corpus; None where it has no document.
+    """(n, C) context vectors of documents sampled from a corpus; None if it is empty.
 
     As many as the model takes (`max_context`), by `random_documents`.
     """

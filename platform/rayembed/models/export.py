@@ -1,4 +1,4 @@
-"""A model's own folder: written whole or not at all, read back to the same vectors.
+"""A model's own folder: written atomically, read back to the same vectors.
 
 transformers format for the (merged) backbone and the tokenizer, the same in `encoder/` for an
 encoder beside it, `pooling.safetensors` for what is trained from random weights, `rayembed.json`
@@ -57,13 +57,13 @@ SYMMETRIC_TYPES = (
     "STS",
     "Summarization",
 )
-"""mteb's types of tasks whose texts are neither queries nor documents."""
+"""mteb's symmetric task types, whose texts are neither queries nor documents."""
 
 
 def save_model(
     model: TransformerModel, folder: Path, *, instructions: Mapping[str, str] | None = None
 ) -> None:
-    """Write the model to a folder, through a temporary one beside it that is then renamed.
+    """Save the model atomically: to a temporary folder that is then renamed.
 
     An older model in the folder is replaced.
 
@@ -87,7 +87,7 @@ def save_model(
 
 
 def check_target(folder: Path) -> Path:
-    """The absolute folder, when a model may be saved to it.
+    """Absolute path of the folder, after checking that a model may be saved to it.
 
     Raises:
         ArtifactError: it holds something else than a model of rayembed.
@@ -143,7 +143,7 @@ def write_files(
 
 
 def _without_adapters(config: ModelConfig) -> ModelConfig:
-    """The settings of a model whose adapters have been merged into its weights."""
+    """Settings of a model whose adapters have been merged into its weights."""
     if isinstance(config, Causal2VecConfig) and config.encoder is not None:
         merged = config.encoder.model_copy(update={"lora": None})
         return config.model_copy(update={"lora": None, "encoder": merged})
@@ -153,13 +153,13 @@ def _without_adapters(config: ModelConfig) -> ModelConfig:
 
 
 def encoder_folder(config: ModelConfig, folder: Path) -> Path | None:
-    """Where a saved model's encoder lies; None: it has none."""
+    """Folder of a saved model's encoder; None if it has none."""
     beside = isinstance(config, Causal2VecConfig | CDEConfig) and config.encoder is not None
     return folder / ENCODER_FOLDER if beside else None
 
 
 def _padding_tokenizer(model: TransformerModel) -> Any:
-    """The tokenizer of transformers; a bi-encoder's pads with EOS where it has no token for it.
+    """Tokenizer of transformers; a bi-encoder's pads with EOS if it has no padding token.
 
     sentence-transformers would not make a batch otherwise; what is padding stands in the mask.
     """
@@ -231,7 +231,7 @@ def _write_projections(head: Any, configs: Sequence[ProjectionConfig], folder: P
 
 
 def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[str, str]:
-    """What sentence-transformers and mteb put before texts: by role, task and type of task.
+    """Prompts for sentence-transformers and mteb: by role, task and task type.
 
     mteb asks for a task, then for its type, then for the role; what a task has no sides for has no
     role. With a prefix of queries the types of such tasks name it, so that mteb gives their texts
@@ -240,10 +240,10 @@ def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[s
     tokenizer = model.tokenizer
     roles: tuple[Role, ...] = ("query", "document")
     by_role: dict[str, str] = {
-        role: tokenizer.head(model.instruction_of(role, None), role) for role in roles
+        role: tokenizer.prompt(model.instruction_of(role, None), role) for role in roles
     }
-    prefix = tokenizer.head("", "query")
-    named = {name: tokenizer.head(text, "query") for name, text in instructions.items()}
+    prefix = tokenizer.prompt("", "query")
+    named = {name: tokenizer.prompt(text, "query") for name, text in instructions.items()}
     types = dict.fromkeys(SYMMETRIC_TYPES, prefix) if prefix else {}
     documents = {
         _of_documents(name): by_role["document"]
@@ -254,12 +254,12 @@ def _prompts(model: TransformerModel, instructions: Mapping[str, str]) -> dict[s
 
 
 def _of_documents(name: str) -> str:
-    """What mteb calls the prompt of a task's, or of a type's, documents."""
+    """Mteb's name of the prompt for documents of a task or task type."""
     return f"{name}-document"
 
 
 def saved_prompts(folder: Path) -> dict[str, str]:
-    """Literal prompts of a saved model, by the names of data sets and tasks alone."""
+    """Literal prompts of a saved model, by data set and task names only."""
     path = folder / "config_sentence_transformers.json"
     stated = read_json(path) if path.is_file() else {}
     prompts: dict[str, str | None] = stated.get("prompts") or {}
@@ -268,7 +268,7 @@ def saved_prompts(folder: Path) -> dict[str, str]:
 
 
 def saved_instructions(folder: Path, template: str) -> dict[str, str]:
-    """Task definitions by name, which a folder keeps as prompts for sentence-transformers.
+    """Task instructions by name, stored in the folder as prompts for sentence-transformers.
 
     Args:
         template: the model's `instruction_template`, which made the prompts of them.
@@ -282,7 +282,7 @@ def saved_instructions(folder: Path, template: str) -> dict[str, str]:
 
 
 def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
-    """The settings of a saved model.
+    """Settings of a saved model.
 
     Raises:
         ArtifactError: not a settings file, or of a later format.
@@ -300,7 +300,7 @@ def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
 
 
 def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
-    """Widths of the vectors of a saved model, the full one first, without loading the model.
+    """Vector widths of a saved model, the full one first, without loading the model.
 
     Args:
         settings_file: the `rayembed.json` of the model's folder.
@@ -328,7 +328,7 @@ def _read_settings_file(path: Path) -> dict[str, Any]:
 
 
 def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
-    """The model that `save_model` wrote to the folder, in evaluation mode.
+    """Load a model written by `save_model`, in evaluation mode.
 
     Raises:
         ArtifactError: files are missing, damaged or do not fit each other.
@@ -352,7 +352,7 @@ def load_saved(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
 
 
 def load_pooling(pooling: Any, path: Path) -> None:
-    """Put saved weights into a model's head; one without weights has no file.
+    """Load saved weights into a model's head; a head without weights has no file.
 
     Raises:
         ArtifactError: the file is missing, damaged or of another layer.

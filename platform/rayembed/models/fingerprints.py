@@ -1,4 +1,4 @@
-"""What a model folder's content is, in twelve characters."""
+"""Content fingerprint of a model folder, twelve characters."""
 
 import re
 from pathlib import Path

@@ -8,7 +8,7 @@ from rayembed.errors import ArtifactError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read a JSON object from a file.
 
     Raises:
         ArtifactError: no such file, not JSON, or not an object.
@@ -20,7 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_value(path: Path) -> Any:
-    """The JSON value in a file.
+    """Read a JSON value from a file.
 
     Raises:
         ArtifactError: no such file or not JSON.

@@ -14,7 +14,7 @@ from rayembed.errors import ConfigError
 from rayembed.models.masked_mean import masked_mean
 
 OUTPUT_STD = 1e-3
-"""Standard deviation of freshly made output projections of residual branches.
+"""Standard deviation of the initial output projections in residual branches.
 
 The branches then add about 1 % of the residual, so that training starts from mean pooling over
 the pretrained hidden states instead of from noise, and yet gradients reach what lies before the
@@ -55,7 +55,7 @@ class LatentAttention(nn.Module):
 
 
 class PreNorm(nn.Module):
-    """A layer behind a layer norm of its input and, where it has one, of its context."""
+    """A layer preceded by a layer norm of its input and, if it has one, of its context."""
 
     def __init__(self, hidden_size: int, fn: nn.Module, *, with_context: bool = False) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class PreNorm(nn.Module):
         self.fn = fn
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
-        """The layer's output, (N, H); the residual is the caller's."""
+        """Output of the layer, (N, H); the caller adds the residual."""
         if self.norm_context is None or context is None:
             output: Tensor = self.fn(self.norm(x))
         else:
@@ -87,7 +87,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "tokens hidden"], context: Float[Tensor, "latents hidden"]
     ) -> Float[Tensor, "tokens hidden"]:
-        """What each token takes from the context."""
+        """Attention output of each token."""
         keys, values = self.to_kv(context).chunk(2, dim=-1)
         attended = functional.scaled_dot_product_attention(
             _heads(self.to_q(x), self.num_heads),
@@ -110,13 +110,13 @@ class GegluMlp(nn.Module):
         self.net = nn.Sequential(nn.Linear(hidden_size, 2 * inner), Geglu(), out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The MLP's output, shaped as `x`."""
+        """Output of the MLP, shaped as `x`."""
         output: Tensor = self.net(x)
         return output
 
 
 class Geglu(nn.Module):
-    """The first half of the features times gelu of the second."""
+    """Product of the features' first half and gelu of the second."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, 2 F) → (…, F)."""
@@ -156,7 +156,7 @@ class PaperLatentAttention(nn.Module):
 
 
 def build_latent_attention(config: LatentAttentionPooling, hidden_size: int) -> nn.Module:
-    """The latent-attention layer of the config's form, freshly initialised.
+    """Build the latent-attention layer of the config's form, freshly initialised.
 
     Raises:
         ConfigError: a number of heads or a head width that the form cannot have.
@@ -184,7 +184,7 @@ def build_latent_attention(config: LatentAttentionPooling, hidden_size: int) -> 
 
 
 def check_heads(hidden_size: int, num_heads: int) -> None:
-    """Refuse a number of heads that does not divide the hidden size, with a ConfigError."""
+    """Raise ConfigError if the number of heads does not divide the hidden size."""
     if hidden_size % num_heads:
         allowed = [n for n in range(1, 33) if hidden_size % n == 0]
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A model of a folder: one of ours, a published one, or an encoder in a usual format."""
+"""Loading of a model folder: rayembed's own, a published one, or an encoder in a usual format."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
-    """The model in a folder, ready to embed (evaluation mode, CPU).
+    """Load the model in a folder for embedding (evaluation mode, CPU).
 
     The folder is one that `save` wrote, a copy of nvidia/NV-Embed-v1 or v2, of jxm/cde-small-v1 or
     v2 or of nomic-ai/nomic-embed-text-v2-moe, or an encoder in sentence-transformers format
@@ -75,7 +75,7 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
 
 
 def saved_dtype(folder: Path) -> Dtype:
-    """The type in which the weights of a model's folder are saved, float32 for float16.
+    """Number type of the saved weights; float32 for float16.
 
     Reads JSON alone; of a folder that states none the first weight's header.
 
@@ -95,7 +95,7 @@ def saved_dtype(folder: Path) -> Dtype:
 
 
 def check_loadable(folder: Path) -> ModelConfig:
-    """The settings of the model, when `load_model` takes the folder as far as its files tell.
+    """Settings of the model, after checking by its files that `load_model` can load it.
 
     Architecture, pooling and tokenizer are known, and there are weights, which are not read.
 
@@ -139,7 +139,7 @@ def check_loadable(folder: Path) -> ModelConfig:
 
 
 def _head_has_weights(config: ModelConfig) -> bool:
-    """Whether something behind the pretrained parts is trained."""
+    """Whether anything after the pretrained parts is trained."""
     match config:
         case NVEmbedConfig():
             return isinstance(config.pooling, LatentAttentionPooling | SelfAttentionPooling)

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a backbone: put in, told apart, merged for export."""
+"""Low-rank adapters on a backbone: added, identified, merged for export."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _ADAPTER = "default"
 
 
 def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
-    """Put adapters on the named linear layers and freeze all else of the backbone, in place.
+    """Add adapters to the named linear layers and freeze the rest of the backbone, in place.
 
     A starts from random numbers of the global CPU generator and B from zero, so that the
     backbone's output is unchanged at first. Adapters have the dtype of the layer they sit on. An
@@ -57,7 +57,7 @@ def add_lora(backbone: nn.Module, config: LoraConfig, *, setting: str) -> None:
 
 
 def merged_state(backbone: nn.Module) -> dict[str, Tensor]:
-    """The backbone's weights by their names without adapters, with the adapters added.
+    """Weights of the backbone with the adapters merged, under their original names.
 
     Added in float32 and then cast to the layer's dtype. The backbone itself is left as it is.
     """

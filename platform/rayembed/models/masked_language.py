@@ -1,4 +1,4 @@
-"""Masked-language modelling: an encoder of ours with BERT's head, whose word vectors it shares.
+"""Masked-language modelling: the nomic encoder with BERT's head, tied to its word vectors.
 
 B sequences, T tokens, N masked tokens of a micro-batch, H hidden size, V words.
 """
@@ -17,16 +17,16 @@ from rayembed.models.tokens import padded
 
 
 class Predictions(NamedTuple):
-    """What is said of each masked token; a tuple, in which engines find the tensors."""
+    """Predictions for the masked tokens; a tuple, in which engines find the tensors."""
 
     losses: Tensor
-    """(N,) float32: minus the logarithm of the right word's probability."""
+    """(N,) float32 negative log-likelihood of the correct word."""
     correct: Tensor
-    """(N,) bool: the right word has the highest one."""
+    """(N,) bool: the correct word has the highest probability."""
 
 
 class MaskedLanguageHead(nn.Module):
-    """From states to what is compared with word vectors: linear, GELU, norm; a bias of each word.
+    """BERT's prediction head before the word vectors: linear, GELU, norm, and a bias for each word.
 
     The same in BERT, RoBERTa and XLM-R.
     """
@@ -38,13 +38,13 @@ class MaskedLanguageHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_words))
 
     def forward(self, states: Tensor) -> Tensor:
-        """(N, H)."""
+        """Transformed states (N, H)."""
         made: Tensor = self.layer_norm(functional.gelu(self.dense(states)))
         return made
 
 
 class MaskedLanguageModel(TrainableModel):
-    """An encoder and its head; words are told by the encoder's own word vectors.
+    """An encoder and its prediction head, tied to the encoder's word vectors.
 
     Rows that fill the vocabulary up to a round number stand for no word and are never predicted.
     """
@@ -55,7 +55,7 @@ class MaskedLanguageModel(TrainableModel):
         self.head = head
 
     def forward(self, batch: Mapping[str, Tensor]) -> Predictions:
-        """Losses of the masked tokens of a micro-batch, which `collate_masked` made."""
+        """Predict the masked tokens of a micro-batch from `collate_masked`."""
         hidden = self.encoder(batch["input_ids"], batch["attention_mask"]).last_hidden_state
         states = self.head(hidden.flatten(0, 1)[batch["places"]])
         words = self.encoder.embeddings.word_embeddings.weight[: len(self.head.bias)]
@@ -79,7 +79,7 @@ def collate_masked(
     words: Sequence[np.ndarray],
     pad_id: int,
 ) -> dict[str, Tensor]:
-    """One micro-batch, padded on the right.
+    """Collate one micro-batch, padded on the right.
 
     `input_ids` and `attention_mask` (B, T) int64; of the masked tokens, sequence after sequence,
     `places` (N,) among all B·T and `words` (N,), which stood there, both int64.

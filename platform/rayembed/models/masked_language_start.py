@@ -1,4 +1,4 @@
-"""The model that an adaptation trains, from a folder of a BERT-like encoder; and what it leaves."""
+"""Start and result of an adaptation: from a BERT-like encoder's folder to the adapted one."""
 
 import dataclasses
 import os
@@ -31,7 +31,8 @@ from rayembed.models.nomic_moe_start import empty_encoder, load_start
 from rayembed.models.start import find_start
 
 HEAD_FILE = "mlm_head.safetensors"
-"""The head, beside an adapted encoder; a later adaptation goes on with it, all else ignores it."""
+"""File of the head beside an adapted encoder; a later adaptation continues from it, others ignore
+it."""
 
 _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
     "lm_head": {"dense": ("dense",), "layer_norm": ("layer_norm",)},
@@ -40,16 +41,16 @@ _FAMILIES: dict[str, dict[str, tuple[str, ...]]] = {
         "layer_norm": ("transform.LayerNorm", "transform.layer_norm"),
     },
 }
-"""Names of a head in RoBERTa and XLM-R, and in BERT and NomicBert, which differ in one."""
+"""Weight names of the head in RoBERTa and XLM-R, and in BERT and NomicBert, which differ in one."""
 
 _INITIAL_STD = 0.02
-"""Of a fresh head's weights, as BERT initialises all of its own."""
+"""Standard deviation of a fresh head's weights, BERT's initialisation."""
 
 
 def load_masked_language_model(
     folder: Path, config: RotaryEncoderConfig, *, max_length: int, seed: int
 ) -> MaskedLanguageModel:
-    """The encoder with rotary positions and its head, on the CPU, in training mode.
+    """Load the encoder with rotary positions and its head, on the CPU, in training mode.
 
     The head is the folder's own; where it has none, as models for embeddings do not, a fresh one
     drawn by the seed. Everything is in the config's dtype.
@@ -84,7 +85,7 @@ def load_masked_language_model(
 def empty_masked_language_model(
     settings: Mapping[str, Any], config: RotaryEncoderConfig, where: str
 ) -> MaskedLanguageModel:
-    """The same on the meta device, from the content of a config.json.
+    """The model on the meta device, from the content of a config.json.
 
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`, but for the weights.
@@ -97,7 +98,7 @@ def empty_masked_language_model(
 
 
 def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
-    """The vocabulary, after the folder was found adaptable without reading weights.
+    """Vocabulary of the folder, after checking without reading weights that it can be adapted.
 
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`.
@@ -110,7 +111,7 @@ def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
 
 
 def vocabulary(transformer: Path, num_vectors: int) -> Vocabulary:
-    """What masking must know of the folder's tokenizer.
+    """Vocabulary of the folder's tokenizer, for masking.
 
     Raises:
         ArtifactError: no fast tokenizer, none with a mask, or more words than word vectors.
@@ -125,12 +126,12 @@ def vocabulary(transformer: Path, num_vectors: int) -> Vocabulary:
 
 
 def transformer_folder(folder: Path, config: RotaryEncoderConfig) -> Path:
-    """Where encoder and tokenizer lie in a model's folder."""
+    """Folder of the encoder and tokenizer within a model folder."""
     return find_start(folder, _dense(config)).transformer
 
 
 def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
-    """A head's weights by their names in `MaskedLanguageHead`, float32; None: there is none.
+    """Weights of the head under the names of `MaskedLanguageHead`, float32; None without a head.
 
     Raises:
         ArtifactError: one whose word vectors are not the encoder's, or with too few words.
@@ -182,7 +183,7 @@ def _head_of(
 def save_adapted(
     model: MaskedLanguageModel, folder: Path, tokenizer_from: Path, config: RotaryEncoderConfig
 ) -> None:
-    """Write the encoder in its published layout, its tokenizer, and the head beside them.
+    """Save the encoder in its published layout, with its tokenizer and the head.
 
     Args:
         tokenizer_from: the folder that the model was loaded from.
@@ -201,7 +202,7 @@ def save_adapted(
 
 
 def _dense(config: RotaryEncoderConfig) -> NomicMoeConfig:
-    """The settings by which the encoder alone is built."""
+    """Settings that build the encoder alone."""
     return NomicMoeConfig(
         backbone=config.backbone, experts=None, rotary_base=config.rotary_base, dimensions=()
     )
@@ -216,7 +217,7 @@ def _check_dense(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _trained_length(transformer: Path, encoder: NomicEncoder, max_length: int) -> int:
-    """Tokens that the encoder is trained on: absolute positions tell nothing of rotary ones."""
+    """Training length of the encoder; absolute positions say nothing about rotary ones."""
     if is_nomic_layout(read_json(transformer / "config.json")):
         return max(max_length, encoder.config.max_length)
     return max_length

@@ -1,4 +1,4 @@
-"""What packing and masking must know of a tokenizer. Knows no torch."""
+"""Tokenizer facts for packing and masking. Independent of torch."""
 
 import hashlib
 import json
@@ -11,22 +11,22 @@ from rayembed.models.tokens import special_layout, without_settings
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Ids of a tokenizer's special tokens, and how many words there are."""
+    """Ids of a tokenizer's special tokens, and the number of words."""
 
     prefix: tuple[int, ...]
-    """Before a sequence."""
+    """Special tokens before a sequence."""
     suffix: tuple[int, ...]
-    """Behind a sequence, and between texts within one."""
+    """Special tokens after a sequence, and between texts within one."""
     mask_id: int
     pad_id: int
     special_ids: tuple[int, ...]
-    """Never masked."""
+    """Ids that are never masked."""
     num_words: int
-    """Random words are drawn of all of them."""
+    """Vocabulary size for drawing random words."""
 
 
 def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
-    """The vocabulary of a tokenizer of transformers.
+    """Vocabulary of a tokenizer of transformers.
 
     Args:
         where: what to call it in messages.
@@ -52,6 +52,6 @@ def vocabulary_of(pretrained: Any, where: str) -> Vocabulary:
 
 
 def tokens_fingerprint(pretrained: Any) -> str:
-    """Twelve hexadecimal digits of all that decides the tokens of a text."""
+    """Fingerprint of everything that decides a text's tokens; twelve hexadecimal digits."""
     told = [without_settings(pretrained).backend_tokenizer.to_str(), *pretrained.all_special_ids]
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The mean over the tokens of a mask, accumulated in float32 whatever the dtype of the states."""
+"""Mean over the tokens of a mask, accumulated in float32 for any dtype of the states."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,7 +8,7 @@ from torch import Tensor
 def masked_mean(
     hidden: Float[Tensor, "batch tokens hidden"], mask: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch hidden"]:
-    """Mean of the states where the mask is true, float32; every row must have one.
+    """Mean of the states where the mask is true, float32; no row may be empty.
 
     Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
     """

@@ -1,4 +1,4 @@
-"""Cutting texts into micro-batches: sorted by length, under a token budget."""
+"""Micro-batches: texts sorted by length and cut by a token budget."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from rayembed.models.contract import EmbeddingModel, Tokens
 
 
 def cut_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Places of the texts in each micro-batch, longest micro-batch first.
+    """Indices of the texts in each micro-batch, longest micro-batch first.
 
     A micro-batch of texts padded to its longest costs `count · longest` tokens, which stays within
     `budget` unless one text alone exceeds it. Sorting makes padding small; the longest first, so
@@ -32,19 +32,19 @@ def cut_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def padded_tokens(lengths: Sequence[int], cuts: Sequence[Sequence[int]]) -> int:
-    """Tokens that the micro-batches cost, padding included."""
+    """Total tokens of the micro-batches, padding included."""
     return sum(len(cut) * max(lengths[place] for place in cut) for cut in cuts)
 
 
 def collate(
     model: EmbeddingModel, tokens: Sequence[Tokens], places: Sequence[int]
 ) -> dict[str, Tensor]:
-    """The micro-batch of the texts at these places."""
+    """Collate the micro-batch of the texts at these indices."""
     return model.tokenizer.collate([tokens[place] for place in places])
 
 
 def places_in_row_order(cuts: Sequence[Sequence[int]]) -> Tensor:
-    """Where each text stands in the outputs of the micro-batches, (N,) int64."""
+    """(N,) int64 index of each text in the concatenated outputs of the micro-batches."""
     order = torch.tensor([place for cut in cuts for place in cut], dtype=torch.int64)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order))

@@ -1,4 +1,4 @@
-"""Nomic Embed v2 MoE: mean-pooled states of an encoder with experts (arXiv 2502.07972)."""
+"""Nomic Embed v2 MoE: mean-pooled states of a mixture-of-experts encoder (arXiv 2502.07972)."""
 
 import copy
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from rayembed.models.transformer_model import TransformerModel
 
 
 class NomicMoeTokenizer(PrefixTokenizer):
-    """Prefix and text amid the tokenizer's own special tokens; all of it is pooled.
+    """Tokenizer of prefix and text with the model's own special tokens, all of which are pooled.
 
     An instruction, such as `clustering: `, stands in place of the role's prefix. Where padding
     counts for the experts, tokens in training are those of the full length, padding included;
@@ -26,25 +26,25 @@ class NomicMoeTokenizer(PrefixTokenizer):
     """
 
     def __init__(self, pretrained: Any, config: NomicMoeConfig) -> None:
-        super().__init__(pretrained, config, pool_head=True)
+        super().__init__(pretrained, config, pool_prompt=True)
         self._counts_padding = config.experts is not None and config.experts.balance.count_padding
         self._pads = False
 
     def in_training(self) -> "NomicMoeTokenizer":
-        """The tokenizer for training; see `TrainingTokenizer`."""
+        """Tokenizer for training; see `TrainingTokenizer`."""
         changed = copy.copy(self)
         changed._pads = self._counts_padding
         return changed
 
-    def head(self, instruction: str, role: Role) -> str:
-        """The instruction as it is, or the role's prefix where there is none."""
+    def prompt(self, instruction: str, role: Role) -> str:
+        """Literal prompt: the instruction unchanged, or the role's prefix without one."""
         return instruction or self.prefixes[role]
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head before it; see `PromptTokenizer`."""
-        made = super().with_heads(texts, heads, role, allow_empty=allow_empty)
+        """Tokens of each text with its literal prompt before it; see `PromptTokenizer`."""
+        made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
         if not self._pads:
             return made
         return [self._padded(one, self.max_lengths[role]) for one in made]
@@ -57,7 +57,7 @@ class NomicMoeTokenizer(PrefixTokenizer):
         }
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """`input_ids`, `attention_mask`, `pool_mask` as others have them, and `counted`.
+        """Collate `input_ids`, `attention_mask`, `pool_mask` as other models, and `counted`.
 
         `counted` (B, longest) int64 is zero where experts see nothing.
         """
@@ -67,7 +67,7 @@ class NomicMoeTokenizer(PrefixTokenizer):
 
 
 class NomicMoe(TransformerModel):
-    """Mean of the encoder's states, of unit length; statistics of the routers beside."""
+    """Normalised mean of the encoder's states, with router statistics."""
 
     config: NomicMoeConfig
     backbone: NomicEncoder
@@ -84,7 +84,7 @@ class NomicMoe(TransformerModel):
 
     @property
     def head(self) -> nn.Module:
-        """Nothing: the mean has no weights."""
+        """Module without weights, as the mean has none."""
         return nn.Identity()
 
     def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
@@ -102,7 +102,7 @@ class NomicMoe(TransformerModel):
         return EmbedOutput(functional.normalize(pooled, dim=-1), output.statistics)
 
     def auxiliary_loss(self, statistics: Tensor) -> Tensor:
-        """The balance loss of statistics summed over the global batch (see `BalanceConfig`)."""
+        """Balance loss from statistics summed over the global batch (see `BalanceConfig`)."""
         assert self.config.experts is not None
         return balance_loss(
             self._statistics(statistics),
@@ -111,7 +111,7 @@ class NomicMoe(TransformerModel):
         )
 
     def statistics_metrics(self, statistics: Tensor) -> dict[str, float]:
-        """What a log says of the routers; see `router_metrics`."""
+        """Log metrics of the routers; see `router_metrics`."""
         shape = self.backbone.config
         return router_metrics(self._statistics(statistics.detach()), shape.moe_layers)
 
@@ -130,7 +130,7 @@ def balance_loss(statistics: Statistics, *, top_k: int, settings: BalanceConfig)
 
 
 def router_metrics(statistics: Statistics, layers: Sequence[int]) -> dict[str, float]:
-    """Metrics of a step: of all layers together and, by layer, the share of each expert.
+    """Step metrics: averages over layers and, by layer, the share of each expert.
 
     `experts/balance` is the balance loss at coefficient 1, 1 where all are used alike;
     `experts/largest_share` and `experts/smallest_share` are of the routed tokens of a layer;
@@ -156,7 +156,7 @@ def router_metrics(statistics: Statistics, layers: Sequence[int]) -> dict[str, f
 
 
 def dimensions_of(config: NomicMoeConfig, shape: EncoderShape) -> tuple[int, ...]:
-    """The widths of the vectors, the full one first.
+    """Widths of the vectors, the full one first.
 
     Raises:
         ConfigError: one to cut at is not below the full one.

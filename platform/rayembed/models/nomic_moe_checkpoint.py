@@ -1,4 +1,4 @@
-"""The published layout of NomicBert: config.json, model.safetensors, names and shapes of weights.
+"""Published layout of NomicBert: config.json, model.safetensors, weight names and shapes.
 
 nomic-ai/nomic-embed-text-v2-moe has it, and so has everything that rayembed saves of such an
 encoder. Experts with a bias before GELU, which no published model has, are `expert_hidden_bias`.
@@ -41,13 +41,13 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "expert_choice_router": (False,),
     "moe_normalize_expert_weights": (False,),
 }
-"""Settings that change the forward pass, with the values that this encoder computes."""
+"""Settings that change the forward pass, with the values that this encoder supports."""
 
 _REQUIRED = ("vocab_size", "n_embd", "n_layer", "n_head", "activation_function")
 
 
 def is_nomic_layout(settings: Mapping[str, Any]) -> bool:
-    """Whether the content of a config.json is in the layout of NomicBert's own code.
+    """Whether a config.json is in the layout of NomicBert's own code.
 
     transformers has a class of the same name with other settings.
     """
@@ -55,7 +55,7 @@ def is_nomic_layout(settings: Mapping[str, Any]) -> bool:
 
 
 def check_not_nomic_layout(folder: Path) -> None:
-    """Return when transformers computes what the folder's config.json says.
+    """Check that transformers computes what the folder's config.json says.
 
     Raises:
         ArtifactError: it is a NomicBert of the published layout, which transformers' own class
@@ -74,7 +74,7 @@ def check_not_nomic_layout(folder: Path) -> None:
 
 
 def check_for_sentence_transformers(folder: Path) -> None:
-    """Return when sentence-transformers computes what the folder's transformers are.
+    """Check that sentence-transformers computes the same as the folder's transformers.
 
     Raises:
         ArtifactError: one of them is of the published layout, see `check_not_nomic_layout`.
@@ -85,7 +85,7 @@ def check_for_sentence_transformers(folder: Path) -> None:
 
 
 def read_shape(folder: Path) -> EncoderShape:
-    """The shape that a folder's config.json states.
+    """Encoder shape stated in a folder's config.json.
 
     Raises:
         ArtifactError: it is of another layout, or asks for another forward pass than this one.
@@ -94,7 +94,7 @@ def read_shape(folder: Path) -> EncoderShape:
 
 
 def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
-    """The shape that the content of a config.json states; raises as `read_shape`.
+    """Encoder shape stated in the content of a config.json; raises as `read_shape`.
 
     Args:
         where: what to call it in messages.
@@ -130,7 +130,7 @@ def shape_of(settings: Mapping[str, Any], where: str) -> EncoderShape:
 
 
 def published_settings(shape: EncoderShape) -> dict[str, Any]:
-    """The content of config.json for a shape."""
+    """Content of config.json for a shape."""
     return {
         "model_type": MODEL_TYPE,
         "architectures": ["NomicBertModel"],
@@ -156,7 +156,7 @@ def published_settings(shape: EncoderShape) -> dict[str, Any]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights of a folder by their names.
+    """Weights of a folder by name.
 
     Raises:
         ArtifactError: none there, or damaged ones.
@@ -172,7 +172,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_encoder_weights(folder: Path) -> NomicEncoder:
-    """The encoder of a folder in its published layout, in the dtype of its weights, on the CPU.
+    """Load an encoder from a folder in its published layout, in its weights' dtype, on the CPU.
 
     Raises:
         ArtifactError: settings that are not computed here, or weights of other names or shapes.
@@ -183,7 +183,7 @@ def load_encoder_weights(folder: Path) -> NomicEncoder:
 
 
 def check_encoder_names(folder: Path, shape: EncoderShape) -> None:
-    """Return when the folder has the weights of the shape, as far as their names and sizes tell.
+    """Check by names and sizes that the folder has the weights of the shape.
 
     Only safetensors files tell without being read.
 
@@ -198,8 +198,8 @@ def check_encoder_names(folder: Path, shape: EncoderShape) -> None:
 
 
 def _encoder_names(stored: Iterable[str]) -> dict[str, str]:
-    """Stored name → name in the encoder. Heads and poolers are left out, and the part of a larger
-    model that the encoder was saved as: `bert` for masked language, `trunk` for embeddings.
+    """Stored name → name in the encoder. Heads and poolers are dropped, and the prefix of the
+    larger model that the encoder was saved in: `bert` for masked language, `trunk` for embeddings.
     """
     names = {name: re.sub(r"^(trunk|bert)\.", "", name) for name in stored}
     return {n: own for n, own in names.items() if not own.startswith(("pooler.", "cls."))}
@@ -242,7 +242,7 @@ def _check_shapes(encoder: NomicEncoder, found: Mapping[str, tuple[int, ...]], w
 def save_encoder(
     encoder: NomicEncoder, folder: Path, state: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write config.json and model.safetensors into a folder, which is made if need be."""
+    """Write config.json and model.safetensors into a folder, which is created if missing."""
     import safetensors.torch
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The encoder of Nomic Embed v2: BERT with rotary positions, some of its MLPs mixtures of experts.
+"""Encoder of Nomic Embed v2: BERT with rotary positions, some MLPs being mixtures of experts.
 
 Post-norm: x = norm1(attention(x) + x), then x = norm2(mlp(x) + x). Modules have the names of the
 published weights. B texts, T tokens, H hidden size, L MoE layers, E experts.
@@ -20,7 +20,7 @@ from rayembed.models.nomic_moe_layer import MoeMlp
 
 @dataclass(frozen=True)
 class EncoderShape:
-    """What decides the weights and the forward pass of an encoder."""
+    """Shape of an encoder: decides its weights and forward pass."""
 
     vocab_size: int
     hidden_size: int
@@ -31,10 +31,10 @@ class EncoderShape:
     layer_norm_eps: float
     rotary_base: float
     max_length: int
-    """Tokens that it was trained on."""
+    """Maximum tokens in training."""
     pad_token_id: int | None
     num_experts: int = 0
-    """0: all MLPs are dense."""
+    """Number of experts; 0 for dense MLPs only."""
     top_k: int = 0
     moe_every: int = 0
     expert_hidden_bias: bool = False
@@ -51,25 +51,25 @@ class EncoderShape:
 
 
 class Statistics(NamedTuple):
-    """Sums over tokens of a batch, of which the balance loss is made; they add up."""
+    """Token sums over a batch for the balance loss; additive."""
 
     load: Tensor
-    """(L, E) tokens of each expert."""
+    """(L, E) tokens routed to each expert."""
     probability: Tensor
-    """(L, E) the router's probabilities."""
+    """(L, E) summed router probabilities."""
     entropy: Tensor
-    """(L,) their entropy in nats."""
+    """(L,) summed router entropies in nats."""
     tokens: Tensor
-    """() tokens."""
+    """Scalar number of tokens."""
 
     def packed(self) -> Tensor:
-        """All in one vector of L·(2·E + 1) + 1 numbers."""
+        """All statistics in one vector of L·(2·E + 1) + 1 numbers."""
         parts = (self.load, self.probability, self.entropy, self.tokens)
         return torch.cat([part.flatten() for part in parts])
 
     @classmethod
     def of(cls, packed: Tensor, num_layers: int, num_experts: int) -> "Statistics":
-        """What `packed` made."""
+        """Statistics from a `packed` vector."""
         size = num_layers * num_experts
         load, probability, entropy, tokens = torch.split(packed, [size, size, num_layers, 1])
         shape = (num_layers, num_experts)
@@ -77,25 +77,25 @@ class Statistics(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    """What the encoder gives for a micro-batch."""
+    """Output of the encoder for a micro-batch."""
 
     last_hidden_state: Tensor
-    """(B, T, H)."""
+    """Hidden states (B, T, H)."""
     statistics: Tensor | None
-    """`Statistics`, packed; None where all MLPs are dense."""
+    """Packed `Statistics`; None if all MLPs are dense."""
 
 
 class Tokens(NamedTuple):
-    """Which of the B·T places the experts see."""
+    """Tokens that the experts see, out of B·T places."""
 
     places: Tensor
-    """(N,) among all places."""
+    """(N,) indices among all places."""
     occurrences: Tensor
-    """(N,) float32: how often each counts in the statistics."""
+    """(N,) float32 weight of each token in the statistics."""
 
 
 class Embeddings(nn.Module):
-    """Word vectors and the vector of the first token type, which all tokens have."""
+    """Word vectors plus the first token-type vector, which all tokens share."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -103,14 +103,14 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(shape.type_vocab_size, shape.hidden_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """(B, T, H)."""
+        """Input vectors (B, T, H)."""
         types = self.token_type_embeddings(torch.zeros_like(input_ids))
         embedded: Tensor = self.word_embeddings(input_ids) + types
         return embedded
 
 
 class Attention(nn.Module):
-    """Multi-head attention over all tokens, queries and keys rotated by their positions."""
+    """Multi-head attention over all tokens with rotary positions."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, T, H); `mask` (B, 1, 1, T) bool is false at padding."""
+        """Attention output (B, T, H); `mask` (B, 1, 1, T) bool is false at padding."""
         batch, tokens, _ = x.shape
         qkv = self.Wqkv(x).view(batch, tokens, 3, self.num_heads, -1)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -139,13 +139,13 @@ class DenseMlp(nn.Module):
         self.fc2 = nn.Linear(shape.inner_size, shape.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, H)."""
+        """Output of the MLP, (B, T, H)."""
         made: Tensor = self.fc2(functional.gelu(self.fc1(x)))
         return made
 
 
 class Layer(nn.Module):
-    """Attention and an MLP, dense or of experts, each with a norm behind its residual sum."""
+    """Attention and an MLP, dense or of experts, each with a norm after its residual sum."""
 
     def __init__(self, shape: EncoderShape, *, moe: bool) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Layer(nn.Module):
 
 
 class Layers(nn.Module):
-    """The list of layers, under the name that the published weights give it."""
+    """List of layers, under its name in the published weights."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Layers(nn.Module):
 
 
 class NomicEncoder(nn.Module):
-    """Hidden states of tokens; weights are empty until somebody loads them."""
+    """Encoder with uninitialised weights, to be loaded."""
 
     def __init__(self, shape: EncoderShape) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class NomicEncoder(nn.Module):
         counted: Tensor | None = None,
         occurrences: Tensor | None = None,
     ) -> EncoderOutput:
-        """Hidden states and the routers' statistics of a padded micro-batch.
+        """Hidden states and router statistics of a padded micro-batch.
 
         Args:
             input_ids: (B, T).
@@ -237,7 +237,7 @@ class NomicEncoder(nn.Module):
         self.gradient_checkpointing = True
 
     def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write the encoder in its published layout, as models of transformers write theirs."""
+        """Write the encoder in its published layout, in the interface of transformers."""
         from rayembed.models.nomic_moe_checkpoint import save_encoder
 
         save_encoder(self, Path(folder), state_dict)
@@ -251,7 +251,7 @@ def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:
 
 
 def _rotation(input_ids: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each (T, head width), of what positions are turned by; float32."""
+    """Cosine and sine of the rotary angles, each (T, head width), float32."""
     width = shape.hidden_size // shape.num_heads
     steps = torch.arange(0, width, 2, device=input_ids.device, dtype=torch.float32) / width
     positions = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
@@ -260,7 +260,7 @@ def _rotation(input_ids: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Queries or keys (B, heads, T, width), the first half of the width paired with the second."""
+    """Rotate queries or keys (B, heads, T, width), pairing the two halves of the width."""
     cosine, sine = rotation
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat([-second, first], dim=-1)

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of an MLP: router, experts, what balances them.
+"""Mixture of experts in place of an MLP: router, experts, balance statistics.
 
 Dropless: every token reaches its experts however many chose the same one. A layer's experts may be
 shared out among workers, to which rows of tokens then go and come back; routing, probabilities and
@@ -16,39 +16,40 @@ from torch.nn import functional
 from rayembed.distributed.expert_group import ExpertGroup
 
 Products = Literal["auto", "grouped", "loop"]
-"""How experts multiply: `grouped` in one kernel, `loop` one after the other, `auto` by device."""
+"""Matrix products of experts: `grouped` in one kernel, `loop` one after the other, `auto` by
+device."""
 
 _GROUPED_CAPABILITY = (8, 0)
-"""Of an NVIDIA GPU, from which on torch has its grouped kernel."""
+"""Minimum CUDA capability of torch's grouped kernel."""
 
 _GROUPED_MULTIPLE = 8
-"""Elements of bfloat16 in the 16 bytes to which the kernel's rows are aligned."""
+"""Row alignment of the kernel: 16 bytes, in bfloat16 elements."""
 
 
 class Routed(NamedTuple):
-    """What a mixture gives for some tokens."""
+    """Output of a mixture for N tokens."""
 
     output: Tensor
-    """(N, H)."""
+    """Output vectors (N, H)."""
     load: Tensor
-    """(E,) float32: how many tokens went to each expert, each as often as it counts."""
+    """(E,) float32 weighted number of tokens routed to each expert."""
     probability: Tensor
-    """(E,) float32: the router's probabilities, summed over tokens as they count."""
+    """(E,) float32 weighted sum of router probabilities over tokens."""
     entropy: Tensor
-    """() float32: the entropy of the router's probabilities in nats, summed likewise."""
+    """Scalar float32 weighted sum of router entropies in nats."""
 
 
 class Float32Linear(nn.Linear):
-    """A linear layer whose product is in float32, whatever the dtype of its weight and input."""
+    """Linear layer that multiplies in float32, for any dtype of weight and input."""
 
     def forward(self, input: Float[Tensor, "N H"]) -> Float[Tensor, "N E"]:
-        """Float32 outputs."""
+        """Outputs in float32."""
         with _without_autocast(input):
             return functional.linear(input.float(), self.weight.float())
 
 
 class Router(nn.Module):
-    """A linear layer without bias that tells how much each expert is meant for a token."""
+    """Router: a linear layer without bias, with one logit for each expert."""
 
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         super().__init__()
@@ -61,7 +62,7 @@ class Router(nn.Module):
 
 
 class ExpertMlps(nn.Module):
-    """The two layers of all experts with GELU between; expert e has the rows e·F to (e+1)·F."""
+    """Two layers of all experts with GELU between; expert e has the rows e·F to (e+1)·F."""
 
     def __init__(
         self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
@@ -77,7 +78,7 @@ class ExpertMlps(nn.Module):
     def forward(
         self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"]
     ) -> Float[Tensor, "M H"]:
-        """What the experts make of their rows, which stand expert after expert.
+        """Outputs of the experts for their rows, which are grouped by expert.
 
         Args:
             counts_E: how many rows each expert has.
@@ -103,7 +104,7 @@ class ExpertMlps(nn.Module):
         return torch.cat(outputs)
 
     def keep(self, first: int, number: int) -> None:
-        """Let go of all experts but `number` of them, from the one at `first` on."""
+        """Keep only `number` experts, from the one at `first` on."""
         inner_size = len(self.w1) // self.num_experts
         rows = slice(first * inner_size, (first + number) * inner_size)
         for name, whole in list(self.named_parameters()):
@@ -118,7 +119,7 @@ class ExpertMlps(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts and the one bias that is added behind their sum, as often as there are tokens."""
+    """The experts and the single bias added to their sum, once for each token."""
 
     def __init__(
         self, hidden_size: int, inner_size: int, num_experts: int, *, hidden_bias: bool
@@ -135,7 +136,7 @@ class Experts(nn.Module):
         weights_Nk: Float[Tensor, "N k"],
         chosen_Nk: Int[Tensor, "N k"],
     ) -> Float[Tensor, "N H"]:
-        """The weighted sum of each token's experts, summed in float32, and the bias."""
+        """Weighted sum of each token's experts, in float32, plus the bias."""
         num_tokens, k = chosen_Nk.shape
         order_M = chosen_Nk.flatten().argsort(stable=True)
         counts_E = torch.bincount(chosen_Nk.flatten(), minlength=self.num_experts)
@@ -151,7 +152,7 @@ class Experts(nn.Module):
         return summed_NH.to(tokens_NH.dtype) + self.bias
 
     def spread(self, group: ExpertGroup) -> None:
-        """Keep this worker's share of the experts; rows for others go to their workers."""
+        """Keep this worker's share of the experts; rows for others are sent to their workers."""
         number = self.num_experts // group.size
         self.mlp.keep(group.place * number, number)
         self.group = group
@@ -159,7 +160,7 @@ class Experts(nn.Module):
     def _made_by_group(
         self, rows_MH: Float[Tensor, "M H"], counts_E: Int[Tensor, " E"], group: ExpertGroup
     ) -> Float[Tensor, "M H"]:
-        """What the group's experts make of this worker's rows, which stand expert after expert."""
+        """Outputs of the group's experts for this worker's rows, which are grouped by expert."""
         counts_PL = group.exchange_counts(counts_E)
         totals = torch.stack([counts_E.view(group.size, -1).sum(1), counts_PL.sum(1)])
         sent, received = totals.tolist()
@@ -188,7 +189,7 @@ class MoeMlp(nn.Module):
     def forward(
         self, tokens_NH: Float[Tensor, "N H"], occurrences_N: Float[Tensor, " N"]
     ) -> Routed:
-        """Outputs of the tokens and what they add to the statistics.
+        """Outputs of the tokens and their contribution to the statistics.
 
         Args:
             occurrences_N: how often each token counts.
@@ -213,17 +214,17 @@ class MoeMlp(nn.Module):
 
 
 def expert_layers(model: nn.Module) -> list[Experts]:
-    """The experts of each layer that has some, in the order of layers."""
+    """Experts of each layer that has some, in layer order."""
     return [module for module in model.modules() if isinstance(module, Experts)]
 
 
 def _without_autocast(tensor: Tensor) -> torch.autocast:
-    """Where products stay in the types that they are given, on the tensor's device."""
+    """Context without autocast on the tensor's device: products keep their inputs' types."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
-    """Whether torch multiplies groups of rows by this weight's blocks, and back, in one kernel.
+    """Whether torch has a grouped kernel for this weight, forward and backward.
 
     Args:
         weight: (E·F, H) of the first layers; F and H are the inner sizes of the two products.
@@ -238,7 +239,7 @@ def has_grouped_kernel(weight: Tensor, num_experts: int) -> bool:
 
 
 def _inverse(order: Tensor) -> Tensor:
-    """Where each row stands that `order` moved."""
+    """Inverse permutation of `order`."""
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     return places

@@ -1,4 +1,4 @@
-"""The encoder that a nomic-moe is trained from, of any folder that it may start from."""
+"""Initial encoder of a nomic-moe training, from any supported folder."""
 
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,14 @@ from rayembed.models.nomic_moe_upcycling import (
 )
 
 PUBLISHED_LENGTH = 512
-"""Tokens of a text that the published model was trained and measured on (section 5.3)."""
+"""Text length in tokens of the published model's training and evaluation (section 5.3)."""
 
 PUBLISHED_DIMENSION = 256
-"""The width besides the full one (section 4.5)."""
+"""Second embedding width besides the full one (section 4.5)."""
 
 
 def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> NomicEncoder:
-    """The encoder of the settings with the folder's weights, converted and upcycled where needed.
+    """Load the encoder of the settings with the folder's weights, converted and upcycled as needed.
 
     Routers are drawn from the global CPU generator. Weights are converted in float32.
 
@@ -58,8 +58,8 @@ def load_start(folder: Path, config: NomicMoeConfig, dtype: torch.dtype) -> Nomi
 
 
 def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
-    """As `load_start`, on the meta device; raises the same, but of weights only names and sizes of
-    those in safetensors files are looked at.
+    """Initial encoder on the meta device; raises as `load_start`, but checks only names and sizes
+    of weights in safetensors files.
     """
     settings = read_json(folder / "config.json")
     encoder = empty_encoder(settings, config, str(folder))
@@ -69,13 +69,13 @@ def empty_start(folder: Path, config: NomicMoeConfig) -> NomicEncoder:
 
 
 def empty_encoder(settings: dict[str, Any], config: NomicMoeConfig, where: str) -> NomicEncoder:
-    """As `empty_start`, from the content of a config.json."""
+    """Initial encoder on the meta device from the content of a config.json; see `empty_start`."""
     with torch.device("meta"):
         return NomicEncoder(start_shape(settings, config, where))
 
 
 def start_shape(settings: dict[str, Any], config: NomicMoeConfig, where: str) -> EncoderShape:
-    """The shape of the encoder to train.
+    """Shape of the encoder to train.
 
     Args:
         settings: the content of the start model's config.json.
@@ -111,19 +111,19 @@ def _check_experts(shape: EncoderShape, experts: ExpertsConfig | None, where: st
 
 
 def loses_its_positions(folder: Path) -> bool:
-    """Whether a start model has absolute positions, in whose place rotary ones would stand."""
+    """Whether the start model has absolute positions, which rotary ones would replace."""
     return not is_nomic_layout(read_json(folder / "config.json"))
 
 
 def is_published_nomic(folder: Path) -> bool:
-    """Whether the folder is a copy of nomic-ai/nomic-embed-text-v2-moe, or of its family."""
+    """Whether the folder is a copy of nomic-ai/nomic-embed-text-v2-moe or of its family."""
     path = folder / "config.json"
     settings = read_json(path) if path.is_file() else {}
     return is_nomic_layout(settings) and settings["activation_function"] == "gelu"
 
 
 def published_nomic_config(folder: Path, dtype: Dtype | None) -> NomicMoeConfig:
-    """The settings of a model in such a folder, which states only its shape.
+    """Settings of a published model, whose folder states only its shape.
 
     Args:
         dtype: None: as config.json says, which is float32 where it says nothing.

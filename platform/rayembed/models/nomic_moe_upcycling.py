@@ -1,4 +1,4 @@
-"""From a pretrained dense encoder to one with rotary positions, and from that to experts.
+"""Conversion of a dense encoder to rotary positions, and upcycling of that to experts.
 
 Sections 4.1 and 4.3 of arXiv 2502.07972; sparse upcycling is of arXiv 2212.05055. Functions of
 shapes and weights by their names, in their dtype; nothing is read or written.
@@ -16,17 +16,17 @@ from rayembed.errors import ArtifactError
 from rayembed.models.nomic_moe_encoder import EncoderShape
 
 CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
-"""Families of transformers with absolute positions that are an encoder of ours but for them."""
+"""Families of transformers with absolute positions that otherwise equal the nomic encoder."""
 
 _VOCABULARY_MULTIPLE = 64
-"""The published model has 250,048 words for XLM-R's 250,002."""
+"""Vocabulary padding; the published model has 250,048 words for XLM-R's 250,002."""
 
 _PREFIXES = ("bert.", "roberta.")
 
 _RELEASED_ROUTER_STD = 0.02
 _EVEN_ROUTER_STD = 1e-7
-"""Probabilities then differ by less than 1e-6 of their size, but not all tokens go to the same
-experts, as they would with a router of zeros."""
+"""Standard deviation of an even router: probabilities differ by less than 1e-6 of their size, but
+tokens spread over the experts, unlike with a router of zeros."""
 
 _LAYER_NAMES = {
     "attention.output.dense": "attn.out_proj",
@@ -37,13 +37,13 @@ _LAYER_NAMES = {
 }
 
 _CONVERTIBLE = {"hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
-"""Settings of such a model, with the values that the encoder computes."""
+"""Settings of a convertible model, with the supported values."""
 
 Weights = dict[str, Tensor]
 
 
 def rotary_shape(settings: Mapping[str, Any], rotary_base: float, where: str) -> EncoderShape:
-    """The shape that a BERT-like model of transformers has with rotary positions.
+    """Encoder shape of a BERT-like model of transformers after conversion to rotary positions.
 
     Args:
         settings: the content of its config.json.
@@ -83,7 +83,7 @@ def rotary_shape(settings: Mapping[str, Any], rotary_base: float, where: str) ->
 
 
 def rotary_weights(weights: Mapping[str, Tensor], shape: EncoderShape, where: str) -> Weights:
-    """The weights of a BERT-like model by the encoder's names, without its absolute positions.
+    """Weights of a BERT-like model under the encoder's names, without absolute positions.
 
     Queries, keys and values become one layer; rows of zeros fill up the vocabulary.
 
@@ -116,7 +116,7 @@ def rotary_weights(weights: Mapping[str, Tensor], shape: EncoderShape, where: st
 
 
 def upcycled_shape(shape: EncoderShape, experts: ExpertsConfig) -> EncoderShape:
-    """The shape of a dense encoder after upcycling."""
+    """Shape of a dense encoder after upcycling."""
     return dataclasses.replace(
         shape,
         num_experts=experts.num_experts,
@@ -129,7 +129,7 @@ def upcycled_shape(shape: EncoderShape, experts: ExpertsConfig) -> EncoderShape:
 def upcycled_weights(
     weights: Mapping[str, Tensor], shape: EncoderShape, experts: ExpertsConfig
 ) -> Weights:
-    """The weights of a dense encoder after upcycling; `start` of the settings says how.
+    """Weights of a dense encoder after upcycling, by the settings' `start`.
 
     Routers are drawn from the global CPU generator.
 
@@ -163,7 +163,7 @@ def _without_prefix(name: str) -> str:
 
 
 def _of_norm(plain: Mapping[str, Tensor], module: str, kind: str) -> Tensor:
-    """A weight or bias; norms of old checkpoints call them gamma and beta."""
+    """Weight or bias of a norm; old checkpoints call them gamma and beta."""
     old = {"weight": "gamma", "bias": "beta"}[kind]
     return plain[f"{module}.{old}" if f"{module}.{old}" in plain else f"{module}.{kind}"]
 

@@ -6,7 +6,7 @@ from rayembed.models.tokens import NVEmbedTokenizer
 
 
 class NVEmbed(PooledTransformer):
-    """Bidirectional (or causal) decoder; instruction tokens attend but are not pooled.
+    """Bidirectional (or causal) decoder with pooling; instruction tokens attend but are not pooled.
 
     Parameters are `backbone.…` as transformers names them and `pooling.…` as the released
     checkpoints name their `latent_attention_model.…`.

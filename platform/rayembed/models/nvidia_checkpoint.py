@@ -1,4 +1,4 @@
-"""The published checkpoints nvidia/NV-Embed-v1 and v2, by the names of their weights."""
+"""Loader of the published checkpoints nvidia/NV-Embed-v1 and v2, by their weight names."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rayembed.models.tokens import NVEmbedTokenizer
 from rayembed.models.weight_files import load_weights, weight_paths
 
 MAX_LENGTH = 32768
-"""Tokens of a text that the page of v2 gives; that of v1 says 4,096."""
+"""Text length in tokens on v2's model page; v1's says 4,096."""
 
 # The published config.json leaves most of the decoder to defaults of the transformers version it
 # was written with; those of Mistral-7B-v0.1 are stated here.
@@ -51,7 +51,7 @@ _TRUNK, _LATENT = "embedding_model.", "latent_attention_model."
 def load_nvidia_checkpoint(
     folder: Path, *, dtype: Dtype = "bfloat16", max_length: int = MAX_LENGTH
 ) -> NVEmbed:
-    """The published model in a local copy of its repository, in evaluation mode.
+    """Load the published model from a local copy of its repository, in evaluation mode.
 
     Raises:
         ArtifactError: files are missing, or weights have other names or shapes.
@@ -71,7 +71,7 @@ def load_nvidia_checkpoint(
 def published_config(
     folder: Path, *, dtype: Dtype = "bfloat16", max_length: int = MAX_LENGTH
 ) -> NVEmbedConfig:
-    """The settings of the published model in a local copy of its repository."""
+    """Settings of the published model in a local copy of its repository."""
     stated = read_json(folder / "config.json").get("latent_attention_config") or {}
     values = _LATENT_ATTENTION | {k: v for k, v in stated.items() if k in _LATENT_ATTENTION}
     return NVEmbedConfig(
@@ -90,7 +90,7 @@ def published_config(
 
 
 def published_width(folder: Path) -> int:
-    """Width of the vectors of the published model in a local copy of its repository."""
+    """Vector width of the published model in a local copy of its repository."""
     stated = read_json(folder / "config.json").get("text_config") or {}
     return int(stated.get("hidden_size", _DECODER["hidden_size"]))
 
@@ -140,7 +140,7 @@ def empty_nvembed(
 
 
 def _fill(backbone: Any, pooling: LatentAttention, folder: Path, dtype: torch.dtype) -> None:
-    """Put the weights of all files into the empty modules, one file at a time."""
+    """Load the weights of all files into the empty modules, one file at a time."""
     expected = {_TRUNK + name for name in backbone.state_dict()}
     expected |= {_LATENT + name for name in pooling.state_dict()}
     found: set[str] = set()

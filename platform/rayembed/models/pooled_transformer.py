@@ -1,4 +1,4 @@
-"""A transformer with a pooling layer on top: what NV-Embed and the bi-encoder have in common."""
+"""A transformer with a pooling layer: common base of NV-Embed and the bi-encoder."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""From hidden states of tokens to one vector a text; vectors are float32, not yet normalised."""
+"""Pooling: one float32 vector for each text from hidden states, not normalised."""
 
 from collections.abc import Sequence
 
@@ -117,7 +117,7 @@ class Projection(nn.Module):
 
 
 class Projected(nn.Module):
-    """A pooling layer with projections behind it."""
+    """A pooling layer followed by projections."""
 
     def __init__(
         self, pooling: nn.Module, in_width: int, configs: Sequence[ProjectionConfig]
@@ -135,7 +135,7 @@ class Projected(nn.Module):
         attention_mask: Tensor,
         pool_mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "batch out"]:
-        """The last projection's vectors, float32."""
+        """Output of the last projection, float32."""
         vectors: Tensor = self.pooling(hidden, attention_mask, pool_mask)
         for projection in self.projections:
             vectors = projection(vectors)
@@ -169,7 +169,7 @@ class SelfAttention(nn.Module):
         attention_mask: Tensor,
         pool_mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "batch hidden"]:
-        """Mean over tokens behind the block, float32."""
+        """Mean over tokens after the block, float32."""
         batch, tokens, _ = hidden.shape
         qkv = self.to_qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.num_heads, -1)
         queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
@@ -182,7 +182,7 @@ class SelfAttention(nn.Module):
 
 
 def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.Module:
-    """The pooling layer of a model with its projections: as `build_pooling`, (B, D) float32.
+    """Build the pooling layer of a model with its projections; (B, D) float32 output.
 
     D is the width of the last projection, without projections the hidden size.
 
@@ -198,7 +198,7 @@ def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.
 def build_pooling(  # noqa: PLR0911  # one return for each kind
     config: PoolingConfig, hidden_size: int
 ) -> nn.Module:
-    """The pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
+    """Build the pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
 
     Raises:
         ConfigError: heads that do not fit the hidden size.

@@ -1,4 +1,4 @@
-"""Encoders of others: folders in sentence-transformers or plain transformers format."""
+"""Other projects' encoders: folders in sentence-transformers or plain transformers format."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.GELU": "gelu",
 }
-"""Classes that a Dense module may name."""
+"""Supported activation classes of a Dense module."""
 
 POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
@@ -42,7 +42,7 @@ POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Names of pooling modes by the keys that stood for them before version 6 and still may."""
+"""Pooling modes by the keys that denoted them before version 6 and may still occur."""
 
 _SQRT = "mean_sqrt_len_tokens"
 _POOLING: dict[str, BiEncoderPooling] = {
@@ -67,21 +67,21 @@ _OF_TRANSFORMER: dict[str, tuple[Any, ...]] = {
     "config_args": ({},),
     "config_kwargs": ({},),
 }
-"""Settings of a Transformer module that change vectors, with the values that change nothing."""
+"""Settings of a Transformer module that change vectors, with their neutral values."""
 
 
 class EncoderFolder(NamedTuple):
-    """What a folder of others is as a bi-encoder."""
+    """A foreign encoder folder described as a bi-encoder."""
 
     config: BiEncoderConfig
     transformer: Path
     """Folder of the transformer and its tokenizer."""
     dense: tuple[Path, ...]
-    """Files with the weights of the config's projections."""
+    """Weight files of the config's projections."""
 
 
 class Modules(NamedTuple):
-    """What the modules of a folder in sentence-transformers format are."""
+    """Modules of a folder in sentence-transformers format."""
 
     transformer: Path
     pooling: BiEncoderPooling
@@ -91,7 +91,7 @@ class Modules(NamedTuple):
 
 
 def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderFolder:
-    """The settings that describe an encoder as a bi-encoder, and where its weights lie.
+    """Settings that describe an encoder as a bi-encoder, with the locations of its weights.
 
     Reads JSON alone. Prompts named `query` and `document` (or `passage`, `corpus`) become the
     roles' prefixes. A folder without `modules.json` is taken with mean pooling.
@@ -124,7 +124,7 @@ def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderF
 
 
 def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
-    """Put the weights of Dense modules into the projections of a model's head.
+    """Load the weights of Dense modules into the projections of a model's head.
 
     Raises:
         ArtifactError: a file is damaged, or has other weights than its settings say.
@@ -151,7 +151,7 @@ def _dense_weights(folder: Path) -> Path:
 
 
 def read_modules(folder: Path) -> Modules:
-    """The modules that `modules.json` names: a transformer, pooling and what stands behind it.
+    """Modules listed in `modules.json`: a transformer, pooling and what follows.
 
     Raises:
         ArtifactError: others, or settings of them by which a bi-encoder would give other vectors.
@@ -178,7 +178,7 @@ def read_modules(folder: Path) -> Modules:
 
 
 def mode_of(pooling: BiEncoderPooling) -> str:
-    """The name that sentence-transformers has for a pooling."""
+    """Name of a pooling in sentence-transformers."""
     return next(mode for mode, known in _POOLING.items() if known == pooling)
 
 
@@ -226,7 +226,7 @@ def _read_dense(path: Path) -> ProjectionConfig:
 
 
 def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a module that works on something else than the text's vector."""
+    """Raise for a module that works on anything but the text's vector."""
     for key in ("module_input_name", "module_output_name"):
         if settings.get(key) not in (None, "sentence_embedding"):
             raise ArtifactError(
@@ -235,7 +235,7 @@ def _check_feature(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _check_transformer(folder: Path) -> None:
-    """Refuse settings of sentence-transformers' Transformer by which vectors would be others."""
+    """Raise for Transformer settings of sentence-transformers that would change the vectors."""
     path = folder / "sentence_bert_config.json"
     settings = read_json(path) if path.is_file() else {}
     if settings.get("do_lower_case"):
@@ -253,7 +253,7 @@ def _check_transformer(folder: Path) -> None:
 
 
 def _check_similarity(folder: Path, settings: Mapping[str, Any], *, normalized: bool) -> None:
-    """Refuse a model whose vectors are compared by more than their direction."""
+    """Raise for a model whose vectors are compared by more than their direction."""
     similarity = settings.get("similarity_fn_name")
     if similarity not in (None, "cosine") and not (
         normalized and similarity in ("dot", "euclidean")
@@ -266,7 +266,7 @@ def _check_similarity(folder: Path, settings: Mapping[str, Any], *, normalized: 
 
 
 def _max_length(transformer: Path) -> int:
-    """The smallest of the limits that the folder states, as sentence-transformers has it."""
+    """Smallest length limit stated in the folder, as in sentence-transformers."""
     path = transformer / "sentence_bert_config.json"
     settings = read_json(path) if path.is_file() else {}
     if isinstance(settings.get("max_seq_length"), int):
@@ -283,7 +283,7 @@ def _max_length(transformer: Path) -> int:
 
 
 def _saved_dtype(transformer: Path) -> Dtype:
-    """bfloat16 where weights or configuration say so, else float32."""
+    """Number type: bfloat16 if weights or configuration say so, else float32."""
     config = read_json(transformer / "config.json")
     stated = config.get("dtype") or config.get("torch_dtype")
     if stated is None:

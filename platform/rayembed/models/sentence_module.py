@@ -45,12 +45,12 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer of transformers below ours."""
+        """Underlying tokenizer of transformers."""
         return self.model.tokenizer.pretrained
 
     @property
     def max_seq_length(self) -> int:
-        """The longest text of any role, in tokens; setting it sets that of all roles."""
+        """Maximum tokens of a text in any role; the setter changes all roles."""
         return max(self.model.tokenizer.max_lengths.values())
 
     @max_seq_length.setter
@@ -64,7 +64,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
     def preprocess(
         self, inputs: Sequence[str], prompt: str | None = None, task: str | None = None, **_: Any
     ) -> dict[str, Tensor]:
-        """A collated micro-batch of the texts.
+        """Collated micro-batch of the texts.
 
         Raises:
             DataError: an input that is not a text.
@@ -74,11 +74,11 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
                 raise DataError(f"only texts can be embedded, not {type(text).__name__}")
         role: Role = "query" if task == "query" or (task is None and prompt) else "document"
         tokenizer = self.model.tokenizer
-        heads = [prompt or ""] * len(inputs)
-        return tokenizer.collate(tokenizer.with_heads(inputs, heads, role, allow_empty=True))
+        prompts = [prompt or ""] * len(inputs)
+        return tokenizer.collate(tokenizer.with_prompts(inputs, prompts, role, allow_empty=True))
 
     def set_corpus(self, documents: Sequence[str], *, seed: int = 0) -> None:
-        """Embed all texts from now on in the context of a corpus (CDE).
+        """Embed all later texts in the context of a corpus (CDE).
 
         Args:
             documents: of the corpus, of which as many are drawn as the model takes; `[]`: without
@@ -97,7 +97,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         self.model.set_corpus(corpus_context(self.model, documents, seed=seed))
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """The features with `sentence_embedding`, (B, D) float32 of unit length."""
+        """Features with `sentence_embedding`, (B, D) float32 unit vectors."""
         features["sentence_embedding"] = self.model(features).embeddings
         return features
 
@@ -116,7 +116,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         local_files_only: bool = False,
         **_: Any,
     ) -> "SentenceModule":
-        """The module of a folder, or of a repository on the hub, that `save` wrote."""
+        """Load a module that `save` wrote, from a folder or a hub repository."""
         folder = load_dir_path(
             model_name_or_path,
             subfolder=subfolder,
@@ -131,7 +131,7 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
 def as_sentence_transformer(
     folder: str | Path, *, device: str | None = None, truncate_dim: int | None = None
 ) -> SentenceTransformer:
-    """A `SentenceTransformer` of a folder that a model was saved to, prompts included.
+    """`SentenceTransformer` of a saved model's folder, with its prompts.
 
     What `SentenceTransformer(folder, trust_remote_code=True)` gives, without the flag.
 

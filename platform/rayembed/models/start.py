@@ -1,4 +1,4 @@
-"""Where a model to train starts: at a transformer alone, or at a model with a trained head."""
+"""Start of a training: a bare transformer, or a model with a trained head."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -29,18 +29,18 @@ logger = logging.getLogger(__name__)
 
 
 class Start(NamedTuple):
-    """What folders give a model to train."""
+    """Initial weights of a model to train, as found in folders."""
 
     transformer: Path
     """Folder of the backbone and its tokenizer."""
     load_head: Callable[[nn.Module], None] | None
-    """Puts trained weights into the model's head; None: it starts fresh."""
+    """Loads trained weights into the model's head; None for a fresh head."""
     encoder: Path | None = None
-    """Folder of the encoder beside the backbone and its tokenizer; None: the model has none."""
+    """Folder of the encoder beside the backbone and its tokenizer; None without one."""
 
 
 def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start:
-    """What the folders give the model of the config; no weights are read.
+    """Locate the initial weights of the config's model; no weights are read.
 
     The backbone's may be a transformer's own, one of rayembed's models, or in sentence-transformers
     format; so may the encoder's, of which a Causal2Vec gives its encoder.
@@ -98,7 +98,7 @@ def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
 
 
 def _head(config: ModelConfig) -> dict[str, object]:
-    """The settings that decide which weights a head has."""
+    """Settings that decide the weights of a head."""
     found = config.model_dump(include={"kind", "pooling", "projections"})
     if isinstance(config, Causal2VecConfig):
         found["contextual_tokens"] = config.contextual_tokens

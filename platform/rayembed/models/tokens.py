@@ -1,4 +1,4 @@
-"""Tokens of texts: special tokens, instruction mask, truncation, right padding.
+"""Tokenization: special tokens, instruction mask, truncation, right padding.
 
 One call of the fast tokenizer for a batch of texts, without its own special tokens, truncation or
 padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 80
 
 
 class TextTokenizer(ABC):
-    """`prefix ids + tokens of (head + text), cut at the end + suffix ids`; picklable."""
+    """Tokenizer of `prefix ids + tokens of (prompt + text), truncated + suffix ids`; picklable."""
 
     def __init__(
         self,
@@ -36,14 +36,14 @@ class TextTokenizer(ABC):
         suffix: Sequence[int],
         pad_id: int,
         max_lengths: dict[Role, int],
-        pool_head: bool,
+        pool_prompt: bool,
     ) -> None:
         self.pretrained = without_settings(pretrained)
         self.pad_id = pad_id
         self.max_lengths = max_lengths
         self._prefix = np.array(prefix, dtype=np.int32)
         self._suffix = np.array(suffix, dtype=np.int32)
-        self._pool_head = pool_head
+        self._pool_prompt = pool_prompt
         for role, length in max_lengths.items():
             if length <= len(prefix) + len(suffix):
                 raise ConfigError(
@@ -52,8 +52,8 @@ class TextTokenizer(ABC):
                 )
 
     @abstractmethod
-    def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+    def prompt(self, instruction: str, role: Role) -> str:
+        """Literal prompt before a text of this role with this instruction."""
 
     def __call__(
         self,
@@ -64,61 +64,61 @@ class TextTokenizer(ABC):
         allow_empty: bool = False,
     ) -> list[Tokens]:
         """Tokens of each text in its role; see `Tokenizer`."""
-        heads = [self.head(i, role) for i in instructions or [""] * len(texts)]
-        return self.with_heads(texts, heads, role, allow_empty=allow_empty)
+        prompts = [self.prompt(i, role) for i in instructions or [""] * len(texts)]
+        return self.with_prompts(texts, prompts, role, allow_empty=allow_empty)
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head (prefix, instruction or prompt) before it.
+        """Tokens of each text with its literal prompt (prefix or instruction) before it.
 
         Raises:
-            DataError: a text has no token of its own, or its head leaves no room for it.
+            DataError: a text has no token of its own, or its prompt leaves no room for it.
         """
         if not texts:
             return []
         backend = self.pretrained.backend_tokenizer
-        joined = [head + text for head, text in zip(heads, texts, strict=True)]
+        joined = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
         encodings = backend.encode_batch(joined, add_special_tokens=False)
         return [
-            self._lay_out(encoding, text, head, role, allow_empty)
-            for encoding, text, head in zip(encodings, texts, heads, strict=True)
+            self._lay_out(encoding, text, prompt, role, allow_empty)
+            for encoding, text, prompt in zip(encodings, texts, prompts, strict=True)
         ]
 
     def _lay_out(
-        self, encoding: Any, text: str, head: str, role: Role, allow_empty: bool
+        self, encoding: Any, text: str, prompt: str, role: Role, allow_empty: bool
     ) -> Tokens:
         ids = encoding.ids
-        num_head = _num_head_tokens(encoding.offsets, len(head)) if head else 0
-        if not allow_empty and (len(ids) == num_head or not text.strip()):
+        num_prompt = _num_prompt_tokens(encoding.offsets, len(prompt)) if prompt else 0
+        if not allow_empty and (len(ids) == num_prompt or not text.strip()):
             raise without_tokens(text, role)
-        if head and num_head >= self.room(role) and len(ids) > num_head:
-            raise without_room(text, head, num_head, role, self.max_lengths[role])
+        if prompt and num_prompt >= self.budget(role) and len(ids) > num_prompt:
+            raise budget_exceeded(text, prompt, num_prompt, role, self.max_lengths[role])
         whole = self._whole(np.array(ids, dtype=np.int32), role)
         pool = np.ones(len(whole), dtype=bool)
-        if head and not self._pool_head:
-            pool[: len(self._prefix) + num_head] = False
+        if prompt and not self._pool_prompt:
+            pool[: len(self._prefix) + num_prompt] = False
         return {"input_ids": whole, "pool_mask": pool}
 
     def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
-        """Special tokens around as many of the own ones of head and text as there is room for."""
-        return np.concatenate([self._prefix, own[: self.room(role)], self._suffix])
+        """Special tokens around the tokens of prompt and text, truncated to the budget."""
+        return np.concatenate([self._prefix, own[: self.budget(role)], self._suffix])
 
-    def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together, special ones not counted."""
+    def budget(self, role: Role) -> int:
+        """Token budget of prompt and text in this role, without special tokens."""
         return self.max_lengths[role] - len(self._prefix) - len(self._suffix)
 
-    def num_head_tokens(self, head: str) -> int:
-        """Tokens that a literal head takes of the room; the most of some texts behind it."""
-        if not head:
+    def num_prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a literal prompt within the budget; the maximum over some following texts."""
+        if not prompt:
             return 0
         # A word takes the head's trailing space into its token, a digit often does not.
-        joined = [head + text for text in ("a", "7", "é")]
+        joined = [prompt + text for text in ("a", "7", "é")]
         encodings = self.pretrained.backend_tokenizer.encode_batch(joined, add_special_tokens=False)
-        return max(_num_head_tokens(encoding.offsets, len(head)) for encoding in encodings)
+        return max(_num_prompt_tokens(encoding.offsets, len(prompt)) for encoding in encodings)
 
     def collate(self, tokens: Sequence[Tokens]) -> dict[str, Tensor]:
-        """`input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
+        """Collate `input_ids` and `attention_mask` int64, `pool_mask` bool, each (B, longest).
 
         Padding goes to the right.
         """
@@ -128,7 +128,7 @@ class TextTokenizer(ABC):
 
 
 class NVEmbedTokenizer(TextTokenizer):
-    """`BOS + instruction template + text + EOS`; the instruction is kept out of the pool.
+    """Tokenizer of `BOS + instruction template + text + EOS`; the pool excludes the instruction.
 
     A token is out when it ends inside the instruction: the token that joins the template's
     trailing space with the text's first word is in. With an instruction BOS is out too (as
@@ -145,17 +145,17 @@ class NVEmbedTokenizer(TextTokenizer):
                 "query": config.query_max_length,
                 "document": config.document_max_length,
             },
-            pool_head=False,
+            pool_prompt=False,
         )
         self._template = config.instruction_template
 
-    def head(self, instruction: str, role: Role = "query") -> str:
-        """The literal text before a text with this instruction, in either role; empty for none."""
+    def prompt(self, instruction: str, role: Role = "query") -> str:
+        """Literal prompt before a text with this instruction, in either role; empty without one."""
         return self._template.replace("{instruction}", instruction) if instruction else ""
 
 
 class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
-    """The same as the code of nvidia/NV-Embed-v1 and v2 lays it out, to the token.
+    """Token layout of the released code of nvidia/NV-Embed-v1 and v2, token by token.
 
     `input_ids` (T,) are the first `max_length` of `BOS + tokens of (instruction + text) + EOS`: a
     text that is too long has one token more of its own and no EOS. `pool_mask` (T,) leaves out the
@@ -167,38 +167,40 @@ class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
     without a trailing space has its last token there.
     """
 
-    def with_heads(
-        self, texts: Sequence[str], heads: Sequence[str], role: Role, *, allow_empty: bool = False
+    def with_prompts(
+        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
     ) -> list[Tokens]:
-        """Tokens of each text with its literal head before it; see `TextTokenizer`."""
-        made = super().with_heads(texts, heads, role, allow_empty=allow_empty)
+        """Tokens of each text with its literal prompt before it; see `TextTokenizer`."""
+        made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
         backend = self.pretrained.backend_tokenizer
-        alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*heads}}
+        alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*prompts}}
         counted: list[Tokens] = []
-        for tokens, text, head in zip(made, texts, heads, strict=True):
-            pool = np.arange(len(tokens["input_ids"])) >= alone[head]
+        for tokens, text, prompt in zip(made, texts, prompts, strict=True):
+            pool = np.arange(len(tokens["input_ids"])) >= alone[prompt]
             if not pool.any():  # the released code divides by zero
-                raise without_room(text, head, alone[head], role, self.max_lengths[role])
+                raise budget_exceeded(text, prompt, alone[prompt], role, self.max_lengths[role])
             counted.append({**tokens, "pool_mask": pool})
         return counted
 
     def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
         return np.concatenate([self._prefix, own, self._suffix])[: self.max_lengths[role]]
 
-    def room(self, role: Role) -> int:
-        """Tokens that head and text of this role may have together; EOS yields to them."""
+    def budget(self, role: Role) -> int:
+        """Token budget of prompt and text in this role; EOS yields to them."""
         return self.max_lengths[role] - len(self._prefix)
 
 
 class PrefixTokenizer(TextTokenizer):
-    """`head + text` amid the tokenizer's own special tokens; each role has a literal prefix."""
+    """Tokenizer of `prompt + text` with the model's own special tokens and a literal prefix by
+    role.
+    """
 
     def __init__(
         self,
         pretrained: Any,
         config: BiEncoderConfig | CDEConfig | NomicMoeConfig,
         *,
-        pool_head: bool,
+        pool_prompt: bool,
     ) -> None:
         prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
         super().__init__(
@@ -210,7 +212,7 @@ class PrefixTokenizer(TextTokenizer):
                 "query": config.query_max_length,
                 "document": config.document_max_length,
             },
-            pool_head=pool_head,
+            pool_prompt=pool_prompt,
         )
         self.prefixes: dict[Role, str] = {
             "query": config.query_prefix,
@@ -219,17 +221,17 @@ class PrefixTokenizer(TextTokenizer):
 
 
 class BiEncoderTokenizer(PrefixTokenizer):
-    """`prefix of the role + instruction + text` amid the tokenizer's own special tokens.
+    """Tokenizer of `prefix of the role + instruction + text` with the model's own special tokens.
 
     Everything is pooled. An instruction stands after the prefix as plain text, with a space
     behind it unless it ends in white space itself.
     """
 
     def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
-        super().__init__(pretrained, config, pool_head=True)
+        super().__init__(pretrained, config, pool_prompt=True)
 
-    def head(self, instruction: str, role: Role) -> str:
-        """The literal text before a text of this role with this instruction."""
+    def prompt(self, instruction: str, role: Role) -> str:
+        """Literal prompt before a text of this role with this instruction."""
         return plain_head(self.prefixes[role], instruction)
 
 
@@ -237,7 +239,7 @@ class SpecialIds:
     """Ids of a decoder's special tokens."""
 
     def __init__(self, pretrained: Any, config: dict[str, Any]) -> None:
-        """The tokenizer's ids; where it names none, those of the model's `config.json`.
+        """Special ids of the tokenizer, or of the model's `config.json` where it names none.
 
         Raises:
             ArtifactError: neither names an end-of-text token.
@@ -255,7 +257,7 @@ class SpecialIds:
 
 
 def _first_id(*candidates: Any) -> int | None:
-    """The first id that is given; a list of end-of-text ids counts as its first."""
+    """First given id; a list of end-of-text ids counts as its first."""
     for candidate in candidates:
         value = candidate[0] if isinstance(candidate, list | tuple) and candidate else candidate
         if isinstance(value, int):
@@ -263,10 +265,10 @@ def _first_id(*candidates: Any) -> int | None:
     return None
 
 
-def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> int:
-    """How many leading tokens end within the first `head_length` characters."""
+def _num_prompt_tokens(offsets: Sequence[tuple[int, int]], prompt_length: int) -> int:
+    """Number of leading tokens that end within the first `prompt_length` characters."""
     for place, (_, end) in enumerate(offsets):
-        if end > head_length:
+        if end > prompt_length:
             return place
     return len(offsets)
 
@@ -274,7 +276,7 @@ def _num_head_tokens(offsets: Sequence[tuple[int, int]], head_length: int) -> in
 def padded(
     rows: Sequence[np.ndarray], value: float, side: PaddingSide = "right"
 ) -> tuple[Tensor, Tensor]:
-    """The rows padded to the longest and what is no padding, both (B, longest) int64."""
+    """Rows padded to the longest, and their attention mask, both (B, longest) int64."""
     shape = (len(rows), max(len(row) for row in rows))
     values = np.full(shape, value, dtype=np.int64)
     mask = np.zeros(shape, dtype=np.int64)
@@ -286,23 +288,25 @@ def padded(
 
 
 def without_tokens(text: str, role: Role) -> DataError:
-    """The error of a text that is empty for the tokenizer."""
+    """Error for a text without tokens."""
     return DataError(
         f"the {role} {shown(text)} has no tokens of its own, only special ones; leave the row out"
     )
 
 
-def without_room(text: str, head: str, num_head: int, role: Role, max_length: int) -> DataError:
-    """The error of a head whose `num_head` tokens leave none of the length for the text."""
+def budget_exceeded(
+    text: str, prompt: str, num_prompt: int, role: Role, max_length: int
+) -> DataError:
+    """Error for a prompt whose `num_prompt` tokens leave no budget for the text."""
     return DataError(
-        f"the instruction or prefix {shown(head)} takes {num_head} tokens, which leaves none of "
-        f"{role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
+        f"the instruction or prefix {shown(prompt)} takes {num_prompt} tokens, which leaves none "
+        f"of {role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
         f"{role}_max_length"
     )
 
 
 def without_settings(pretrained: Any) -> Any:
-    """The same tokenizer, which neither truncates nor pads any more.
+    """The tokenizer with truncation and padding switched off.
 
     A tokenizer.json can bring both along (all-MiniLM-L6-v2: 128 tokens).
     """
@@ -312,7 +316,7 @@ def without_settings(pretrained: Any) -> Any:
 
 
 def special_layout(backend: Any) -> tuple[list[int], list[int]]:
-    """Ids that the tokenizer itself puts before and after one text."""
+    """Special ids that the tokenizer puts before and after one text."""
     encoding = backend.encode("a", add_special_tokens=True)
     own = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not own:
@@ -323,7 +327,7 @@ def special_layout(backend: Any) -> tuple[list[int], list[int]]:
 
 
 def append_stated_eos(pretrained: Any, folder: Path) -> None:
-    """Let the tokenizer end texts with EOS where its folder says so and it does not, in place.
+    """Make the tokenizer append EOS if its folder says so and it does not, in place.
 
     `tokenizer_config.json` of intfloat/e5-mistral-7b-instruct states `add_eos_token`, its
     `tokenizer.json` puts BOS alone, and transformers 5 goes by the latter without a word: the last
@@ -353,6 +357,6 @@ def append_stated_eos(pretrained: Any, folder: Path) -> None:
 
 
 def shown(text: str) -> str:
-    """A text as messages quote it: its beginning."""
+    """Beginning of a text, as quoted in messages."""
     cut = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
     return repr(cut)

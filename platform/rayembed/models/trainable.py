@@ -1,4 +1,4 @@
-"""The trained part of a model's weights, by stable names."""
+"""Trained part of a model's weights, by stable names."""
 
 from collections.abc import Mapping
 

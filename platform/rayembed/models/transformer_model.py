@@ -1,4 +1,4 @@
-"""What models around a pretrained transformer have in common: their parts, and saving them."""
+"""Common base of models around a pretrained transformer: their parts, and saving them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,30 +11,30 @@ from rayembed.models.contract import EmbeddingModel, PromptTokenizer
 
 
 class TransformerModel(EmbeddingModel):
-    """A pretrained backbone, further parts of its own, a tokenizer; saved as one folder."""
+    """A pretrained backbone, further parts and a tokenizer; saved as one folder."""
 
     config: ModelConfig
     backbone: Any
-    """A model of transformers, perhaps with adapters."""
+    """A transformers model, possibly with adapters."""
     tokenizer: PromptTokenizer
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The pretrained models in it by the names of their settings, the backbone first."""
+        """Pretrained models by the names of their settings, the backbone first."""
         return {"backbone": self.backbone}
 
     @property
     def head(self) -> nn.Module:
-        """What is trained from random weights beside the pretrained parts."""
+        """Layers trained from random weights beside the pretrained parts."""
         raise TypeError(f"{type(self).__name__} has no head")
 
     @property
     def trained_parts(self) -> list[Any]:
-        """Those of `parts` that are trained, or have adapters that are."""
+        """The `parts` that are trained or have trained adapters."""
         return list(self.parts.values())
 
     def backbone_parameter(self, name: str) -> bool:
-        """Whether the named parameter is one of the pretrained parts' or an adapter's."""
+        """Whether the named parameter belongs to a pretrained part or an adapter."""
         path = name.split(".")
         return any(part in path for part in self.parts)
 
@@ -46,7 +46,7 @@ class TransformerModel(EmbeddingModel):
             )
 
     def save(self, folder: Path, *, instructions: Mapping[str, str] | None = None) -> None:
-        """Write the model, adapters merged, to a folder that appears whole or not at all.
+        """Save the model with merged adapters to a folder, atomically.
 
         Args:
             instructions: task definitions by name, kept as prompts for sentence-transformers.

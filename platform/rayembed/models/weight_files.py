@@ -1,4 +1,4 @@
-"""The safetensors files of a model folder: what they say of themselves, and their weights."""
+"""Safetensors files of a model folder: headers and weights."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from rayembed.errors import ArtifactError
 from rayembed.models.json_file import read_json
 
 _MAX_HEADER_BYTES = 100_000_000
-"""As safetensors itself has it."""
+"""Maximum header size in bytes, the limit of safetensors itself."""
 
 
 def check_weight_files(folder: Path) -> None:
-    """Return when every safetensors file is whole and every one that an index names is there.
+    """Check that every safetensors file is complete and every file named by an index exists.
 
     Raises:
         ArtifactError: files are missing or cut off, as a copy that was broken off leaves them.
@@ -35,7 +35,7 @@ def check_weight_files(folder: Path) -> None:
 
 
 def weight_paths(folder: Path) -> list[Path]:
-    """`model.safetensors` of a folder, or the files that its index names; empty: it has neither.
+    """`model.safetensors` of a folder, or the files of its index; empty if it has neither.
 
     Raises:
         ArtifactError: the index cannot be read.
@@ -49,7 +49,7 @@ def weight_paths(folder: Path) -> list[Path]:
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file by their names, on the CPU.
+    """Load all tensors of a safetensors file by name, on the CPU.
 
     Raises:
         ArtifactError: there is no such file, or it is damaged.
@@ -64,7 +64,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def count_parameters(folder: Path) -> int | None:
-    """Numbers in all safetensors files of the folder; None where weights lie in other files."""
+    """Number of parameters in the folder's safetensors files; None for weights in other formats."""
     files = sorted(folder.rglob("*.safetensors"))
     if not files or any(folder.rglob("pytorch_model*.bin")):
         return None
@@ -73,7 +73,7 @@ def count_parameters(folder: Path) -> int | None:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Type, shape and place of each tensor of a safetensors file by its name.
+    """Type, shape and position of each tensor of a safetensors file, by name.
 
     Raises:
         ArtifactError: not such a file, or shorter than it says.

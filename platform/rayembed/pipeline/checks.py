@@ -39,7 +39,7 @@ from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.load import check_loadable
 from rayembed.models.nomic_moe_start import loses_its_positions
 from rayembed.models.start import find_start
-from rayembed.training.stage_lengths import as_read_by
+from rayembed.training.stage_lengths import stage_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
     for stage in run.stages:
         if stage.query_max_length is None and stage.document_max_length is None:
             continue
-        shorter = cast(PromptTokenizer, as_read_by(stage, tokenizer))
+        shorter = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer))
         for dataset in run.data.datasets:
             if dataset.name in stage.datasets:
                 for setting, instruction, role in _instructions_of(dataset):
@@ -166,7 +166,7 @@ def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
 
 def _check_examples(run: Run, examples: ExamplesConfig, tokenizer: PromptTokenizer) -> None:
     for stage in run.stages:
-        room = cast(PromptTokenizer, as_read_by(stage, tokenizer)).room("query")
+        room = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer)).budget("query")
         if examples.max_tokens >= room:
             raise ConfigError(
                 f"model.examples.max_tokens is {examples.max_tokens}, but stages.{stage.name}."
@@ -238,13 +238,13 @@ def _instructions_of(dataset: DatasetConfig) -> Iterator[tuple[str, str, Role]]:
 def _check_room(
     owner: str, tokenizer: PromptTokenizer, setting: str, instruction: str, role: Role
 ) -> None:
-    _check_head(owner, tokenizer, setting, tokenizer.head(instruction, role), role)
+    _check_head(owner, tokenizer, setting, tokenizer.prompt(instruction, role), role)
 
 
 def _check_head(
     owner: str, tokenizer: PromptTokenizer, setting: str, head: str, role: Role
 ) -> None:
-    tokens, room = tokenizer.num_head_tokens(head), tokenizer.room(role)
+    tokens, room = tokenizer.num_prompt_tokens(head), tokenizer.budget(role)
     if tokens < room:
         return
     cut = head if len(head) <= _SHOWN_CHARACTERS else f"{head[:_SHOWN_CHARACTERS]}…"

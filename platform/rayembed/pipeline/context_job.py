@@ -56,7 +56,7 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
         ConfigError: no data set with clusters, or sizes larger than the data.
     """
     from rayembed.data.clusters.difficulty import Difficulty, measure_batches
-    from rayembed.data.on_ray import workshop_on_ray
+    from rayembed.data.on_ray import ray_pipeline_context
     from rayembed.data.prepare import check_sources, prepare_datasets
     from rayembed.pipeline.checks import check_teachers
     from rayembed.pipeline.context_report import deliver, difficulty_report
@@ -68,9 +68,9 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
     check_writable(output)
     sources = check_sources(data, names)
     connect()
-    workshop = workshop_on_ray(data)
+    context = ray_pipeline_context(data)
     # Clusters are made of the rows that the filter leaves; mining changes no pair.
-    prepared = prepare_datasets(data, workshop, names, "filtered", sources)
+    prepared = prepare_datasets(data, context, names, "filtered", sources)
     pairs = {name: sum(part.rows for part in done[-1].parts) for name, done in prepared.items()}
     cluster_sizes, batch_sizes = asked_sizes(
         args.cluster_sizes, args.batch_sizes, pairs, args.pairs
@@ -78,7 +78,7 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
     total: dict[int | None, dict[int, Difficulty]] = {}
     for dataset in datasets:
         found = measure_batches(
-            workshop,
+            context,
             dataset,
             prepared[dataset.name][-1],
             cluster_sizes=cluster_sizes,

@@ -4,9 +4,9 @@ from collections.abc import Collection
 
 from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun
-from rayembed.data.on_ray import workshop_on_ray
+from rayembed.data.artifacts import DatasetArtifact
+from rayembed.data.on_ray import ray_pipeline_context
 from rayembed.data.prepare import check_sources, prepare_datasets
-from rayembed.data.prepared import Prepared
 from rayembed.data.steps import Step
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
@@ -14,7 +14,7 @@ from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.storage import absolute_storage
 
 
-def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, list[Prepared]]:
+def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, list[DatasetArtifact]]:
     """Data set → its finished folders, after a table of them was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
@@ -30,6 +30,6 @@ def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, lis
         check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
     sources = check_sources(run, names)
     connect()
-    done = prepare_datasets(run, workshop_on_ray(run), names, until, sources)
+    done = prepare_datasets(run, ray_pipeline_context(run), names, until, sources)
     print_prepared(run, done)
     return done

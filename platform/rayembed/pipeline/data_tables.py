@@ -11,8 +11,8 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.sources import MtebSource, WikipediaSource
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
-from rayembed.data.prepared import Prepared
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,
     dataset_names,
@@ -44,7 +44,7 @@ def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
     _console(out).print(table)
 
 
-def print_prepared(run: DataRun, done: Mapping[str, Sequence[Prepared]]) -> None:
+def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) -> None:
     """Print what each step left, where it lies, and what to run next."""
     table = Table(title=f"Data run {run.name}", title_justify="left")
     table.add_column("data set", no_wrap=True)

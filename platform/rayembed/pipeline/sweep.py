@@ -38,8 +38,8 @@ from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now
 from rayembed.tuning.concurrency import trials_at_once
 from rayembed.tuning.events import Pointer, start_of
-from rayembed.tuning.ledger import Ledger, TrialRecord, best
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
+from rayembed.tuning.trial_store import TrialRecord, TrialStore, best
 from rayembed.tuning.trials import data_runs, known_trials, number_left
 
 logger = logging.getLogger(__name__)
@@ -130,8 +130,8 @@ def _sweep(
     check_dashboard()
     trials = known_trials(sweep)
     _prepare(sweep, [trial.run for trial in trials])
-    ledger = Ledger(files.place)
-    left = number_left(sweep, trials, ledger.read())
+    trial_store = TrialStore(files.place)
+    left = number_left(sweep, trials, trial_store.read())
     if left:
         runs = min(left, sweep.trials_at_once or 1)
         check_placement(placement, validates=validates, runs=runs)
@@ -152,9 +152,9 @@ def _sweep(
     try:
         tags = {"mlflow.parentRunId": tracker.run_id, "rayembed.sweep": sweep.name}
         try:
-            run_trials(TuneJob(sweep, trials, ledger, run_trial, tags))
+            run_trials(TuneJob(sweep, trials, trial_store, run_trial, tags))
         finally:
-            records = ledger.read()
+            records = trial_store.read()
             _close_ended(sweep, records)
             report = write_report(sweep, records, files, tracker, printed, source)
             files.keep()

@@ -11,7 +11,6 @@ from rayembed.pipeline.report import WIDTH, Outcome
 from rayembed.registry.metrics_log import write_atomic
 from rayembed.registry.tracking import Tracker
 from rayembed.tuning.importance import LEAST_TRIALS, importance
-from rayembed.tuning.ledger import SEED, TrialRecord, best
 from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
 from rayembed.tuning.results import (
     Row,
@@ -21,6 +20,7 @@ from rayembed.tuning.results import (
     trials_csv,
     trials_table,
 )
+from rayembed.tuning.trial_store import SEED, TrialRecord, best
 
 REPORT = "report.md"
 

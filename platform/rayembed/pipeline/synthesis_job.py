@@ -12,8 +12,8 @@ from rich.table import Table
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.override import override
 from rayembed.config.synthesis import OpenAICompatible, SynthesisRun
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
-from rayembed.data.prepared import Prepared
 from rayembed.data.synthesis.synthesize import REJECTED
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
 from rayembed.pipeline.storage import absolute_storage
@@ -42,7 +42,7 @@ def run_synthesis_job(argv: Sequence[str], *, about: str | None) -> int:
     return exit_code(work)
 
 
-def _synthesize(run: SynthesisRun) -> Prepared:
+def _synthesize(run: SynthesisRun) -> DatasetArtifact:
     """The folder of records, after a table of it and what to run next were printed."""
     storage = absolute_storage(run.placement.storage_path)
     placement = run.placement.model_copy(update={"storage_path": storage})
@@ -60,7 +60,7 @@ def _synthesize(run: SynthesisRun) -> Prepared:
     return prepared
 
 
-def _print_outcome(prepared: Prepared, storage: str, *, out: TextIO) -> None:
+def _print_outcome(prepared: DatasetArtifact, storage: str, *, out: TextIO) -> None:
     """Write what came of each kind, where it lies, and what to run next."""
     found = prepared.manifest
     state = "was there" if prepared.reused else f"took {found['seconds']:.1f} s"

@@ -1,1 +1,1 @@
-"""Functions that return a complete run, one module a model family."""
+"""Functions that return complete runs, one module for each model family."""

@@ -1,4 +1,4 @@
-"""Adaptations of Nomic Embed v2 (arXiv 2502.07972, section 4.1): published size, and a laptop's.
+"""Adaptations of Nomic Embed v2 (arXiv 2502.07972, section 4.1): published and laptop size.
 
 What they leave is the `model.backbone.path` of the recipes in `nomic`.
 """
@@ -25,12 +25,12 @@ XLM_R = "hf://FacebookAI/xlm-roberta-base@main"
 
 
 def adaptation_names() -> tuple[str, ...]:
-    """Names that `get_adaptation` knows."""
+    """Names known to `get_adaptation`."""
     return tuple(_recipes())
 
 
 def get_adaptation(name: str) -> Adaptation:
-    """The complete adaptation of a recipe.
+    """Complete adaptation of a recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.

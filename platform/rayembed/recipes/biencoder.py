@@ -1,4 +1,4 @@
-"""Runs of a plain bi-encoder: on one's own pairs, and on the Wikipedia sample."""
+"""Runs of a plain bi-encoder: on the user's own pairs, and on the Wikipedia sample."""
 
 from typing import Literal
 

@@ -1,4 +1,6 @@
-"""What several recipes have alike: scores over the Wikipedia sample, a laptop, a node of GPUs."""
+"""Shared parts of recipes: scores over the Wikipedia sample, placements for a laptop and a GPU
+node.
+"""
 
 from collections.abc import Mapping
 
@@ -19,8 +21,8 @@ EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
     "WikiTopicClassification": CLASSIFICATION_TASK,
     "WikiTopicClustering": CLUSTERING_TASK,
 }
-"""The tasks that are trained are evaluated with the instruction of their training, the others with
-the general ones of their types, as everywhere (`evaluation/prompts.py`)."""
+"""Evaluation instructions: trained tasks have their training instruction, others the general one of
+their type (`evaluation/prompts.py`)."""
 
 
 def sample_scores(
@@ -32,7 +34,7 @@ def sample_scores(
     source: str | None = None,
     translations: Mapping[str, str] | None = None,
 ) -> EvaluationConfig:
-    """Scores over held-out titles of the Wikipedia sample, beside those of BM25 and all-MiniLM."""
+    """Scores on held-out titles of the Wikipedia sample, beside those of BM25 and all-MiniLM."""
     return EvaluationConfig(
         benchmarks=(WIKIPEDIA,),
         wikipedia=WikipediaTasks(
@@ -48,7 +50,7 @@ def sample_scores(
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = False) -> Placement:
-    """One worker on two CPU cores; micro-batches by the hardware where none are named."""
+    """One worker on two CPU cores; micro-batch size by hardware if none is given."""
     return Placement(
         workers=1,
         cpus_per_worker=1.0,
@@ -66,7 +68,7 @@ def on_gpus(
     micro_batch_tokens: int,
     gradient_checkpointing: bool = True,
 ) -> Placement:
-    """A worker on each of several GPUs."""
+    """One worker on each of several GPUs."""
     return Placement(
         workers=workers,
         use_gpu=True,

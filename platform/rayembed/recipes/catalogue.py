@@ -9,12 +9,12 @@ from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Names that `get_recipe` knows."""
+    """Names known to `get_recipe`."""
     return tuple(_recipes())
 
 
 def get_recipe(name: str) -> Run:
-    """The complete run of a recipe.
+    """Complete run of a recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.
@@ -72,7 +72,7 @@ def _stages_of_table_4(name: str, recipe: Callable[[], Run]) -> dict[str, Callab
 
 
 def _data_of_table_4() -> dict[str, Callable[[], Run]]:
-    """NV-Embed, Table 4, second and third part: names of classes as documents; S0, S1, S2."""
+    """NV-Embed, Table 4, second and third part: class names as documents; S0, S1, S2."""
     build = nvembed.published
     return {
         "nvembed-v2-labels": lambda: build(

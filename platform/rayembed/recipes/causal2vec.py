@@ -48,10 +48,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
 }
-"""The fixed set of the quickstart's evaluation with in-context examples, written for it."""
+"""Fixed in-context examples of the quickstart's evaluation, written for it."""
 
 ENCODER_LAYERS = ("query", "key", "value", "dense")
-"""Linear layers of BERT, which E5 and all-MiniLM are."""
+"""Linear layers of BERT, the architecture of E5 and all-MiniLM."""
 
 E5_BASE = "hf://intfloat/e5-base-v2@main"
 
@@ -176,7 +176,7 @@ def qwen2_5_1_5b() -> Run:
 
 
 def sheared_llama_1_3b() -> Run:
-    """Causal2Vec-S-LLaMA-1.3B (Tables 1 and 7), no instruction-tuned model: without a template."""
+    """Causal2Vec-S-LLaMA-1.3B (Tables 1 and 7); no template, as it is not instruction-tuned."""
     return published(
         "causal2vec-sllama-1.3b",
         "hf://princeton-nlp/Sheared-LLaMA-1.3B@main",
@@ -186,11 +186,12 @@ def sheared_llama_1_3b() -> Run:
 
 
 _INSTRUCT = ("[INST]", "[/INST]")
-"""Begin and end of a user's turn; the tokenizers of both put a space before words themselves."""
+"""Begin and end of a user turn; the tokenizers of both models put a space before words themselves.
+"""
 
 
 def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str]) -> Run:
-    """A run at the size of the paper (Appendix A) with its data.
+    """Published-size run (Appendix A) with its data.
 
     Steps, batches, optimiser, LoRA's rank and alpha are the paper's. It does not state LoRA's
     dropout and layers, weight decay and clipping, nor how many hard negatives a query has: they are
@@ -260,7 +261,8 @@ def with_examples(
     *,
     query_max_length: int,
 ) -> Run:
-    """The run with in-context examples: drawn in training, a fixed set for a task in evaluation.
+    """The run with in-context examples: sampled in training, a fixed set for each task in
+    evaluation.
 
     Args:
         fixed: pairs of query and positive by the name of a task, which has an instruction.

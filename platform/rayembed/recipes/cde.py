@@ -1,4 +1,4 @@
-"""Runs of CDE (arXiv 2410.02525): the released model's, one's own, and one for a laptop with its
+"""Runs of CDE (arXiv 2410.02525): the released model's, one on own pairs, one for a laptop with
 controls.
 
 The rows of Table 1 at the quickstart's size are `cde-quickstart-random`, `-clustered`, `-filtered`
@@ -28,8 +28,8 @@ NOMIC_BERT = "hf://nomic-ai/nomic-bert-2048@main"
 """The backbone of both stages (section 5, "Implementation")."""
 
 SUPERVISED_PAIRS = 1_500_000
-"""Of the training data of BGE. The paper counts none; a caption of its supervised set says so
-many (Table 4)."""
+"""Size of BGE's training data. The paper states none; a caption of its supervised set has this
+number (Table 4)."""
 
 _PAIRS = 64
 _STEPS = 60
@@ -185,7 +185,7 @@ def quickstart_filtered() -> Run:
 
 
 def quickstart_clustered() -> Run:
-    """The same without the filter: every other document of a batch is a negative."""
+    """Clustered batches without the filter: every other document of a batch is a negative."""
     run = quickstart_filtered()
     datasets = tuple(
         changed(dataset, clusters=changed(dataset.clusters, false_negative_margin=None))
@@ -219,7 +219,7 @@ def _wikipedia(kind: Literal["description", "sentence"]) -> DatasetConfig:
 
 
 def _stage(name: str, datasets: dict[str, float], *, steps: int, num_negatives: int) -> StageConfig:
-    """A phase of the paper's training (section 5, "Training"); pairs are drawn alike."""
+    """One phase of the paper's training (section 5, "Training"); pairs are sampled uniformly."""
     return StageConfig(
         name=name,
         datasets=datasets,

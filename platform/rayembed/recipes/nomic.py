@@ -20,13 +20,14 @@ from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
 
 MNOMIC_BERT = "hf://nomic-ai/nomic-xlm-2048@main"
 """XLM-R after masked-language modelling with rotary positions. The paper calls it mNomic-BERT;
-configurations of the released models name this one as what they began from."""
+configurations of the released models name this one as their start."""
 
 PAIRS = sum(part.num_pairs for part in ENGLISH_PAIRS) + sum(LANGUAGES.values())
-"""Of pretraining, which runs one epoch over them (section 4.2: 1.6 billion; Table 10 counts)."""
+"""Number of pretraining pairs, for one epoch (section 4.2: 1.6 billion; Table 10 has the counts).
+"""
 
 MATRYOSHKA = 256
-"""The width besides the full 768 (section 4.5)."""
+"""Embedding width besides the full 768 (section 4.5)."""
 
 
 def v2_moe() -> Run:

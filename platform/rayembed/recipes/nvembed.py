@@ -111,12 +111,12 @@ def nvembed_v1() -> Run:
 
 
 def nvembed_v2() -> Run:
-    """NV-Embed-v2: mined negatives, all data, documents of classes are examples."""
+    """NV-Embed-v2: mined negatives, all data, examples as documents of classes."""
     return published("nvembed-v2", mined=True, added=True, synthetic=True, labels="example")
 
 
 def nvembed_v2_public() -> Run:
-    """NV-Embed-v2 with the data that all can fetch: without BioASQ, HoVer and synthetic pairs.
+    """NV-Embed-v2 with publicly available data: without BioASQ, HoVer and synthetic pairs.
 
     Weights and steps are those of the whole, in which the three have 5 % of all samples.
     """
@@ -128,7 +128,7 @@ def nvembed_v2_public() -> Run:
 
 
 def without(run: Run, name: str, left_out: Set[str]) -> Run:
-    """The run without these data sets, each stage with the weights of the others."""
+    """The run without some data sets, each stage keeping the weights of the others."""
     data = changed(run.data, datasets=[d for d in run.data.datasets if d.name not in left_out])
     stages = [
         changed(
@@ -141,7 +141,7 @@ def without(run: Run, name: str, left_out: Set[str]) -> Run:
 
 
 def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: LabelForm) -> Run:
-    """A run at the size of the paper (Table 11) with the data of one row of Table 4.
+    """Published-size run (Table 11) with the data of one row of Table 4.
 
     Sizes of the batches, steps, optimiser and LoRA are the paper's. It does not state the
     temperature, Adam's other values and clipping; those here are the usual ones.

@@ -1,4 +1,4 @@
-"""Moves of the aliases `champion` and `previous`, one at a time over all machines.
+"""Atomic moves of the aliases `champion` and `previous`, serialised over all machines.
 
 MLflow writes one alias at a time, has no transaction over two and no write that asks for the value
 before it. What it does have is a name that only one process can create. What is made of that:
@@ -31,13 +31,13 @@ CHAMPION = "champion"
 PREVIOUS = "previous"
 
 ROLLED_BACK_TAG = "rayembed.rolled_back"
-"""On a version that was champion and was taken back: when."""
+"""Tag of a version that was champion and was rolled back, with the time."""
 
 LEASE_SECONDS = 60.0
-"""A lock that stays unchanged for so long was left by a process that died."""
+"""Seconds after which an unchanged lock counts as abandoned by a dead process."""
 
 WAIT_SECONDS = 300.0
-"""How long to wait for the moves of others."""
+"""Maximum seconds to wait for concurrent moves."""
 
 POLL_SECONDS = 0.5
 
@@ -49,23 +49,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Move:
-    """Where both aliases point after a move."""
+    """Targets of both aliases after a move."""
 
     champion: int
     previous: int | None
     former: int | None
-    """The champion before the move."""
+    """Champion before the move."""
     rolled_back: bool = False
-    """Whether the former champion was taken back."""
+    """Whether the former champion was rolled back."""
 
 
 def lock_name(name: str) -> str:
-    """Name of the registered model that exists while the aliases of `name` are moved."""
+    """Registered model that serves as lock while the aliases of `name` are moved."""
     return f"{name}-aliases-being-moved"
 
 
 def alias_version(client: Any, name: str, alias: str) -> int | None:
-    """The number of the version that the alias points to; None: there is no such alias."""
+    """Version number of an alias; None if there is no such alias."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -78,7 +78,8 @@ def alias_version(client: Any, name: str, alias: str) -> int | None:
 
 @contextmanager
 def turn(client: Any, name: str) -> Iterator[Callable[[Move], None]]:
-    """The turn to move the aliases of a registered model: gives the function that does it.
+    """Context manager that holds the lock on a model's aliases; yields the function that moves
+    them.
 
     What a process that died left undone is finished before. Aliases that are read within the turn
     are those that the move starts from.
@@ -144,7 +145,7 @@ def _take(client: Any, name: str, holder: str) -> None:
 
 
 def _finish_for(client: Any, name: str, holder: str) -> None:
-    """Do what a process that died was about to do, and remove its lock."""
+    """Complete the move of a dead process and remove its lock."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -169,7 +170,7 @@ def _finish_for(client: Any, name: str, holder: str) -> None:
 
 
 def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
-    """Set both aliases; doing it twice does no harm."""
+    """Set both aliases; idempotent."""
 
     def write(call: Callable[..., Any], *arguments: str) -> None:
         if time.monotonic() > end:
@@ -193,7 +194,7 @@ def _apply(client: Any, name: str, move: Move, *, end: float) -> None:
 
 
 def _holder(client: Any, name: str) -> str | None:
-    """Who holds the lock; None: nobody."""
+    """Holder of the lock; None if it is free."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""What model cards of trained models and of others' have in common: front matter and scores."""
+"""Shared parts of all model cards: front matter and scores."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def front_matter(
     datasets: Sequence[str],
     results: Sequence[TaskScore],
 ) -> str:
-    """YAML between dashes as model hubs read it, with the scores as `model-index`.
+    """YAML front matter for model hubs, with the scores as `model-index`.
 
     Args:
         base_model: its name on the hub; None: it has none there.
@@ -45,7 +45,9 @@ def front_matter(
 
 
 def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
-    """One result a task. Hubs take numbers only, so a collapsed model's are left out."""
+    """One result for each task. Hubs accept numbers only, so NaN scores of a collapsed model are
+    left out.
+    """
     return [
         EvalResult(
             task_type=score.category,
@@ -64,13 +66,13 @@ def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
 
 
 def _single(values: Iterable[str]) -> str | None:
-    """The one value that all have; None where they differ."""
+    """The value common to all; None if they differ."""
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
 def score_section(table: str, results: Sequence[TaskScore]) -> str:
-    """Scores as Markdown: a table that is there already, or one of all tasks; then categories.
+    """Scores in Markdown: the given table or one of all tasks, followed by categories.
 
     Args:
         table: of several models, for comparison; empty: none.
@@ -98,7 +100,7 @@ def score_section(table: str, results: Sequence[TaskScore]) -> str:
 
 
 def serving_section(registered_model: str, field: str, alias: str) -> str:
-    """How to take the model from MLflow's registry, loaded or served.
+    """Instructions for loading the model from MLflow's registry and serving it.
 
     Args:
         field: a further field of the request, with a comma before it; may be empty.
@@ -125,7 +127,7 @@ def plain_card(
     registered_model: str,
     results: Sequence[TaskScore],
 ) -> str:
-    """The card of a model that others trained and that was registered and scored here.
+    """Card of a third-party model that was registered and scored here.
 
     Args:
         reference: where it comes from, without paths of somebody's disk.

@@ -1,4 +1,4 @@
-"""What scores a version must have before it becomes champion, judged without MLflow."""
+"""Gates on scores that a version must pass to become champion. Independent of MLflow."""
 
 import json
 import math
@@ -11,23 +11,23 @@ from rayembed.errors import ConfigError
 from rayembed.registry.scores import TaskScore, by_category, mean
 
 MEAN = "mean"
-"""Names the mean over all tasks in a requirement."""
+"""Name of the mean over all tasks in a requirement."""
 
 ROUNDING = 1e-6
-"""Result files keep six decimals: what differs by less is the same score."""
+"""Score tolerance: result files keep six decimals, so smaller differences are ties."""
 
 _FORM = re.compile(r"\s*(?:(?P<metric>\S+)\s+)?(?P<name>\S+)\s*>=\s*(?P<minimum>\S+)\s*")
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A score that must be reached."""
+    """Minimum score that a version must reach."""
 
     name: str
-    """Of a task, of a category of tasks, or `mean`."""
+    """Name of a task, of a category of tasks, or `mean`."""
     minimum: float
     metric: str | None = None
-    """None: the main score of each task."""
+    """Metric name; None for the main score of each task."""
 
     def __str__(self) -> str:
         metric = f"{self.metric} " if self.metric else ""
@@ -36,21 +36,21 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A version that must not be beaten by the one before it."""
+    """Comparison in which a version must not be worse than another one."""
 
     version: int
     scores: tuple[TaskScore, ...]
     tolerance: float
-    """By how much a single task may be lower."""
+    """Allowed deficit on a single task."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One gate and what was seen of it."""
+    """One gate and its observed figure."""
 
     gate: str
     figure: float | None
-    """None: there is none."""
+    """Observed figure; None without one."""
     limit: float | None
     holds: bool
     note: str = ""
@@ -58,10 +58,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a version may become champion, with the figure of every gate."""
+    """Decision whether a version may become champion, with the figure of every gate."""
 
     version: str
-    """`name/number`, or what is to be registered."""
+    """Version as `name/number`, or the candidate to be registered."""
     checks: tuple[Check, ...]
 
     @property
@@ -70,14 +70,14 @@ class Decision:
         return all(check.holds for check in self.checks)
 
     def to_json(self) -> str:
-        """All of it, to be kept; a figure that is no number becomes null."""
+        """JSON form for storage; a figure that is not finite becomes null."""
         rows = [asdict(check) for check in self.checks]
         for row in rows:
             row["figure"] = _finite(row["figure"])
         return json.dumps({"version": self.version, "holds": self.holds, "gates": rows}, indent=1)
 
     def to_markdown(self) -> str:
-        """A table with a gate in each row."""
+        """Markdown table with one gate in each row."""
         lines = ["| gate | figure | limit | holds | |", "|---|---:|---:|---|---|"]
         for check in self.checks:
             cells = [check.gate, _shown(check.figure), _shown(check.limit)]
@@ -87,7 +87,7 @@ class Decision:
 
 
 def parse_requirement(text: str) -> Requirement:
-    """A requirement from `SciFact>=0.6`, `Retrieval>=0.5`, `mean>=0.5`, `ndcg_at_1 SciFact>=0.4`.
+    """Parse a requirement: `SciFact>=0.6`, `Retrieval>=0.5`, `mean>=0.5`, `ndcg_at_1 SciFact>=0.4`.
 
     Raises:
         ConfigError: not of the form.
@@ -107,7 +107,7 @@ def parse_requirement(text: str) -> Requirement:
 
 
 def check_names(requirements: Sequence[Requirement], scores: Sequence[TaskScore]) -> None:
-    """Return when every requirement can be judged by the scores.
+    """Check that every requirement can be evaluated on the scores.
 
     Raises:
         ConfigError: it names a task or category that was not scored, or a metric that it lacks.
@@ -134,7 +134,7 @@ def decide(
     requirements: Sequence[Requirement],
     comparison: Comparison | None,
 ) -> Decision:
-    """The decision, with one check for each requirement and those of the comparison.
+    """Evaluate all requirements and the comparison; one check for each.
 
     Raises:
         ConfigError: as `check_names`.
@@ -156,7 +156,7 @@ def _minimum(requirement: Requirement, scores: Sequence[TaskScore]) -> Check:
 
 
 def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Check]:
-    """Checks of the mean and of each task, over what was measured on the same data."""
+    """Checks of the mean and of each task, over tasks measured on the same data."""
     former = {score.measured_on: score for score in comparison.scores}
     shared = [(s, former[s.measured_on]) for s in scores if s.measured_on in former]
     against = f"version {comparison.version}"
@@ -176,12 +176,14 @@ def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Che
 
 
 def _reaches(figure: float, limit: float) -> bool:
-    """A collapsed model (NaN) reaches nothing and is reached by every model that is not."""
+    """Whether a score reaches another; a collapsed model (NaN) reaches nothing and is reached by
+    all others.
+    """
     return math.isfinite(figure) and not figure < limit - ROUNDING
 
 
 def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shared: int) -> str:
-    """What was not compared, in words; empty where all was."""
+    """Description of the tasks that were not compared; empty if all were."""
     both = {score.task for score in scores} & {score.task for score in former}
     parts = [
         (len(both) - num_shared, "of other data revisions, splits or subsets"),
@@ -193,7 +195,7 @@ def _left_out(scores: Sequence[TaskScore], former: Sequence[TaskScore], num_shar
 
 
 def _meant(requirement: Requirement, scores: Sequence[TaskScore]) -> list[TaskScore]:
-    """The scores that a requirement is about; a task's name goes before a category's."""
+    """Scores that a requirement refers to; task names take precedence over categories."""
     if requirement.name == MEAN:
         return list(scores)
     named = [score for score in scores if score.task == requirement.name]
@@ -207,7 +209,7 @@ def _value(score: TaskScore, metric: str | None) -> float | None:
 
 
 def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
-    """Figures of all tasks, of `category/<name>` and of `mean`, as MLflow keeps them."""
+    """Figures of all tasks, of `category/<name>` and of `mean`, for MLflow."""
     figures = {score.task: score.value for score in scores}
     figures |= {f"category/{name}": value for name, value in by_category(scores).items()}
     return figures | {MEAN: mean(scores)} if figures else {}

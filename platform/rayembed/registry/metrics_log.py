@@ -1,4 +1,4 @@
-"""The truth of a run's training metrics: one JSON line a step, on local disk.
+"""Primary log of a run's training metrics: one JSON line for each step, on local disk.
 
 MLflow gets a copy (`tracking.py`); a server that is away loses nothing. Knows no MLflow.
 """
@@ -17,10 +17,10 @@ from typing import Any
 from rayembed.errors import ArtifactError
 
 METRICS_FILE = "metrics.jsonl"
-"""Name of the log in a run's folder."""
+"""File name of the log in a run's folder."""
 
 KEYS = ("stage", "step", "global_step", "time")
-"""What a record holds beside its metrics."""
+"""Keys of a record besides its metrics."""
 
 Record = dict[str, Any]
 """One step: `stage` (str), `step` and `global_step` (int, counted from 1 over the stage and over
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Steps of one run in the order of `global_step`, each once.
+    """Append-only log of a run's steps in the order of `global_step`, each once.
 
     One process writes; others may read the same file meanwhile. A line that a killed process left
     half-written is no record, and the next writer removes it.
@@ -52,7 +52,7 @@ class MetricsLog:
         *,
         seconds: float | None = None,
     ) -> None:
-        """Write one step.
+        """Append one step.
 
         A step that is reported again (after a resume) takes the place of the former report, and
         of all that followed it.
@@ -86,7 +86,7 @@ class MetricsLog:
         self._last = int(global_step)
 
     def truncate(self, global_step: int) -> int:
-        """How many records after `global_step` were dropped, so that the run goes on from there.
+        """Remove records after `global_step`, so that the run can resume from there; their number.
 
         Raises:
             ArtifactError: a line other than the last is not JSON.
@@ -100,7 +100,7 @@ class MetricsLog:
         return len(records) - len(kept)
 
     def records(self) -> list[Record]:
-        """All steps, in order. Empty when nothing was written yet.
+        """All steps in order; empty for a new log.
 
         Raises:
             ArtifactError: a line other than the last is not JSON.
@@ -108,12 +108,12 @@ class MetricsLog:
         return LogReader(self.path, record_of).read()
 
     def last(self, stage: str | None = None) -> Record | None:
-        """The latest step of the stage (None: of the run), or None when there is none."""
+        """Latest step of the stage (None: of the run); None without any."""
         found = [record for record in self.records() if stage in (None, record["stage"])]
         return found[-1] if found else None
 
     def _last_global_step(self) -> int:
-        """The last step in the file, which is made ready for appending the first time."""
+        """Last step in the file, which is prepared for appending on the first call."""
         if self._last is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             records = self.records()
@@ -127,13 +127,13 @@ class MetricsLog:
 
 
 def dropped_steps(records: Iterable[Record]) -> int:
-    """Steps of a run that changed no weights: what the last record of each stage counts."""
+    """Number of steps that changed no weights, from the last record of each stage."""
     by_stage = {record["stage"]: record.get("dropped_steps", 0.0) for record in records}
     return int(sum(by_stage.values()))
 
 
 class LogReader:
-    """Reads what was added to a log since the last call; from the start when it was replaced.
+    """Incremental reader of a log; starts over when the file was replaced.
 
     Args:
         parse: what a line says; raises `ValueError` where it says nothing.
@@ -145,7 +145,7 @@ class LogReader:
         self._num_lines = 0
 
     def read(self) -> list[Record]:
-        """Whole records that were not yet read.
+        """New complete records since the last call.
 
         Raises:
             ArtifactError: a whole line is not JSON.
@@ -200,7 +200,7 @@ def _line(record: Record) -> str:
 
 
 def record_of(line: bytes) -> Record:
-    """The step that a line of a metrics log tells of."""
+    """Record in a line of a metrics log."""
     return {
         name: float(value) if isinstance(value, str) and name not in KEYS else value
         for name, value in json.loads(line).items()
@@ -208,7 +208,7 @@ def record_of(line: bytes) -> Record:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a file in one write: what another process sees is the line or a part of it.
+    """Append a line to a file in a single write; readers see all of it or a prefix.
 
     Raises:
         OSError: the file cannot be written; it is left without a part of the line.
@@ -224,7 +224,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Put the text at the path so that a reader sees the former content or all of the new one."""
+    """Replace a file's text atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -1,4 +1,4 @@
-"""MLflow's API as tracking uses it: find a run, its limits on keys and sizes, its errors."""
+"""MLflow API for tracking: run lookup, limits on keys and sizes, errors."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None:
-    """Tell MLflow one entry of the outbox; relative paths of files are within the run's folder."""
+    """Send one outbox entry to MLflow; relative file paths start at the run's folder."""
     from mlflow.entities import Metric, RunTag
 
     match entry["kind"]:
@@ -55,7 +55,7 @@ def send_entry(client: Any, run_id: str, entry: Entry, run_folder: Path) -> None
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level: `stages.0.batch.global_pairs`. None and empty groups remain."""
+    """Nested settings flattened to `stages.0.batch.global_pairs`; None and empty groups remain."""
     if isinstance(values, Mapping) and values:
         items: Any = values.items()
     elif isinstance(values, list | tuple) and any(isinstance(v, Mapping) for v in values):
@@ -69,7 +69,9 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
-    """The experiment's id. Beside a SQLite file its artifacts lie in the same folder."""
+    """Id of the experiment, created if missing; for a SQLite store its artifacts are beside the
+    file.
+    """
     found = client.get_experiment_by_name(name)
     if found is not None:
         if found.lifecycle_stage != "active":
@@ -86,7 +88,7 @@ def find_experiment(client: Any, name: str, tracking_uri: str) -> str:
 def find_run(
     client: Any, experiment: str, experiment_id: str, run_name: str, fingerprint: str
 ) -> str | None:
-    """The id of the run to continue; None: there is none of that name."""
+    """Id of the run to continue; None if there is none of that name."""
     runs = client.search_runs([experiment_id], f"attributes.run_name = {quoted(run_name)}")
     for run in runs:
         if run.data.tags.get(FINGERPRINT_TAG) == fingerprint:
@@ -102,12 +104,12 @@ def find_run(
 
 
 def find_model_versions(client: Any, name: str) -> list[Any]:
-    """MLflow's `ModelVersion`s of a registered model; none where there is no such model."""
+    """MLflow's `ModelVersion`s of a registered model; empty if it does not exist."""
     return list(client.search_model_versions(f"name = {quoted(name)}"))
 
 
 def quoted(text: str) -> str:
-    """The text as it stands in a filter of MLflow's, whose grammar has quotes and no escapes.
+    """Text quoted for an MLflow filter, whose grammar has quotes but no escapes.
 
     Raises:
         TrackingError: it holds both kinds of quotes, which no filter can say.
@@ -122,7 +124,7 @@ def quoted(text: str) -> str:
 
 
 def batches(records: list[Record]) -> Iterator[list[Record]]:
-    """Records in order, each batch within MLflow's limit of metrics."""
+    """Records in order, in batches within MLflow's metric limit."""
     batch: list[Record] = []
     size = 0
     for record in records:
@@ -136,19 +138,19 @@ def batches(records: list[Record]) -> Iterator[list[Record]]:
 
 
 def allowed_key(name: str) -> str:
-    """The name with what MLflow does not allow in keys replaced by `_`."""
+    """Name with `_` for characters that MLflow does not allow in keys."""
     return re.sub(r"[^\w.\-/: ]", "_", name)[:250]
 
 
 def param_text(value: Any) -> str:
-    """The value as a param's text. MLflow's server takes no empty one."""
+    """Parameter value as text; never empty, as MLflow's server rejects that."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text[:PARAM_CHARACTERS] or '""'
 
 
 @contextmanager
 def as_tracking_error(tracking_uri: str) -> Iterator[None]:
-    """What MLflow's client raises, as a TrackingError."""
+    """Context manager that converts errors of MLflow's client to TrackingError."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 

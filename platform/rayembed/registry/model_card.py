@@ -1,4 +1,4 @@
-"""The README.md of an exported model, made of what is known about it; no number is made up."""
+"""README.md of an exported model, from recorded facts only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ from rayembed.registry.card_parts import front_matter, score_section, serving_se
 from rayembed.registry.scores import TaskScore
 
 CARD_FILE = "README.md"
-"""Its name in the model's folder."""
+"""File name of the card in the model's folder."""
 
 
 def model_card(
@@ -38,7 +38,7 @@ def model_card(
     data_licences: Mapping[str, str] | None = None,
     alias: str = "candidate",
 ) -> str:
-    """The card as Markdown with YAML in front, as model hubs read it.
+    """Model card in Markdown with YAML front matter for model hubs.
 
     Args:
         dimensions: width of the vectors.
@@ -70,7 +70,9 @@ def model_card(
 
 
 def instruction_template(model: ModelConfig) -> str | None:
-    """How an instruction stands before a text; None: as plain text behind the role's prefix."""
+    """Template that wraps an instruction before a text; None if it follows the role's prefix as
+    plain text.
+    """
     match model:
         case BiEncoderConfig():
             return None
@@ -81,7 +83,7 @@ def instruction_template(model: ModelConfig) -> str | None:
 
 
 def hub_name(reference: str) -> str | None:
-    """`org/name` of a model that lives on the hub; None: of another place, whose names it lacks."""
+    """Name `org/name` of a model on the hub; None for models from elsewhere."""
     if not reference.startswith("hf://"):
         return None
     path = reference.removeprefix("hf://").partition("@")[0]
@@ -110,7 +112,7 @@ def _what_it_is(run: Run, dimensions: int) -> str:
 
 
 def _kind(model: ModelConfig) -> str:
-    """The architecture in words."""
+    """Description of the architecture."""
     match model:
         case NVEmbedConfig():
             mask = (
@@ -168,14 +170,14 @@ def _named(kind: str) -> str:
 
 
 def _base(model: ModelConfig) -> str:
-    """References of the pretrained parts; of a path on somebody's disk the last part only."""
+    """References of the pretrained parts; local paths are reduced to their last part."""
     return " and ".join(
         f"`{without_place(reference)}`" for reference in pretrained_parts(model).values()
     )
 
 
 def _use(run: Run, registered_model: str | None, alias: str) -> str:
-    """How to load it in three ways, with the run's own instruction where it has one."""
+    """Three ways of loading the model, with the run's own instruction if it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
     default = run.default_instructions().get("query")
@@ -222,7 +224,7 @@ def _use(run: Run, registered_model: str | None, alias: str) -> str:
 
 
 def _with_sentence_transformers(run: Run, prompt: str) -> str:
-    """How sentence-transformers loads it; `prompt` is a further argument of `encode_query`."""
+    """Loading with sentence-transformers; `prompt` is a further argument of `encode_query`."""
     model, folder = run.model, '"path/to/this/folder"'
     module, loader = "sentence_transformers", "SentenceTransformer"
     installed = ""
@@ -244,7 +246,7 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
 
 
 def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) -> str:
-    """The stages, and what they learn from: kinds, counts of records, licences."""
+    """Section on the stages and their training data: kinds, record counts, licences."""
     stages = ["| stage | steps | pairs a step | negatives | in-batch negatives | data (weight) |"]
     stages.append("|---|---|---|---|---|---|")
     stages += [_stage_row(stage) for stage in run.stages]
@@ -262,7 +264,7 @@ def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) ->
 
 
 def _treatment(data: DatasetConfig) -> str:
-    """What was done with a data set's records, in a few words."""
+    """Short description of a data set's processing."""
     parts = [
         f"at most {data.num_samples:,} records" if data.num_samples else "",
         f"{data.sample_share:.0%} of the records" if data.sample_share else "",
@@ -274,7 +276,7 @@ def _treatment(data: DatasetConfig) -> str:
 
 
 def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
-    """Records of each data set at the end of its preparation, where that is known."""
+    """Final record count of each data set, if known."""
     return {
         name: int(folders[-1]["rows_out"])
         for datasets in (provenance.get("data") or {}).values()

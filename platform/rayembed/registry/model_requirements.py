@@ -1,4 +1,4 @@
-"""Packages that a registered model needs, read from the imports of the code beside it."""
+"""Packages that a registered model needs, derived from the imports of its bundled code."""
 
 import ast
 import logging
@@ -11,7 +11,7 @@ from pathlib import Path
 import rayembed
 
 _ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")
-"""Modules of ours that loading begins with. The second is imported by its name in a text."""
+"""Entry modules of loading. The second is imported by a name in a string."""
 
 _ROOT = Path(rayembed.__file__).parents[1]
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 
 def pip_requirements() -> list[str]:
-    """What the model needs where it is served, at the versions of this environment.
+    """Requirements of the served model, pinned to this environment's versions.
 
     These are the packages that the travelling code imports itself; what they need in turn, pip
     finds. Imports within functions count, since nobody knows which of them a request reaches.
@@ -43,7 +43,8 @@ def pip_requirements() -> list[str]:
 
 
 def imported_modules() -> frozenset[str]:
-    """Top-level modules of others that loading and embedding import, the standard library's not.
+    """Third-party top-level modules imported for loading and embedding, without the standard
+    library.
 
     Read from the text of our modules, from those that loading begins with along their imports.
     """
@@ -62,13 +63,13 @@ def imported_modules() -> frozenset[str]:
 
 
 def _packages(name: str) -> Iterator[str]:
-    """The packages around a module, which are imported before it."""
+    """Parent packages of a module, which are imported before it."""
     while name := name.rpartition(".")[0]:
         yield name
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """Dotted names that the file imports; of `from a import b` both `a` and `a.b`."""
+    """Dotted names imported by the file; `from a import b` gives both `a` and `a.b`."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -79,7 +80,7 @@ def _imports(file: Path) -> Iterator[str]:
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module or package of ours; None: the name is that of something within one."""
+    """File of a rayembed module or package; None if the name is an object within one."""
     place = _ROOT.joinpath(*name.split("."))
     return next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
 

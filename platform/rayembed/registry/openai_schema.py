@@ -1,4 +1,4 @@
-"""OpenAI's embeddings request and response, with a role and an instruction beside its own fields.
+"""OpenAI's embeddings request and response, extended by a role and an instruction.
 
 One reading of it for the registered MLflow model and for the server, so that both take and refuse
 the same. Travels with the registered model as code: knows neither MLflow nor torch.
@@ -18,30 +18,30 @@ FORMATS = ("float", "base64")
 
 
 class RequestError(ValueError):
-    """A request that does not hold. The message says what was asked and what is allowed."""
+    """Invalid request; the message states the request and what is allowed."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
         self.field = field
-        """The field of the request that it is about."""
+        """Request field at fault."""
 
     def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str]]:
         return type(self), (str(self), self.field)
 
 
-class Way(NamedTuple):
-    """How texts are embedded and sent; texts of one way go through the model together."""
+class EncodeOptions(NamedTuple):
+    """Embedding options of a request; texts with equal options are encoded together."""
 
     role: Role
     instruction: str | None
-    """None: not named, so that the model's own counts, if it has one."""
+    """Instruction; None selects the model's default, if any."""
     dimensions: int | None
-    """Width of the vectors; None: the full one."""
+    """Width of the vectors; None for the full one."""
     encoding_format: str
 
 
-def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
-    """How the request wants its texts embedded; absent fields have OpenAI's defaults.
+def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> EncodeOptions:
+    """Embedding options of a request; missing fields have OpenAI's defaults.
 
     Args:
         widths: dimensions that the model offers, the full one first.
@@ -66,11 +66,13 @@ def read_way(request: Mapping[str, Any], widths: Sequence[int]) -> Way:
         dimensions = int(dimensions)
     given = request.get("instruction")
     instruction = None if given is None else str(given)
-    return Way("query" if role == "query" else "document", instruction, dimensions, encoding_format)
+    return EncodeOptions(
+        "query" if role == "query" else "document", instruction, dimensions, encoding_format
+    )
 
 
 def read_texts(value: Any) -> list[str]:
-    """The texts of the field `input`: one text, or a list of texts.
+    """Texts of the field `input`: one text or a list.
 
     Raises:
         RequestError: none, an empty one, or token numbers.
@@ -95,7 +97,7 @@ def read_texts(value: Any) -> list[str]:
 
 
 def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """(N, dimensions) float32: the first components of (N, D) vectors, of unit length again."""
+    """(N, dimensions) float32: the first components of (N, D) vectors, renormalised."""
     if dimensions is None or dimensions >= vectors.shape[1]:
         return vectors
     kept = vectors[:, :dimensions]
@@ -103,7 +105,7 @@ def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
 
 
 def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | str:
-    """The vector as numbers, or as OpenAI's base64 of little-endian float32."""
+    """Vector as numbers, or as OpenAI's base64 of little-endian float32."""
     if encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     found: list[float] = vector.tolist()
@@ -113,7 +115,7 @@ def encoded(vector: np.ndarray, encoding_format: str) -> list[float] | str:
 def response(
     embeddings: Sequence[list[float] | str], *, model: str, num_tokens: int
 ) -> dict[str, Any]:
-    """The answer to one request: encoded vectors in the order of its texts."""
+    """Response to one request: encoded vectors in the order of its texts."""
     return {
         "object": "list",
         "data": [

@@ -1,4 +1,4 @@
-"""What MLflow is to be told beside the metrics, kept on disk until MLflow has taken it."""
+"""Outbox for MLflow: messages other than metrics, kept on disk until MLflow has accepted them."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ from rayembed.errors import ArtifactError
 from rayembed.registry.metrics_log import LogReader, append_line, write_atomic
 
 Entry = dict[str, Any]
-"""One thing to tell: `kind` and what belongs to it. Telling it twice does no harm."""
+"""One message: `kind` and its fields. Sending it twice is harmless."""
 
 
 class Outbox:
-    """A queue in a JSONL file, with a file beside it that counts what was taken from it.
+    """Queue in a JSONL file, with a second file that counts the delivered entries.
 
     A process that is killed between telling and counting tells the entry once more.
     """
@@ -27,7 +27,7 @@ class Outbox:
         path.touch()
 
     def put(self, entry: Entry) -> None:
-        """Add one entry at the end.
+        """Append one entry.
 
         Raises:
             ArtifactError: the file cannot be written.
@@ -41,19 +41,19 @@ class Outbox:
             ) from error
 
     def entries(self) -> list[Entry]:
-        """All entries, taken or not, the oldest first."""
+        """All entries, delivered or not, oldest first."""
         return LogReader(self._path).read()
 
     def waiting(self) -> list[Entry]:
-        """Entries that were not yet taken, the oldest first."""
+        """Undelivered entries, oldest first."""
         return self.entries()[self._num_taken() :]
 
     def taken(self) -> None:
-        """Count the oldest waiting entry as told."""
+        """Mark the oldest undelivered entry as delivered."""
         write_atomic(self._taken_path, str(self._num_taken() + 1))
 
     def restart(self) -> None:
-        """Let every entry wait again, for another MLflow run."""
+        """Mark all entries as undelivered, for another MLflow run."""
         write_atomic(self._taken_path, "0")
 
     def _num_taken(self) -> int:

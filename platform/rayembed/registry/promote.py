@@ -1,4 +1,4 @@
-"""Which version of a registered model is `champion`: moved by gates, taken back by a rollback."""
+"""Promotion to `champion` through gates, and rollback."""
 
 import json
 import logging
@@ -27,18 +27,18 @@ from rayembed.registry.registered_model import (
 from rayembed.registry.scores import TaskScore
 
 DECISION_TAG = "rayembed.promotion"
-"""On a version: whether the gates held the last time, and which artifact has the figures."""
+"""Tag of a version with its last gate decision and the artifact that holds the figures."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Gates:
-    """What is asked of a version before it becomes champion."""
+    """Gates that a version must pass to become champion."""
 
     requirements: tuple[Requirement, ...] = ()
     better_than: str | None = None
-    """Alias or number of the version not to be worse than; None: it is compared with none."""
+    """Alias or number of the version to compare with; None for no comparison."""
     tolerance: float = 0.0
     again: bool = False
     """Whether a version that was rolled back may become champion again."""
@@ -46,13 +46,13 @@ class Gates:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a promotion or a rollback."""
+    """Outcome of a promotion or a rollback."""
 
     champion: int | None
     previous: int | None
     moved: bool
     decision: Decision | None = None
-    """None of a rollback."""
+    """Gate decision; None for a rollback."""
 
 
 def judge(
@@ -64,7 +64,7 @@ def judge(
     number: int | None,
     weights_fingerprint: str,
 ) -> Decision:
-    """The decision as things stand; changes nothing.
+    """Evaluate the gates without changing anything.
 
     Args:
         number: of the version; None: it is still to be registered.
@@ -90,7 +90,7 @@ def judge(
 def promote(
     client: Any, name: str, number: int, scores: Sequence[TaskScore], gates: Gates
 ) -> Outcome:
-    """Move `champion` to the version if all gates hold; `previous` keeps the one before.
+    """Move `champion` to the version if all gates hold; `previous` points to the former one.
 
     Judged and moved within one turn (see `aliases`), so that the champion that the version is
     compared with is the one that it replaces. The decision is kept as a tag of the version and
@@ -117,7 +117,7 @@ def promote(
 
 
 def rollback(client: Any, name: str, *, dry_run: bool = False) -> Outcome:
-    """Make the previous version champion again, and the champion the previous one.
+    """Swap `champion` and `previous`.
 
     The version that is taken back is marked. A second rollback would return to it, and is what a
     command that is run twice asks for, so it changes nothing.
@@ -163,7 +163,7 @@ def _rolled_back(client: Any, name: str, move: Any) -> Outcome:
 def _comparison(
     client: Any, name: str, gates: Gates, number: int | None
 ) -> tuple[Comparison | None, list[Check]]:
-    """What to compare with, or the check that stands for a comparison that is not needed."""
+    """Scores to compare with, or a check that states why no comparison is needed."""
     if gates.better_than is None:
         return None, []
     gate = f"not worse than {gates.better_than}"
@@ -185,7 +185,7 @@ def _comparison(
 
 
 def _keep(client: Any, version: Any, weights: str, decision: Decision) -> str:
-    """The artifact of the version's run in which the decision was kept."""
+    """Store the decision as an artifact of the version's run; its path."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     place = f"scores/{weights}/decisions/{stamp}-{'held' if decision.holds else 'refused'}"
     client.log_text(version.run_id, decision.to_markdown(), f"{place}.md")

@@ -1,4 +1,4 @@
-"""What a run was made with: code, packages, machine. Nothing that names the user or the host."""
+"""Provenance of a run: code, packages, machine. No user or host names."""
 
 import hashlib
 import os
@@ -28,15 +28,15 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-"""What can change a result."""
+"""Packages that can affect results."""
 
 _CONSTRAINTS = "cluster/constraints.txt"
 _COMMAND_SECONDS = 20
 
 
 COMMIT_VARIABLE = "RAYEMBED_COMMIT"
-"""Tells a submitted job, which runs a copy without git's folder, the commit of the checkout, as
-`git describe --always --abbrev=40 --dirty --exclude '*'` prints it."""
+"""Environment variable with the checkout's commit for a submitted job, which runs a copy without
+git metadata; in the format of `git describe --always --abbrev=40 --dirty --exclude '*'`."""
 
 _DIRTY = "-dirty"
 
@@ -65,7 +65,7 @@ def collect_provenance(
 
 
 def node_hardware() -> dict[str, Any]:
-    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the node on which it is called."""
+    """`cpu`, `cpu_cores`, `amx_bf16`, `memory_gib` and `gpus` of the node that calls it."""
     return {
         "cpu": cpu_model(),
         "cpu_cores": cpu_cores(),
@@ -76,7 +76,7 @@ def node_hardware() -> dict[str, Any]:
 
 
 def code_version(folder: Path) -> dict[str, Any]:
-    """`version` of rayembed, `commit` of its checkout and whether that has `uncommitted_changes`.
+    """`version` of rayembed, `commit` of its checkout and whether it has `uncommitted_changes`.
 
     Both are None where the code lies outside of git, also where a checkout of something else
     surrounds it (a virtual environment in another project's folder).
@@ -96,7 +96,7 @@ def code_version(folder: Path) -> dict[str, Any]:
 
 
 def with_commit(entrypoint: Sequence[str], code_folder: Path) -> list[str]:
-    """The words of a job's command, which tells the job what it is a copy of, where git knows."""
+    """A job's command with the commit added to its environment, if git knows it."""
     code = code_version(code_folder)
     if code["commit"] is None:
         return list(entrypoint)
@@ -115,13 +115,13 @@ def _submitted_code() -> dict[str, Any]:
 
 
 def package_versions() -> dict[str, str]:
-    """Installed versions of what can change a result."""
+    """Installed versions of packages that can affect results."""
     versions = {name: _version(name) for name in PACKAGES}
     return {name: found for name, found in versions.items() if found is not None}
 
 
 def constraints_file(directory: Path) -> dict[str, str] | None:
-    """`path` and `sha256` of the constraints in the directory or the checkout; None: no such."""
+    """`path` and `sha256` of the constraints file in directory or checkout; None without one."""
     for root in (directory, Path(__file__).parents[3]):
         path = root / _CONSTRAINTS
         if path.is_file():
@@ -131,20 +131,20 @@ def constraints_file(directory: Path) -> dict[str, str] | None:
 
 
 def cpu_model() -> str | None:
-    """The processor's name."""
+    """Processor model name."""
     match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or None
 
 
 def cpu_cores() -> int | None:
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def memory_gib() -> float:
-    """What this process may use: the container's limit where it is below the machine's memory."""
+    """Memory available to this process: the container's limit or the machine's memory."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _read(path).strip()
@@ -154,7 +154,7 @@ def memory_gib() -> float:
 
 
 def gpus() -> list[str]:
-    """Name, memory and driver of each NVIDIA GPU, as `nvidia-smi` tells; empty without one."""
+    """Name, memory and driver of each NVIDIA GPU from `nvidia-smi`; empty without one."""
     told = _output(
         "nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"
     )
@@ -176,7 +176,7 @@ def _read(path: str) -> str:
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints; None: it is not installed, fails or hangs."""
+    """Output of a command; None if it is missing, fails or hangs."""
     if shutil.which(command[0]) is None:
         return None
     try:

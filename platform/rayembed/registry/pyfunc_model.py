@@ -24,12 +24,12 @@ from mlflow.exceptions import MlflowException
 from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.instructions import plain_head
 from rayembed.registry.openai_schema import (
+    EncodeOptions,
     RequestError,
-    Way,
     cut,
     encoded,
+    read_encode_options,
     read_texts,
-    read_way,
     response,
 )
 
@@ -37,10 +37,10 @@ _TEXTS_PER_BATCH = 32
 
 
 class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlflow is untyped
-    """A pyfunc that answers requests of OpenAI's embeddings schema."""
+    """MLflow pyfunc that answers requests in OpenAI's embeddings schema."""
 
     def load_context(self, context: Any) -> None:
-        """Load the exported folder; on a GPU where there is one."""
+        """Load the exported folder, to a GPU if available."""
         from sentence_transformers import SentenceTransformer
 
         settings = context.model_config or {}
@@ -64,7 +64,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         model_input: pd.DataFrame,
         params: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The response to one request, or to all requests of a table with one in each row.
+        """Response to one request, or to a table with a request in each row.
 
         A mapping, a text or a list of texts in place of a table is one request, too.
 
@@ -72,28 +72,30 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
             MlflowException: the request does not hold; the message says why (HTTP 400).
         """
         texts: list[str] = []
-        ways: list[Way] = []
+        all_options: list[EncodeOptions] = []
         try:
             for request in _requests(model_input):
                 found = read_texts(request.get("input"))
                 texts += found
-                ways += [read_way({**request, **(params or {})}, self.dimensions)] * len(found)
+                all_options += [
+                    read_encode_options({**request, **(params or {})}, self.dimensions)
+                ] * len(found)
         except RequestError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None
         embeddings: list[Any] = [None] * len(texts)
         num_tokens = 0
-        for way in dict.fromkeys(ways):
-            chosen = [i for i, other in enumerate(ways) if other == way]
-            embedded, tokens = self._embed([texts[i] for i in chosen], way)
+        for options in dict.fromkeys(all_options):
+            chosen = [i for i, other in enumerate(all_options) if other == options]
+            embedded, tokens = self._embed([texts[i] for i in chosen], options)
             num_tokens += tokens
             for i, vector in zip(chosen, embedded, strict=True):
-                embeddings[i] = encoded(vector, way.encoding_format)
+                embeddings[i] = encoded(vector, options.encoding_format)
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
-    def _embed(self, texts: list[str], way: Way) -> tuple[np.ndarray, int]:
-        """Vectors (N, D) float32 of the texts, and how many tokens the model read."""
-        prompt = self._prompt(way)
-        encode = self.model.encode_query if way.role == "query" else self.model.encode_document
+    def _embed(self, texts: list[str], options: EncodeOptions) -> tuple[np.ndarray, int]:
+        """Vectors (N, D) float32 of the texts, and the number of tokens read."""
+        prompt = self._prompt(options)
+        encode = self.model.encode_query if options.role == "query" else self.model.encode_document
         vectors = np.asarray(
             encode(texts, prompt=prompt, batch_size=_TEXTS_PER_BATCH, show_progress_bar=False),
             dtype=np.float32,
@@ -101,25 +103,25 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         num_tokens = 0
         for start in range(0, len(texts), _TEXTS_PER_BATCH):
             part = texts[start : start + _TEXTS_PER_BATCH]
-            read = self.model.preprocess(part, prompt=prompt, task=way.role)
+            read = self.model.preprocess(part, prompt=prompt, task=options.role)
             num_tokens += int(read["attention_mask"].sum())
-        return cut(vectors, way.dimensions), num_tokens
+        return cut(vectors, options.dimensions), num_tokens
 
-    def _prompt(self, way: Way) -> str:
-        """The literal text before each text of this way."""
-        if way.instruction and self.template:
-            return self.template.replace("{instruction}", way.instruction)
-        if way.instruction is not None and self.prefixes is not None:
-            return plain_head(self.prefixes[way.role], way.instruction)
-        names = ("query",) if way.role == "query" else ("document", "passage", "corpus")
+    def _prompt(self, options: EncodeOptions) -> str:
+        """Literal prompt before each text with these options."""
+        if options.instruction and self.template:
+            return self.template.replace("{instruction}", options.instruction)
+        if options.instruction is not None and self.prefixes is not None:
+            return plain_head(self.prefixes[options.role], options.instruction)
+        names = ("query",) if options.role == "query" else ("document", "passage", "corpus")
         prompts = self.model.prompts
         own: str = next((prompts[name] for name in names if name in prompts), None) or ""
-        return plain_head(own, way.instruction or "")
+        return plain_head(own, options.instruction or "")
 
 
 def _own_prefixes(folder: Path) -> dict[str, str] | None:
-    """Role → what a model of ours puts before every text of it, without an instruction; None: a
-    model of others, of which its prompts alone tell.
+    """Role → prefix that a rayembed model puts before every text without an instruction; None for
+    other models, whose prompts are stated in their files.
     """
     path = folder / "rayembed.json"
     if not path.is_file():
@@ -129,7 +131,7 @@ def _own_prefixes(folder: Path) -> dict[str, str] | None:
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:
-    """What was asked, without absent fields: MLflow hands over tables, mappings or plain texts."""
+    """Requests without missing fields, from MLflow's tables, mappings or plain texts."""
     if hasattr(model_input, "to_dict"):
         rows: list[Any] = model_input.to_dict(orient="records")
     elif isinstance(model_input, Mapping):

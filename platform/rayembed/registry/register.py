@@ -1,4 +1,4 @@
-"""Puts an exported model into MLflow's registry, with its scores and an alias."""
+"""Registration of an exported model in MLflow's registry, with its scores and an alias."""
 
 import json
 import logging
@@ -24,21 +24,23 @@ from rayembed.registry.tracking import Tracker
 from rayembed.registry.tracking_uri import check_reachable, limit_retries
 
 TASK = "llm/v1/embeddings"
-"""MLflow's name of OpenAI's embeddings schema; stands in the model's metadata."""
+"""MLflow's task name of OpenAI's embeddings schema, stored in the model's metadata."""
 
 WEIGHTS_TAG = "rayembed.weights_fingerprint"
 MODEL_ID_TAG = "rayembed.model_id"
-"""The logged model of a version, where its metrics are; MLflow's own SQL store does not keep it."""
+"""Tag with the id of a version's logged model, which holds its metrics; MLflow's own SQL store does
+not keep it."""
 
 DESCRIPTION_CHARACTERS = 5000
-"""Of a version, in MLflow's database (mlflow/store/model_registry/dbmodels/models.py)."""
+"""Maximum length of a version's description in MLflow's database
+(mlflow/store/model_registry/dbmodels/models.py)."""
 
 _CUT = "\n\n… The rest stands in the README.md of the model's folder.\n"
 
 _CODE = Path(__file__).with_name("pyfunc_model.py")
 
 _FOLDER = "model"
-"""The exported folder among the artifacts of MLflow's model."""
+"""Subfolder of the exported folder among the artifacts of the MLflow model."""
 
 _logger = logging.getLogger(__name__)
 
@@ -50,9 +52,9 @@ class RegisteredVersion:
     name: str
     version: int
     uri: str
-    """`models:/<name>/<version>`: this version, whatever the alias will point to."""
+    """`models:/<name>/<version>`: this version, independent of aliases."""
     alias_uri: str
-    """`models:/<name>@<alias>`; `uri` where no alias was set."""
+    """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
 
 
 def register(
@@ -69,7 +71,7 @@ def register(
     alias: str | None = "candidate",
     description: str = "",
 ) -> RegisteredVersion:
-    """The model's version in the registry, with the alias on it.
+    """Register the model, reusing an existing version with the same weights, and set the alias.
 
     Weights that are there already get no second version; their tags and alias are set again.
 
@@ -135,7 +137,7 @@ def register(
 
 
 def describe(client: Any, name: str, number: int, card: str) -> None:
-    """Make a card the description of a version, cut to what MLflow's database takes."""
+    """Store a card as the version's description, truncated to the database limit."""
     text = card
     if card.startswith("---\n"):
         text = card.partition("\n---\n")[2].strip()  # what is there for hubs
@@ -145,14 +147,14 @@ def describe(client: Any, name: str, number: int, card: str) -> None:
 
 
 def find_version(client: Any, name: str, weights_fingerprint: str) -> int | None:
-    """The number of the version of that name with these weights; None: there is none."""
+    """Number of the version of that name with these weights; None without one."""
     found = find_model_versions(client, name)
     numbers = [int(v.version) for v in found if v.tags.get(WEIGHTS_TAG) == weights_fingerprint]
     return max(numbers, default=None)
 
 
 def _find_logged_model(client: Any, experiment_id: str, weights_fingerprint: str) -> str | None:
-    """A model with these weights that was sent whole but not registered, by a killed process."""
+    """Completely uploaded, unregistered model with these weights, left by a killed process."""
     models = client.search_logged_models(
         [experiment_id], filter_string=f"tags.`{WEIGHTS_TAG}` = {quoted(weights_fingerprint)}"
     )
@@ -169,7 +171,7 @@ def _log_model(
     tags: Mapping[str, str],
     global_step: int,
 ) -> str:
-    """The id of a new logged model with folder, code and scores.
+    """Log a new model with folder, code and scores; its id.
 
     Through the client and not through `mlflow.pyfunc.log_model`, which works on the process's
     global tracking address and active run, and ends that run.
@@ -208,7 +210,7 @@ def _log_model(
 def _save_pyfunc(
     path: Path, folder: Path, logged: Any, run_id: str, config: Mapping[str, Any]
 ) -> None:
-    """Write an MLflow model folder at the path, which must not name places of this machine."""
+    """Write an MLflow model folder at the path, free of local paths."""
     import mlflow.pyfunc
     from mlflow.models import Model
 
@@ -245,7 +247,7 @@ def _save_pyfunc(
 
 
 def _signature() -> Any:
-    """OpenAI's embeddings request and response, with role and instruction."""
+    """MLflow signature of OpenAI's embeddings request and response, with role and instruction."""
     from mlflow.models import ModelSignature
     from mlflow.types.llm import EMBEDDING_MODEL_OUTPUT_SCHEMA
     from mlflow.types.schema import AnyType, ColSpec, Schema
@@ -270,7 +272,7 @@ def _signature() -> Any:
 def _make_version(
     client: Any, tracker: Tracker, name: str, model_id: str, tags: Mapping[str, str]
 ) -> int:
-    """The number of a new version of the logged model."""
+    """Create a version of the logged model; its number."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""Versions in MLflow's registry by reference: what they are, their scores, their folder."""
+"""Versions in MLflow's registry by reference: metadata, scores, folder."""
 
 import hashlib
 import logging
@@ -29,7 +29,7 @@ from rayembed.registry.tracking_uri import check_reachable, limit_retries, sqlit
 SCHEME = "models:/"
 
 SCORES_FILE = "scores.json"
-"""All scores of a version, with what they were measured on; an artifact of its run."""
+"""Artifact with all scores of a version and what they were measured on."""
 
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w-]+)|/(?P<number>\d+))")
 
@@ -38,7 +38,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A registered model's version, by its number or by an alias."""
+    """Version of a registered model, by number or alias."""
 
     name: str
     number: int | None
@@ -46,7 +46,7 @@ class ModelReference:
 
 
 def parse_reference(reference: str) -> ModelReference:
-    """The parts of `models:/name@alias` or `models:/name/3`.
+    """Parse `models:/name@alias` or `models:/name/3`.
 
     Raises:
         ConfigError: not of the form.
@@ -62,7 +62,7 @@ def parse_reference(reference: str) -> ModelReference:
 
 
 def connect(tracking_uri: str, *, made: bool = True) -> Any:
-    """An MLflow client of a store that answers.
+    """MLflow client of a reachable store.
 
     Args:
         tracking_uri: as `resolve_tracking_uri` gives it.
@@ -87,7 +87,7 @@ def connect(tracking_uri: str, *, made: bool = True) -> Any:
 
 
 def get_version(client: Any, reference: ModelReference) -> Any:
-    """MLflow's `ModelVersion` that the reference names.
+    """MLflow's `ModelVersion` of the reference.
 
     Raises:
         ArtifactError: no such model, version or alias; the message tells what there is.
@@ -115,7 +115,7 @@ def get_version(client: Any, reference: ModelReference) -> Any:
 
 
 def weights_of(version: Any) -> str:
-    """The weights fingerprint of a version.
+    """Weights fingerprint of a version.
 
     Raises:
         ArtifactError: rayembed did not register it.
@@ -130,7 +130,7 @@ def weights_of(version: Any) -> str:
 
 
 def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
-    """The scores that were kept with a version; none where none were.
+    """Stored scores of a version; empty without any.
 
     Raises:
         ArtifactError: they cannot be read, or rayembed did not register the version.
@@ -148,7 +148,7 @@ def read_scores(client: Any, version: Any) -> tuple[TaskScore, ...]:
 def keep_scores(
     client: Any, version: Any, scores: Sequence[TaskScore], files: Path | None
 ) -> tuple[TaskScore, ...]:
-    """All scores of the version, after new ones were put with it in place of older ones.
+    """Merge new scores into those of the version; all scores.
 
     They become metrics `model/<task>`, `model/category/<category>` and `model/mean` of its run and
     of its logged model, tags `score.…` of the version, and artifacts. Doing it twice adds nothing.
@@ -193,7 +193,7 @@ def _log_metrics(client: Any, version: Any, figures: dict[str, float]) -> None:
 
 
 def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
-    """The folder of a version's model on this machine, fetched once.
+    """Local folder of a version's model, downloaded once.
 
     Raises:
         ArtifactError: it is no model that rayembed registered.
@@ -213,7 +213,7 @@ def download(client: Any, version: Any, *, tracking_uri: str) -> Path:
 
 
 def model_settings(client: Any, version: Any) -> dict[str, Any]:
-    """What the registered model was told of itself: `name`, `dimensions`, `instruction_template`.
+    """Metadata of the registered model: `name`, `dimensions`, `instruction_template`.
 
     Raises:
         ArtifactError: it is no model that rayembed registered.
@@ -225,7 +225,7 @@ def model_settings(client: Any, version: Any) -> dict[str, Any]:
 
 
 def _artifacts(client: Any, version: Any) -> Any:
-    """MLflow's repository of the files of a version's model."""
+    """MLflow's artifact repository of a version's model."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     source = client.get_model_version_download_uri(version.name, str(version.version))
@@ -236,7 +236,7 @@ def _artifacts(client: Any, version: Any) -> Any:
 
 
 def _model_folder(description: Path, version: Any) -> str:
-    """The exported folder within an MLflow model, from its `MLmodel` file."""
+    """Exported folder within an MLflow model, from its `MLmodel` file."""
     found = _function(description, version).get("artifacts") or {}
     try:
         return str(found["model"]["path"])

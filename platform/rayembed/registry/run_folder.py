@@ -1,4 +1,4 @@
-"""Whose folder a run's folder is: a run goes on under its name, another run is refused."""
+"""Ownership of a run's folder: a run resumes under its name, a different run is refused."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.metrics_log import write_atomic
 
 RUN_FILE = "run.yaml"
-"""The resolved run, in its folder."""
+"""File of the resolved run in its folder."""
 
 
 def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str) -> None:
-    """Return when `found` is the run's own fingerprint.
+    """Raise if `found` is not the run's own fingerprint.
 
     Args:
         found: the fingerprint of what stands there under that name; None: it has none.
@@ -32,7 +32,7 @@ def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str)
 
 
 def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = None) -> bool:
-    """Whether the run would go on in the folder (True) or begin there (False); writes nothing.
+    """Whether the run would resume in the folder (True) or start there (False); writes nothing.
 
     Args:
         place: where the folder's files come from, for messages; None: the folder itself.
@@ -56,7 +56,7 @@ def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = Non
 
 
 def claim_run_folder(folder: str | Path, run: AnyRun) -> bool:
-    """Whether the run goes on in the folder (True) or begins there (False).
+    """Claim the folder; whether the run resumes (True) or starts (False) there.
 
     The resolved run is written as `run.yaml`; where the run goes on it takes the place of the
     former one, because its placement may have changed.

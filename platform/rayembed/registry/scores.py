@@ -1,4 +1,4 @@
-"""Scores of a model as mteb's result files have them: by task, with what they were measured on."""
+"""Scores of a model from mteb's result files: by task, with the data that they were measured on."""
 
 import json
 import logging
@@ -12,60 +12,61 @@ from typing import Any
 from rayembed.errors import ArtifactError
 
 OTHER = "Other"
-"""Category of tasks of which no category is known."""
+"""Category of tasks without a known category."""
 
 _META = "model_meta.json"
 
 _OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
-"""`<weights>-<all else that decides a score>`, with the width or the context before it where the
-scores are of cut vectors or of a smaller context. Revisions of the hub are 40 digits."""
+"""Revision of the form `<weights>-<hash of other inputs>`, preceded by a width or context size for
+truncated vectors or smaller contexts. Hub revisions are 40 digits."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a result file does not say about its task."""
+    """Facts about a task that its result file lacks."""
 
     category: str
-    """mteb's type of task: `Retrieval`, `Classification`, `STS`, …"""
+    """mteb's task type: `Retrieval`, `Classification`, `STS`, …"""
     metric: str
     """Name of the main score."""
     dataset: str
-    """Where the data set lives, `org/name` on the hub."""
+    """Hub path of the data set, `org/name`."""
 
 
 Describe = Callable[[str], TaskFacts | None]
-"""The facts of a task by its name; None: nobody knows the task."""
+"""Looks up the facts of a task by name; None for unknown tasks."""
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """The main score of a model on a task, over all splits and subsets that were run."""
+    """Main score of a model on a task, over all evaluated splits and subsets."""
 
     task: str
     category: str
     metric: str
     value: float
-    """Between 0 and 1 for nearly all metrics; NaN of a model that collapsed."""
+    """Score between 0 and 1 for nearly all metrics; NaN for a collapsed model."""
     dataset: str
     dataset_revision: str
     parts: tuple[str, ...]
-    """`split/subset` of all that the score is the mean of."""
+    """Names `split/subset` over which the score is averaged."""
     model_revision: str
-    """Revision under which the scores were stored: weights and what else decides vectors."""
+    """Revision under which the scores were stored: weights and everything else that decides
+    vectors."""
     mteb_version: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """All other numbers of the task, each a mean over the parts."""
+    """All other metrics of the task, averaged over the parts."""
 
     @property
     def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
-        """Scores are comparable where this is the same."""
+        """Key of the test data; scores with equal keys are comparable."""
         return self.task, self.dataset_revision, self.parts
 
 
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
-    """The scores in the folder of one model revision, by task name.
+    """Scores in the folder of one model revision, by task name.
 
     Raises:
         ArtifactError: a file is no result of mteb, or there is none.
@@ -80,7 +81,7 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
 
 
 def _result_files(folder: Path) -> list[Path]:
-    """What may be results of tasks; hidden files are of whoever copied the folder."""
+    """Possible result files; hidden files are ignored."""
     found = sorted(folder.glob("*.json"))
     return [path for path in found if path.name[0] != "." and path.name != _META]
 
@@ -116,7 +117,7 @@ def _read(path: Path, revision: str, describe: Describe) -> TaskScore:
 
 
 def _means(entries: list[Any]) -> dict[str, float]:
-    """Means of the numbers that all parts have."""
+    """Means of the metrics that all parts have."""
     names = set.intersection(*(set(entry) for entry in entries)) - {"main_score"}
     found = {}
     for name in sorted(names):
@@ -127,7 +128,7 @@ def _means(entries: list[Any]) -> dict[str, float]:
 
 
 def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False) -> Path:
-    """The folder of one model revision in a results folder.
+    """Folder of one model revision within a results folder.
 
     Args:
         place: a results folder in mteb's layout, `results/<org>__<model>/<revision>/<Task>.json`,
@@ -166,7 +167,7 @@ def find_results(place: Path, weights_fingerprint: str, *, trusted: bool = False
 
 
 def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> None:
-    """Return when the folder has scores of these weights, or names none and is trusted.
+    """Check that the folder's scores are of these weights, or name none.
 
     Raises:
         ArtifactError: it names other weights, or none.
@@ -198,7 +199,7 @@ def _check_weights(folder: Path, weights_fingerprint: str, *, trusted: bool) -> 
 
 
 def _stated_revision(folder: Path) -> str | None:
-    """The revision that mteb wrote down beside the scores, whatever the folder is called now."""
+    """Revision that mteb recorded with the scores, independent of the folder's name."""
     try:
         found = json.loads((folder / _META).read_text(encoding="utf-8")).get("revision")
     except (OSError, ValueError, AttributeError):
@@ -207,7 +208,7 @@ def _stated_revision(folder: Path) -> str | None:
 
 
 def by_category(scores: Iterable[TaskScore]) -> dict[str, float]:
-    """Mean of the main scores of each category, each task with the same weight."""
+    """Mean main score of each category, with equal task weights."""
     groups: dict[str, list[float]] = {}
     for score in scores:
         groups.setdefault(score.category, []).append(score.value)
@@ -215,19 +216,19 @@ def by_category(scores: Iterable[TaskScore]) -> dict[str, float]:
 
 
 def mean(scores: Iterable[TaskScore]) -> float:
-    """Mean of the main scores of all tasks; NaN without a task."""
+    """Mean main score over all tasks; NaN without tasks."""
     values = [score.value for score in scores]
     return sum(values) / len(values) if values else math.nan
 
 
 def to_json(scores: Iterable[TaskScore]) -> str:
-    """The scores as text that `from_json` reads."""
+    """JSON text of the scores, for `from_json`."""
     ordered = sorted(scores, key=lambda score: score.task)
     return json.dumps([asdict(score) for score in ordered], indent=1, ensure_ascii=False) + "\n"
 
 
 def from_json(text: str) -> tuple[TaskScore, ...]:
-    """What `to_json` wrote.
+    """Scores from a text written by `to_json`.
 
     Raises:
         ArtifactError: something else.

@@ -1,4 +1,4 @@
-"""The one writer of a run to MLflow: a copy of what lies on local disk, sent when MLflow is there.
+"""MLflow tracking of a run: a single writer mirrors local files to MLflow whenever it is reachable.
 
 Metrics stand in the metrics log; scores, files, tags and the final status in an outbox. Both are
 kept in the run's folder, so that a server that dies midway costs nothing: training goes on, and
@@ -45,17 +45,17 @@ from rayembed.registry.tracking_uri import check_reachable, limit_retries
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 TRACKING_FILE = "mlflow.json"
-"""Which MLflow run belongs to a run's folder."""
+"""File in a run's folder that names its MLflow run."""
 
 MAX_POINTS = 10_000
-"""Points of one metric in MLflow; of longer runs every n-th step is sent. MLflow's pages and its
-metric queries grow slow beyond that; the metrics log has every step."""
+"""Maximum points of one metric in MLflow; longer runs send every n-th step. MLflow's pages and
+metric queries get slow beyond that; the metrics log has every step."""
 
 SENT_TAG = "rayembed.sent_global_step"
-"""Set with each batch of metrics; what MLflow has is known from MLflow alone."""
+"""Tag updated with each batch of metrics; the progress in MLflow is read only from it."""
 
 BUSY_SECONDS = 30
-"""How long the training waits for a request that the forwarding thread has under way."""
+"""Maximum seconds that training waits for a request of the forwarding thread."""
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Tracker:
         folder: str | Path,
         total_steps: int,
     ) -> "Tracker":
-        """The run of this name and fingerprint, continued where there is one, else a new one.
+        """Run with this name and fingerprint, continued if it exists.
 
         Args:
             tracking_uri: as `resolve_tracking_uri` gives it.
@@ -141,7 +141,7 @@ class Tracker:
     def open_for_run(
         cls, run: AnyRun, tracking_uri: str, folder: str | Path, tags: Mapping[str, str]
     ) -> "Tracker":
-        """`open` for a run: its identity as params, its placement as tags. Raises as `open`."""
+        """Call `open` for a run: identity as params, placement as tags. Raises as `open`."""
         placement = run.placement.model_dump(mode="json")
         return cls.open(
             tracking_uri,
@@ -156,7 +156,7 @@ class Tracker:
 
     @classmethod
     def reopen(cls, folder: str | Path, *, tracking_uri: str | None = None) -> "Tracker":
-        """The MLflow run that belongs to a run's folder, to send what still waits there.
+        """MLflow run of a run's folder, reopened to send what is pending.
 
         Args:
             tracking_uri: where the same MLflow is now; None: where it was.
@@ -181,7 +181,7 @@ class Tracker:
             return cls(Path(folder), state)
 
     def forward(self, log: MetricsLog) -> int:
-        """Number of steps that were sent now; those that MLflow has are not sent again.
+        """Send pending steps; their number. Steps already in MLflow are skipped.
 
         Raises:
             TrackingError: MLflow is away; what was not sent will be by a later call.
@@ -190,7 +190,7 @@ class Tracker:
             return self._send_metrics(log, to_the_end=False)
 
     def start_forwarding(self, log: MetricsLog, every_seconds: float = 15.0) -> None:
-        """Forward in a background thread until `close`; MLflow away is warned of once."""
+        """Forward in a background thread until `close`; warns once if MLflow is unreachable."""
         assert self._thread is None, "forwarding was started before"
         self._log = log
         self._thread = threading.Thread(
@@ -199,11 +199,11 @@ class Tracker:
         self._thread.start()
 
     def log_resolved_run(self, text: str) -> None:
-        """Keep the run's YAML as the artifact `run.yaml`."""
+        """Log the run's YAML as artifact `run.yaml`."""
         self._tell({"kind": "text", "text": text, "name": "run.yaml"})
 
     def log_scores(self, name: str, scores: Mapping[str, float], global_step: int) -> None:
-        """Keep scores as metrics `<name>/<task>` at the step.
+        """Log scores as metrics `<name>/<task>` at the step.
 
         One name for one curve: `eval` for the model in training, at 0 before training and at the
         step after each stage; the name of a baseline for a baseline. The same scores told again,
@@ -215,7 +215,7 @@ class Tracker:
             self._tell({**told, "time": time.time()})
 
     def log_artifact(self, path: str | Path, artifact_folder: str = "") -> None:
-        """Keep a file, or a folder with all that is in it. It must stay on disk until sent.
+        """Log a file or folder as artifact; it must stay on disk until sent.
 
         Raises:
             ArtifactError: there is no such file.
@@ -229,7 +229,7 @@ class Tracker:
         self._tell({"kind": "file", "path": str(place), "folder": artifact_folder})
 
     def log_provenance(self, provenance: Mapping[str, Any]) -> None:
-        """Keep what `collect_provenance` found as `provenance.json`, the commit also as tags."""
+        """Log `collect_provenance`'s values as `provenance.json`, with the commit as tags."""
         text = json.dumps(provenance, indent=2, ensure_ascii=False)
         self._tell({"kind": "text", "text": text, "name": "provenance.json"})
         code = provenance.get("code") or {}
@@ -244,7 +244,7 @@ class Tracker:
         self._tell({"kind": "tags", "tags": dict(tags)})
 
     def close(self, status: Status) -> bool:
-        """Whether MLflow has everything; if not, where it lies and how to send it is warned of.
+        """Whether MLflow has everything; otherwise warns where the rest is and how to send it.
 
         Raises:
             ArtifactError: the run's files cannot be written or read. Of a failed run this is only
@@ -273,7 +273,7 @@ class Tracker:
         return True
 
     def send_all(self, log: MetricsLog | None) -> int:
-        """Number of steps sent now; afterwards nothing waits any more, the last step included.
+        """Send all pending data, the last step included; the number of steps sent.
 
         Raises:
             TrackingError: MLflow is away.
@@ -284,7 +284,7 @@ class Tracker:
             return sent
 
     def _take_over(self, state: Mapping[str, Any]) -> None:
-        """Tie folder and MLflow run together, send what an earlier process left, set RUNNING."""
+        """Link folder and MLflow run, send leftovers of an earlier process, set RUNNING."""
         path = self.folder / TRACKING_FILE
         if path.exists():
             former = json.loads(path.read_text(encoding="utf-8"))
@@ -309,7 +309,7 @@ class Tracker:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """One request at a time; a dead server is told from the probe, not from retries."""
+        """Serialise requests; a dead server is detected by a probe instead of retries."""
         if not self._lock.acquire(timeout=BUSY_SECONDS):
             raise TrackingError(f"a request to {self.tracking_uri} has hung for {BUSY_SECONDS} s")
         try:
@@ -394,7 +394,7 @@ class Tracker:
 
 
 def send_metrics(folder: str | Path, *, tracking_uri: str | None = None) -> int:
-    """Number of steps that were sent to MLflow from a run's folder, with all else that waits.
+    """Send all pending data of a run's folder to MLflow; the number of steps sent.
 
     Raises:
         ArtifactError: the folder is not that of a tracked run.

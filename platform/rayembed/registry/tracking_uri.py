@@ -1,4 +1,4 @@
-"""Which MLflow a run reports to, and whether it is there."""
+"""MLflow address of a run, and a check that it is reachable."""
 
 import os
 import re
@@ -8,16 +8,16 @@ from urllib.parse import urlsplit
 from rayembed.errors import ConfigError, TrackingError
 
 PROBE_SECONDS = 5
-"""How long a server may take to say that it is there."""
+"""Maximum seconds for a server to answer the probe."""
 
 MAX_RETRIES = "3"
-"""Of one request, about 15 s; MLflow's own default of 7 waits for minutes on a dead server."""
+"""Retries of one request, about 15 s; MLflow's default of 7 waits for minutes on a dead server."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
-    """The MLflow address that means the same in every process of this machine.
+    """MLflow address that is valid in every process of this machine.
 
     None is a SQLite file in the storage path. The path of a SQLite file is made absolute, because
     MLflow takes it from each process's working directory, and its folder is made.
@@ -65,18 +65,18 @@ def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """The absolute path of a SQLite address; None for other stores and databases in memory."""
+    """Absolute path of a SQLite address; None for other stores and in-memory databases."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
     return Path(match[1]).absolute() if match and match[1] != ":memory:" else None
 
 
 def limit_retries() -> None:
-    """Keep MLflow's requests from waiting for minutes, unless the user's environment says so."""
+    """Limit MLflow's retries, unless the user's environment sets them."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", MAX_RETRIES)
 
 
 def check_reachable(uri: str) -> None:
-    """Return when the server answers within a few seconds; other stores are not probed.
+    """Check that the server answers within a few seconds; other stores are not probed.
 
     Raises:
         TrackingError: no answer, or the answer of a gateway whose server is away.

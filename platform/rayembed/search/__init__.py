@@ -1,1 +1,1 @@
-"""Exact top-k search; serves mining, filtering and evaluation alike."""
+"""Exact top-k search for mining, filtering and evaluation."""

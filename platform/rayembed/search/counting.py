@@ -1,4 +1,4 @@
-"""How many documents score above a limit: ranks without the documents that make them.
+"""Counts of documents above a score limit, which give ranks without retrieving documents.
 
 Q queries, N documents, D embedding width. Where only a rank is wanted, counting needs no selection,
 which costs a search as much as the products: 30,000 queries over 30,000 random documents of 384

@@ -1,4 +1,4 @@
-"""Exact top-k by inner product over a sharded corpus; knows no files and no models.
+"""Exact top-k by inner product over a sharded corpus; independent of files and models.
 
 Q queries, n documents of a shard, D embedding width, k results.
 
@@ -20,22 +20,22 @@ from rayembed.search.two_passes import Piece, best_of_piece
 _TILE_QUERIES = 512
 _TILE_DOCUMENTS = 16_384
 _PIECE_DOCUMENTS = 131_072
-"""Of two passes: their rounded products with 512 queries take 128 MiB."""
+"""Documents in a piece for two passes: their rounded products with 512 queries take 128 MiB."""
 
 _RESULTS_OF_PIECE = 1 / 200
-"""Two passes pay where k is at most this share of the documents."""
+"""Maximum k as a share of the documents for which two passes pay off."""
 
 _WORTH_TWO_PASSES = 1.5
-"""How many times as fast as in float32 products in bfloat16 must be."""
+"""Minimum speed of bfloat16 products relative to float32 for which two passes pay off."""
 
 _WORTH_IT = 0.8
-"""Share of the queries that the first pass must prove, or the rest goes without it."""
+"""Minimum share of queries that the first pass must prove; else the remaining ones skip it."""
 
 
 def top_k(
     queries: np.ndarray, shards: Iterable[np.ndarray], k: int, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The k documents of highest inner product of each query, best first, ties by lower id.
+    """The k documents with the highest inner product for each query, best first, ties by lower id.
 
     Scores tie as computed in float32: copies of a document that stand in different pieces of a
     large corpus may come out a rounding apart.
@@ -70,7 +70,7 @@ def top_k(
 
 
 def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
-    """The corpus in pieces of `_PIECE_DOCUMENTS`, small shards put together, large ones cut.
+    """Corpus in pieces of `_PIECE_DOCUMENTS`: small shards are joined, large ones split.
 
     Raises:
         DataError: a shard of another width.
@@ -94,13 +94,13 @@ def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
 
 
 def _as_tensor(vectors: np.ndarray) -> Tensor:
-    """Half precision stays as it is, all else becomes float32."""
+    """Tensor in half precision if given so, else in float32."""
     kind = np.float16 if vectors.dtype == np.float16 else np.float32
     return torch.from_numpy(np.ascontiguousarray(vectors, dtype=kind))
 
 
 def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Rows of the queries with scores and places of their best in the piece of the corpus.
+    """Query rows with scores and positions of their best documents in a piece.
 
     A row comes as often as there are tiles, or once.
     """

@@ -1,10 +1,10 @@
-"""The order of results: falling score, then rising id, empty places last."""
+"""Order of results: falling score, then rising id, empty places last."""
 
 import torch
 from torch import Tensor
 
 NO_RESULT = -1
-"""Id of the places that stay empty when the corpus has fewer than k documents."""
+"""Id of places that stay empty when the corpus has fewer than k documents."""
 
 
 def in_order(scores: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The best documents of a piece of the corpus, by rounded products first and exact scores after.
+"""Two-pass search in a piece of the corpus: rounded products first, then exact scores.
 
 Most of an exact search is the product of all queries with all documents, and processors with
 bfloat16 units make it in less than half the time that float32 takes. So the first pass takes
@@ -21,34 +21,34 @@ from rayembed.search.order import best_in_order
 _BLOCK = 32
 _TILE_DOCUMENTS = 8192
 _SLACK, _SECOND_SLACK = 48, 512
-"""Candidates beyond k, at the first try and at the second."""
+"""Candidates beyond k in the first and second attempt."""
 
 _GATHERED = 1 << 25
-"""Elements of documents that are looked up at a time, 128 MiB in float32."""
+"""Elements of documents gathered at once, 128 MiB in float32."""
 
 _ROUNDING = 2.0**-8
-"""Of bfloat16, relative to the value, with a factor of 2 to spare."""
+"""Relative rounding error of bfloat16, with a safety factor of 2."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Documents as both passes need them."""
+    """Documents in the forms that both passes need."""
 
     exact: Tensor
-    """(n, D) as given, any float type."""
+    """(n, D) documents as given, any float type."""
     tiles: Tensor
-    """(tiles, _TILE_DOCUMENTS, D) bfloat16, the last one filled up with zeros."""
+    """(tiles, _TILE_DOCUMENTS, D) bfloat16, the last tile zero-padded."""
     longest: float
-    """The highest norm."""
+    """Maximum norm."""
     taken: float
-    """The highest norm of what rounding took from a document."""
+    """Maximum norm of a document's rounding error."""
     products: Tensor
-    """(tiles, most queries at a time, _TILE_DOCUMENTS) bfloat16: room, used again and again, since
-    fresh memory costs a third of the products' time."""
+    """(tiles, maximum queries at once, _TILE_DOCUMENTS) bfloat16 buffer, reused since fresh memory
+    costs a third of the products' time."""
 
     @classmethod
     def of(cls, documents: Tensor, most_queries: int) -> "Piece":
-        """The piece of (n, D) documents, n > 0."""
+        """Piece of (n, D) documents, n > 0."""
         count, width = documents.shape
         number = -(-count // _TILE_DOCUMENTS)
         tiles = documents.new_zeros(number, _TILE_DOCUMENTS, width, dtype=torch.bfloat16)
@@ -84,7 +84,7 @@ def best_of_piece(queries: Tensor, piece: Piece, k: int) -> tuple[Tensor, Tensor
 
 
 def _rounded_products(queries: Tensor, piece: Piece) -> Tensor:
-    """(tiles, T, _BLOCK, blocks of a tile) bfloat16; what is no document has the lowest value.
+    """(tiles, T, _BLOCK, blocks of a tile) bfloat16; padding has the lowest value.
 
     A block is what stands below one another: `max` over it then runs along the memory.
     """
@@ -101,7 +101,7 @@ def _rounded_products(queries: Tensor, piece: Piece) -> Tensor:
 def _try(
     queries: Tensor, products: Tensor, piece: Piece, k: int, slack: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `best_of_piece`, from the k + slack best by rounded products."""
+    """The k best documents from the k + slack best by rounded products; see `best_of_piece`."""
     tiles, rows, _, blocks = products.shape
     highest = products.amax(2).transpose(0, 1).reshape(rows, tiles * blocks)
     opened = min(k + slack, highest.shape[1])
@@ -128,7 +128,7 @@ def _try(
 
 
 def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
-    """(T, c) products in float32 of each query with the documents at its (T, c) places."""
+    """(T, c) float32 products of each query with the documents at its (T, c) positions."""
     rows = max(1, _GATHERED // (places.shape[1] * documents.shape[1]))
     scores = []
     for some, of_some in zip(torch.split(places, rows), torch.split(queries, rows), strict=True):
@@ -139,7 +139,7 @@ def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
 
 
 def _margin(queries: Tensor, products: Tensor, piece: Piece) -> Tensor:
-    """How far an exact score can lie above its rounded product.
+    """Maximum excess of an exact score over its rounded product.
 
     ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums.
     """

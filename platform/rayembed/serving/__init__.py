@@ -1,1 +1,1 @@
-"""A model behind OpenAI's embeddings path: batches of requests, the HTTP application, Ray Serve."""
+"""Model server with OpenAI's embeddings path: request batching, HTTP application, Ray Serve."""

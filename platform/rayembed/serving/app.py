@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's paths, its error bodies, an optional bearer token."""
+"""HTTP application: OpenAI's paths and error bodies, optional bearer token."""
 
 import hashlib
 import hmac
@@ -15,11 +15,11 @@ from rayembed.serving.service import EmbeddingService, ServiceError
 _RETRY_SECONDS = "2"
 
 _KINDS = {401: "authentication_error", 404: "invalid_request_error", 503: "server_error"}
-"""OpenAI's types of errors by status; others are `invalid_request_error`."""
+"""OpenAI's error types by status; others are `invalid_request_error`."""
 
 
 def make_app(service: EmbeddingService, *, key_digest: str | None = None) -> FastAPI:
-    """An ASGI application with `/v1/embeddings`, `/v1/models` and `/health`.
+    """ASGI application with `/v1/embeddings`, `/v1/models` and `/health`.
 
     Args:
         key_digest: SHA-256 in hexadecimal of the token that `/v1/…` asks for; None: it asks for
@@ -76,7 +76,7 @@ def make_app(service: EmbeddingService, *, key_digest: str | None = None) -> Fas
 
 
 def digest(key: str) -> str:
-    """SHA-256 of a token in hexadecimal, so that the token itself need not travel."""
+    """SHA-256 of a token in hexadecimal, so that the token itself is not passed on."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -93,7 +93,7 @@ def _check_key(request: Request, wanted: str | None) -> None:
 
 
 async def _read(request: Request, largest: int) -> bytes:
-    """The body, which is not read on once it is too large."""
+    """Request body; reading stops once it is too large."""
     found = bytearray()
     async for part in request.stream():
         found += part

@@ -1,4 +1,4 @@
-"""Requests that wait together are worked on together; nobody waits for others to come.
+"""Request batching: processes all waiting requests together and never waits for more.
 
 While a batch is worked on the next one gathers, so batches grow with the load and a lone request
 goes at once. In the order of arrival: Ray Serve's own batching puts a request that does not fit
@@ -29,7 +29,7 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self, work: Callable[[Sequence[Item]], Sequence[Result]], *, largest_batch: int
     ) -> None:
-        """Args of `work`: the items of a batch; it returns their results in the same order.
+        """Create a batcher; `work` maps the items of a batch to results in the same order.
 
         Args:
             largest_batch: sum of the sizes of a batch's items; a larger item goes alone.
@@ -41,7 +41,7 @@ class Batcher(Generic[Item, Result]):
         self._draining: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item, size: int) -> Result:
-        """The item's result. What `work` raises for the item is raised here.
+        """Result of the item; raises what `work` raises for it.
 
         A caller that is cancelled while its item waits takes it out.
         """
@@ -77,7 +77,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     def _each(self, batch: Sequence[_Waiting[Item, Result]]) -> Sequence[Result | BaseException]:
-        """A result or an error of each item; after an error each is worked on by itself."""
+        """Result or error of each item; after an error each is processed alone."""
         try:
             return self._work([waiting.item for waiting in batch])
         except Exception as error:  # noqa: BLE001 - told to the callers, whatever it is

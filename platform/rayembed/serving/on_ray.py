@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """One copy of the model with its HTTP application; loads after it was started."""
+    """One copy of the model with its HTTP application; loads the model after it was started."""
 
     def __init__(
         self, config: ServingConfig, name: str, tracking_uri: str | None, key_digest: str | None
@@ -54,16 +54,16 @@ class Replica:
         self._service.start_loading()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """The application that Serve calls for each request."""
+        """Application that Serve calls for each request."""
         return make_app(self._service, key_digest=self._key_digest)
 
     def status(self) -> tuple[str, str]:
-        """Whether the model is loaded, and what went wrong if it never will be."""
+        """Loading state of the model, with the error if it failed for good."""
         return self._service.state, self._service.failure
 
 
 def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
-    """The model of a served reference, on its device, ready to embed.
+    """Load the model of a served reference for embedding, on its device.
 
     Raises:
         RayembedError: it cannot be fetched or loaded.
@@ -85,7 +85,7 @@ def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
 def start(
     config: ServingConfig, *, name: str, tracking_uri: str | None, key_digest: str | None
 ) -> None:
-    """Return when the model answers at the config's address.
+    """Start serving and wait until the model answers at the config's address.
 
     A Ray cluster must be joined already. An application that is served there under our name is
     replaced.
@@ -132,7 +132,7 @@ def stop() -> None:
 
 
 def _wait(handle: Any) -> None:
-    """Return when a copy has loaded its model."""
+    """Wait until a replica has loaded its model."""
     while True:
         state, failure = handle.status.remote().result()
         if state == "ready":
@@ -143,7 +143,7 @@ def _wait(handle: Any) -> None:
 
 
 def _serves() -> bool:
-    """Whether Ray Serve runs on this cluster already; its address is then as it was started."""
+    """Whether Ray Serve already runs on this cluster; its address is then fixed."""
     return bool(serve.status().proxies)
 
 
@@ -160,7 +160,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_resources(config: ServingConfig) -> None:
-    """Return when one copy fits on some node; Serve itself would wait for ever."""
+    """Check that a replica fits on some node; Serve itself would wait forever."""
     wanted = {"CPU": config.cpus_per_replica, "GPU": 1.0 if config.use_gpu else 0.0}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(

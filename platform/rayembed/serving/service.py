@@ -1,4 +1,4 @@
-"""From the body of an embeddings request to the body of its response, over one loaded model."""
+"""Embeddings service over one loaded model: request body in, response body out."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ from rayembed.errors import DataError
 from rayembed.models.contract import EmbeddingModel, Role, cost
 from rayembed.models.encoding import encode
 from rayembed.registry.openai_schema import (
+    EncodeOptions,
     RequestError,
-    Way,
     cut,
     encoded,
+    read_encode_options,
     read_texts,
-    read_way,
     response,
 )
 from rayembed.serving.batcher import Batcher
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ServiceError(Exception):
-    """A request that is not answered, with the HTTP status and OpenAI's words for the reason."""
+    """Refused request, with HTTP status and OpenAI's error type."""
 
     def __init__(
         self, status: int, message: str, *, field: str | None = None, code: str | None = None
@@ -42,18 +42,18 @@ class ServiceError(Exception):
 
 @dataclass
 class Counts:
-    """What was done since the start."""
+    """Counters since the start."""
 
     requests: int = 0
-    """Answered or being answered; refused ones are not counted."""
+    """Requests answered or in progress; refused ones are not counted."""
     texts: int = 0
     batches: int = 0
-    """Calls of the encoder: one for the texts of one role and instruction that waited together."""
+    """Encoder calls, one for all waiting texts of the same role and instruction."""
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The texts of one request and how they are embedded."""
+class _EmbedItem:
+    """Texts of one request with their embedding options."""
 
     texts: tuple[str, ...]
     role: Role
@@ -61,7 +61,9 @@ class _Asked:
 
 
 class EmbeddingService:
-    """Answers embeddings requests once its model is loaded, and says so until then."""
+    """Answers embeddings requests once its model is loaded, and reports that it is loading until
+    then.
+    """
 
     def __init__(
         self,
@@ -72,7 +74,7 @@ class EmbeddingService:
         tokens_per_batch: int = 16_384,
         limits: Limits | None = None,
     ) -> None:
-        """A service that loads nothing yet; see `start_loading`.
+        """Create a service without loading its model; see `start_loading`.
 
         Args:
             name: what requests call the model.
@@ -92,13 +94,15 @@ class EmbeddingService:
         self._batcher = Batcher(self._embed_together, largest_batch=tokens_per_batch)
 
     def start_loading(self) -> threading.Thread:
-        """The thread that loads the model; requests meanwhile are told to come later."""
+        """Load the model in a thread, which is returned; requests meanwhile are told to retry
+        later.
+        """
         thread = threading.Thread(target=self._load_model, name="loading", daemon=True)
         thread.start()
         return thread
 
     def describe(self) -> dict[str, Any]:
-        """The model as OpenAI's list of models has one."""
+        """Model entry for OpenAI's list of models."""
         widths = list(self._model.dimensions) if self._model is not None else []
         return {
             "id": self.name,
@@ -110,7 +114,7 @@ class EmbeddingService:
         }
 
     async def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The response to a request; see `registry.openai_schema` for both.
+        """Response to a request; see `registry.openai_schema` for both.
 
         Raises:
             ServiceError: the request does not hold (400, 404, 413), or cannot be answered now
@@ -120,7 +124,7 @@ class EmbeddingService:
         request = {key: value for key, value in body.items() if value is not None}
         self._check_name(request.get("model"))
         try:
-            way = read_way(request, model.dimensions)
+            options = read_encode_options(request, model.dimensions)
             texts = read_texts(request.get("input"))
         except RequestError as error:
             raise ServiceError(400, str(error), field=error.field) from None
@@ -129,23 +133,25 @@ class EmbeddingService:
             raise ServiceError(503, f"{self._waiting_texts} texts wait already; try again later")
         self._waiting_texts += len(texts)
         try:
-            return await self._embed(model, texts, way)
+            return await self._embed(model, texts, options)
         except DataError as error:
             raise ServiceError(400, str(error), field="input") from None
         finally:
             self._waiting_texts -= len(texts)
 
-    async def _embed(self, model: EmbeddingModel, texts: list[str], way: Way) -> dict[str, Any]:
-        instruction = model.instruction_of(way.role, way.instruction)
-        asked = _Asked(tuple(texts), way.role, instruction)
+    async def _embed(
+        self, model: EmbeddingModel, texts: list[str], options: EncodeOptions
+    ) -> dict[str, Any]:
+        instruction = model.instruction_of(options.role, options.instruction)
+        asked = _EmbedItem(tuple(texts), options.role, instruction)
         num_tokens = await asyncio.to_thread(_num_tokens, model, asked)
         self.counts.requests += 1
-        vectors = cut(await self._batcher(asked, num_tokens), way.dimensions)
-        embeddings = [encoded(vector, way.encoding_format) for vector in vectors]
+        vectors = cut(await self._batcher(asked, num_tokens), options.dimensions)
+        embeddings = [encoded(vector, options.encoding_format) for vector in vectors]
         return response(embeddings, model=self.name, num_tokens=num_tokens)
 
-    def _embed_together(self, batch: Sequence[_Asked]) -> list[np.ndarray]:
-        """Vectors (texts of the request, D) of each request; one call for each way."""
+    def _embed_together(self, batch: Sequence[_EmbedItem]) -> list[np.ndarray]:
+        """Vectors (texts of the request, D) of each request; one encoder call for equal options."""
         model = self._loaded()
         found: list[np.ndarray] = [np.empty(0)] * len(batch)
         for role, instruction in dict.fromkeys((one.role, one.instruction) for one in batch):
@@ -206,8 +212,10 @@ class EmbeddingService:
                 )
 
 
-def _num_tokens(model: EmbeddingModel, asked: _Asked) -> int:
-    """Tokens that the model reads of a request's texts, instruction and special ones included."""
+def _num_tokens(model: EmbeddingModel, asked: _EmbedItem) -> int:
+    """Number of tokens that the model reads for a request, including instruction and special
+    tokens.
+    """
     instructions = [asked.instruction] * len(asked.texts) if asked.instruction else None
     tokens = model.tokenizer(asked.texts, asked.role, instructions, allow_empty=True)
     return sum(cost(one) for one in tokens)

@@ -1,1 +1,1 @@
-"""The step, the loop, the DeepSpeed engine, checkpoints."""
+"""The training step, the loop, the DeepSpeed engine, checkpoints."""

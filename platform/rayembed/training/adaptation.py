@@ -1,4 +1,4 @@
-"""An adaptation as each worker trains it, and the encoder that it leaves."""
+"""Adaptation (masked-language modelling) as each worker trains it, and its exported encoder."""
 
 import json
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import exists
 from rayembed.config.adaptation import Adaptation, MaskedTraining
 from rayembed.config.placement import Placement
-from rayembed.data.sequences.batch import MaskedSteps
-from rayembed.data.sequences.plan import SequencePlan
+from rayembed.data.mlm.batch import MaskedSteps
+from rayembed.data.mlm.plan import SequencePlan
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.models.masked_language import MaskedLanguageModel
 from rayembed.models.masked_language_start import (
@@ -18,40 +18,40 @@ from rayembed.models.masked_language_start import (
     save_adapted,
 )
 from rayembed.models.trainable import load_trainable_state
-from rayembed.training.export import leave_model
+from rayembed.training.export import upload_model
 from rayembed.training.masked_step import MaskedStep
-from rayembed.training.on_worker import Surroundings, Training, train_on_worker
+from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
 from rayembed.training.validation.handing_in import whole_weights
-from rayembed.training.weights import check_made_of, read_weights, weights_content, write_weights
+from rayembed.training.weights import check_made_of, read_weights, weights_digest, write_weights
 
 
 @dataclass(frozen=True)
 class AdaptationJob:
-    """An adaptation, as every worker gets it."""
+    """An adaptation, as passed to every worker."""
 
     run: Adaptation
     plan_folder: str
     weights: str
-    """Where in storage the trained weights go; there they mean that it is done."""
+    """Storage path of the trained weights; their presence marks the job as done."""
 
     @property
-    def course(self) -> MaskedTraining:
-        """Its steps."""
+    def loop_config(self) -> MaskedTraining:
+        """Steps and optimiser of the adaptation."""
         return self.run.training
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the adaptation."""
         return self.run.placement
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """Reference of the encoder that it starts from."""
+        """Reference of the pretrained encoder."""
         return (self.run.model.backbone.path,)
 
     @property
     def start_checkpoint(self) -> None:
-        """An adaptation begins with the pretrained encoder."""
+        """Always None: an adaptation begins with the pretrained encoder."""
         return
 
     def is_done(self) -> bool:
@@ -65,8 +65,8 @@ class AdaptationJob:
         check_made_of(self.weights, _made_of(self.run, SequencePlan.open(self.plan_folder)))
         return True
 
-    def train(self, surroundings: Surroundings) -> None:
-        """Train on this worker and leave the weights in storage.
+    def train(self, hooks: TrainerHooks) -> None:
+        """Train on this worker and write the weights to storage.
 
         Raises:
             RayembedError: an asset, plan or checkpoint cannot be used.
@@ -75,7 +75,7 @@ class AdaptationJob:
         vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
         steps = MaskedSteps(plan, run.masking, vocabulary, run.seed, rank(), world_size())
         training = Training(
-            course=self.course,
+            loop_config=self.loop_config,
             placement=self.placement,
             seed=run.seed,
             number=0,
@@ -87,14 +87,14 @@ class AdaptationJob:
             run_step=MaskedStep(plan.languages, vocabulary.pad_id),
             of_step=lambda step: _languages(plan, step),
         )
-        engine = train_on_worker(training, surroundings)
+        engine = train_on_worker(training, hooks)
         state = whole_weights(engine)
         if rank() == 0:
             write_weights(self.weights, state, _made_of(run, plan))
 
 
 def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
-    """The run's encoder and head on the CPU with trained weights from storage; None: at the start.
+    """The run's encoder and head on the CPU with trained weights from storage, or the initial ones.
 
     Raises:
         RayembedError: the start model or the weights cannot be had or do not fit.
@@ -111,20 +111,20 @@ def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
 
 
 def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
-    """Leave the adapted encoder in a folder of storage, as a `model.backbone.path` of nomic-moe.
+    """Export the adapted encoder to a storage folder, usable as `model.backbone.path` of nomic-moe.
 
     One that is there whole, of the same run and weights, stays; another is replaced.
 
     Raises:
         RayembedError: the start model or the weights cannot be had, or the storage refuses it.
     """
-    made_of = {"run": run.fingerprint, "weights": weights_content(weights)}
+    made_of = {"run": run.fingerprint, "weights": weights_digest(weights)}
 
     def save(place: Path) -> None:
         start = resolve_model(run.model.backbone.path)
         save_adapted(load_adapted(run, weights), place, start, run.model)
 
-    leave_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
+    upload_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
 
 
 def _languages(plan: SequencePlan, step: int) -> str:

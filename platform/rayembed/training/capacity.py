@@ -1,4 +1,4 @@
-"""Whether a cluster's nodes can hold a run's training workers, and waiting until they can.
+"""Cluster capacity: whether nodes can hold a run's training workers, and waiting until they can.
 
 Knows no Ray: the nodes' resources are handed in.
 """
@@ -15,30 +15,30 @@ from rayembed.errors import PlacementError
 logger = logging.getLogger(__name__)
 
 Node = Mapping[str, float]
-"""Resources of one live node by Ray's names; those that count are `CPU` and `GPU`."""
+"""Resources of one live node by Ray's names; only `CPU` and `GPU` are used."""
 
 _POLL_SECONDS = 2.0
 
 
 def worker_resources(placement: Placement) -> dict[str, float]:
-    """What each training worker reserves, by Ray's names."""
+    """Resources that each training worker reserves, by Ray's names."""
     resources = {"CPU": placement.cpus_per_worker}
     return {**resources, "GPU": 1.0} if placement.use_gpu else resources
 
 
 def workers_that_fit(placement: Placement, nodes: Sequence[Node]) -> int:
-    """How many workers the nodes can hold when nothing else runs; a worker lies on one node."""
+    """Number of workers that empty nodes can hold; a worker runs on one node."""
     wanted = worker_resources(placement)
     return sum(min(_times(node, kind, wanted[kind]) for kind in wanted) for node in nodes)
 
 
 def most_workers(numbers: Sequence[int], room: int) -> int:
-    """The largest of the allowed numbers of workers for which there is room; 0: for none."""
+    """Largest allowed number of workers that fits; 0 if none does."""
     return max((number for number in numbers if number <= room), default=0)
 
 
 def validation_resources(placement: Placement) -> dict[str, float]:
-    """What each task that scores weights while training goes on reserves, by Ray's names."""
+    """Resources of each task that scores weights during training, by Ray's names."""
     cpus = placement.validation_cpus or placement.cpus_per_worker
     gpus = placement.validation_gpus
     if gpus is None:
@@ -47,7 +47,7 @@ def validation_resources(placement: Placement) -> dict[str, float]:
 
 
 def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
-    """Return when a node can hold a validation task, at least after the workers are done.
+    """Check that a node can hold a validation task, at least after the workers have ended.
 
     Where nodes are waited for, one may come for the task.
 
@@ -73,7 +73,7 @@ def check_validation_capacity(placement: Placement, nodes: Sequence[Node]) -> No
 
 
 def check_capacity(placement: Placement, nodes: Sequence[Node]) -> None:
-    """Return when the nodes can hold the run's workers, or the fewest that it begins with.
+    """Check that the nodes can hold the run's workers, or the fewest that it starts with.
 
     Raises:
         PlacementError: too few or too small nodes; says what was asked, what is there, what to do.
@@ -119,7 +119,7 @@ def await_capacity(
     sleep: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return when the nodes can hold the run's workers, after `wait_for_nodes_seconds` at most.
+    """Wait up to `wait_for_nodes_seconds` for nodes that can hold the run's workers.
 
     An elastic run waits for the fewest alone: when it trains, Ray Train asks for the other nodes.
 
@@ -157,7 +157,7 @@ def _shown(resources: Node) -> str:
 
 
 def _shown_nodes(nodes: Sequence[Node], kinds: Mapping[str, float]) -> str:
-    """The sizes of nodes with how many there are of each, the largest first."""
+    """Distinct node sizes with their counts, largest first."""
     sizes = Counter(tuple(node.get(kind, 0.0) for kind in kinds) for node in nodes)
     parts = [
         f"{count} × ({_shown(dict(zip(kinds, size, strict=True)))})"

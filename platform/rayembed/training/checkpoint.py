@@ -1,4 +1,4 @@
-"""Checkpoints of a stage: whole optimiser states, random state, position.
+"""Checkpoints of a stage: full optimiser states, random state, position.
 
 A checkpoint is a folder that all workers fill: `state-<rank>.safetensors` with its share of the
 parameters (each one whole: fp32 weight, Adam's moments and step), `random-<rank>.safetensors` and
@@ -33,31 +33,31 @@ _SEPARATOR = "|"
 
 @dataclass(frozen=True)
 class Position:
-    """Where a stage stands, and of which run and plan."""
+    """Position within a stage, with the run and plan that it belongs to."""
 
     stage: str
     step: int
-    """Steps done; the next one has this number."""
+    """Completed steps; the next step has this number."""
     run_fingerprint: str
     plan_fingerprint: str
     workers: int
     dropped_steps: int = 0
-    """Of the steps done, those that changed no weights."""
+    """Number of completed steps that changed no weights."""
 
     def at(self, step: int, dropped_steps: int = 0) -> "Position":
-        """The same after `step` steps."""
+        """The same position after `step` steps."""
         return replace(self, step=step, dropped_steps=dropped_steps)
 
 
 class Engine(Protocol):
-    """The part of an engine that a checkpoint needs."""
+    """Engine methods that a checkpoint needs."""
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Whole states by name, one after the other on all workers."""
+        """Full states by name, one at a time, in the same order on all workers."""
         ...
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take this worker's share of whole states."""
+        """Load this worker's share of full states."""
         ...
 
 
@@ -96,7 +96,7 @@ def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
 
 
 def find_damage(folder: str) -> str | None:
-    """What a checkpoint in storage lacks; None: it is whole.
+    """Description of what a checkpoint in storage lacks; None if it is complete.
 
     It has all files of all its workers, each as long as it must be and of the same step.
 
@@ -118,7 +118,7 @@ def find_damage(folder: str) -> str | None:
 
 
 class Checkpoint:
-    """A checkpoint that is there, of the run that asks for it.
+    """A complete checkpoint of the current run.
 
     Args:
         folder: as `save_checkpoint` of all workers filled it.
@@ -130,14 +130,14 @@ class Checkpoint:
             the message says which and what to do.
     """
 
-    def __init__(self, folder: Path, expected: Position, *, of_other_run: bool = False) -> None:
+    def __init__(self, folder: Path, expected: Position, *, from_other_run: bool = False) -> None:
         damage = find_damage(str(folder))
         if damage is not None:
             raise ArtifactError(f"the checkpoint {str(folder)!r} is incomplete: {damage}")
         self.position = _read_position(str(folder))
         self._folder = folder
         for name in ("stage", "run_fingerprint", "plan_fingerprint"):
-            if of_other_run and name == "run_fingerprint":
+            if from_other_run and name == "run_fingerprint":
                 continue
             saved, asked = getattr(self.position, name), getattr(expected, name)
             if saved != asked:
@@ -148,12 +148,12 @@ class Checkpoint:
         self._tensors = _open_tensors(folder, self.position.workers)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Whole fp32 weights by name, each read from disk when asked for."""
+        """Full fp32 weights by name, each read from disk on access."""
         names = {key.rpartition(_SEPARATOR)[0] for key in self._tensors}
         return _Read({name: f"{name}{_SEPARATOR}weight" for name in names}, self._tensors)
 
     def restore(self, engine: Engine) -> None:
-        """Put optimiser and random state back; the engine's model has `weights` already.
+        """Restore optimiser and random state; the engine's model must have `weights` already.
 
         With as many workers as before the random numbers go on where they were. Other ones get
         numbers of their own, which differ between the steps at which a run may have stopped.
@@ -177,7 +177,7 @@ class Checkpoint:
 
 
 class _Read(Mapping[str, Tensor]):
-    """Tensors of files under other names, read when asked for."""
+    """Lazily read tensors of files under other names."""
 
     def __init__(self, keys: dict[str, str], files: Mapping[str, Path]) -> None:
         self._keys, self._files = keys, files
@@ -203,7 +203,7 @@ def _read_position(folder: str) -> Position:
 
 
 def _open_tensors(folder: Path, workers: int) -> dict[str, Path]:
-    """File of each tensor of a checkpoint."""
+    """Tensor name → its file in a checkpoint."""
     found: dict[str, Path] = {}
     for worker in range(workers):
         path = folder / _state_file(worker)
@@ -213,7 +213,7 @@ def _open_tensors(folder: Path, workers: int) -> dict[str, Path]:
 
 
 def _stamp(position: Position) -> dict[str, str]:
-    """What all files of a checkpoint bear.
+    """Identity written into all files of a checkpoint.
 
     Workers that are killed may leave files of a step which fewer or more workers then write again.
     """
@@ -229,10 +229,10 @@ def _random_file(worker: int) -> str:
 
 
 def seed_worker(seed: int, stage_index: int) -> None:
-    """Seed dropout, differently in each stage and on each worker."""
+    """Seed dropout, differently for each stage and worker."""
     torch.manual_seed((seed * 1_000_003 + stage_index) * 4096 + rank())
 
 
 def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:
-    """The position that a checkpoint of this run must have, but for its step."""
+    """Position that a checkpoint of this run must have, except for its step."""
     return Position(stage, 0, run_fingerprint, plan_fingerprint, world_size())

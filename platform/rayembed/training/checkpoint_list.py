@@ -1,4 +1,4 @@
-"""Ray Train's list of a stage's checkpoints, put right before Train reads it.
+"""Repair of Ray Train's list of a stage's checkpoints, before Train reads it.
 
 Train trusts its list. It goes on from the newest listed checkpoint, damaged or not, and does not
 start at all when a listed one is gone or the list itself was cut off, as a full disk leaves it.
@@ -25,18 +25,19 @@ from rayembed.training.checkpoint import find_damage
 logger = logging.getLogger(__name__)
 
 LIST_FILE = "checkpoint_manager_snapshot.json"
-"""Train's name of its list."""
+"""File name of Train's checkpoint list."""
 
 _PREFIX = "step-"
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder's name of the checkpoint after so many steps; names sort as steps do."""
+    """Folder name of the checkpoint after a number of steps; names sort as steps do."""
     return f"{_PREFIX}{step:07d}"
 
 
-def mend_checkpoint_list(folder: str, ray_version: str) -> bool:
-    """Whether listed checkpoints were damaged, each of which is warned of.
+def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
+    """Repair Train's list so that it names all complete checkpoints; whether listed ones were
+    damaged.
 
     Afterwards the folder holds whole checkpoints alone, and the list names all of them: also those
     that were whole when Train was killed, before it could list them. What else a killed worker left
@@ -72,7 +73,7 @@ def mend_checkpoint_list(folder: str, ray_version: str) -> bool:
 
 
 def listed_checkpoints(folder: str) -> list[str]:
-    """Names of the checkpoints in the list, sorted; none where it is missing or cannot be read."""
+    """Sorted names of the listed checkpoints; none if the list is missing or unreadable."""
     return sorted(_read(folder) or ())
 
 
@@ -85,13 +86,13 @@ def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
 
 
 def _checkpoints(folder: str) -> list[str]:
-    """Names of the checkpoints' folders, whole or not, by their steps."""
+    """Names of all checkpoint folders, complete or not, by step."""
     tops = {path.partition("/")[0] for path in list_files(folder, recursive=True)}
     return sorted(top for top in tops if re.fullmatch(rf"{_PREFIX}\d+", top))
 
 
 def _read(folder: str, ray_version: str | None = None) -> list[str] | None:
-    """Names in Train's list; None: there is none that can be read, or it is of another version."""
+    """Names in Train's list; None if it is unreadable or of another version."""
     path = join(folder, LIST_FILE)
     if not exists(path):
         return None
@@ -114,7 +115,7 @@ def _write(folder: str, names: Sequence[str], ray_version: str) -> None:
 
 
 def _new_list(names: Sequence[str], ray_version: str) -> dict[str, Any]:
-    """A list of checkpoints, the newest last, of the form of Ray 2.60."""
+    """A checkpoint list in the format of Ray 2.60, newest last."""
     results = [
         {
             "version": 0,

@@ -1,4 +1,4 @@
-"""The context of a step: documents of the global batch, the same for all texts of all workers.
+"""Context documents of a step: drawn from the global batch, the same for all texts and workers.
 
 G rows of the global batch, J documents that a model takes at most.
 """
@@ -19,7 +19,8 @@ from rayembed.models.micro_batches import collate, cut_by_length, places_in_row_
 def context_rows(
     num_rows: int, max_context: int | None, *, seed: int, stage: str, step: int
 ) -> np.ndarray:
-    """(n,) int64 rows of the global batch whose positives are the context, in their order.
+    """(n,) int64 rows of the global batch whose positives are the context, in the order of the
+    draw.
 
     A draw without replacement of J of the G rows, all of them where G is smaller ("if the batch
     size exceeds the number of contextual documents, we randomly sample", arXiv 2410.02525, section
@@ -40,7 +41,7 @@ def context_passes(
     micro_batch_tokens: int,
     device: torch.device,
 ) -> ContextPasses:
-    """The first stage's passes over this worker's share of the context.
+    """First-stage passes over this worker's share of the context.
 
     Args:
         documents: of each row of this worker; every worker has as many.

@@ -1,4 +1,4 @@
-"""Steps that change nothing, because their loss or their gradient is not a finite number.
+"""Steps that are skipped because their loss or gradient is not finite.
 
 One NaN in an update would be in all weights after it. Such a step is dropped on all workers, for
 every ZeRO stage and type alike: weights, moments and the optimiser's count of updates stay as they
@@ -14,17 +14,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.errors import DivergenceError
 
 logger = logging.getLogger(__name__)
 
 _AT_THE_END = 2
-"""Dropped steps in a row with which no stage ends well: one may be a matter of its batch."""
+"""Consecutive dropped steps at the end of a stage that end the run; a single one may be due to its
+batch."""
 
 
 def without_gradient_unless_finite(loss: Tensor) -> Tensor:
-    """The loss; one that is not finite sends back NaN, where its own gradient could be finite.
+    """The loss, whose gradient is NaN if the loss is not finite, even where its own would be
+    finite.
 
     It asks no device for the loss.
     """
@@ -32,13 +34,13 @@ def without_gradient_unless_finite(loss: Tensor) -> Tensor:
 
 
 def mean_of_finite(values: Sequence[float]) -> float:
-    """The mean of the finite ones; NaN where there is none."""
+    """Mean of the finite values; NaN if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
 
 class DroppedSteps:
-    """Counts a stage's dropped steps, warns of the first, and ends the run after many in a row.
+    """Counts dropped steps: warns of the first, ends the run after many in a row.
 
     Args:
         limit: how many in a row.
@@ -50,7 +52,7 @@ class DroppedSteps:
 
     def __init__(
         self,
-        course: Course,
+        loop_config: TrainLoopConfig,
         limit: int,
         of_step: Callable[[int], str],
         *,
@@ -58,16 +60,16 @@ class DroppedSteps:
         saved: int = 0,
         tells: bool = True,
     ) -> None:
-        self._course, self._limit, self._of_step = course, limit, of_step
+        self._course, self._limit, self._of_step = loop_config, limit, of_step
         self._saved, self._tells = saved, tells
         self.count = count
-        """Of the stage, up to the last step."""
+        """Number of dropped steps in the stage so far."""
         self.in_a_row = 0
-        """Up to the last step."""
+        """Number of consecutive dropped steps up to the last step."""
         self._last = ""
 
     def note(self, step: int, loss: float, norm: float, rate: float) -> None:
-        """Take what came of a step, numbered from 1."""
+        """Record the outcome of a step, numbered from 1."""
         if math.isfinite(norm):
             self.in_a_row = 0
             return
@@ -82,11 +84,11 @@ class DroppedSteps:
             )
 
     def saved(self, step: int) -> None:
-        """A checkpoint was made."""
+        """Record that a checkpoint was made."""
         self._saved = step
 
     def check(self, step: int) -> None:
-        """Return unless there were too many in a row up to the step, also for the stage's last one.
+        """Raise after too many consecutive dropped steps, or at an end of the stage with several.
 
         Raises:
             DivergenceError: there were; the same on all workers.

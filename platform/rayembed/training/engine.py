@@ -1,4 +1,4 @@
-"""DeepSpeed around a model: the only place that imports it."""
+"""DeepSpeed wrapper of a model; the only module that imports DeepSpeed."""
 
 import math
 import sys
@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.training.expert_parallel import SpreadExperts, group_name
 from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
-from rayembed.training.step import Passable
+from rayembed.training.step import EngineModule
 
 _BUCKET = 500_000_000
-"""Elements of a gradient that are reduced together at most; DeepSpeed's own choice."""
+"""Maximum elements of a gradient bucket in one reduction; DeepSpeed's default."""
 
 
 def deepspeed_settings(
-    stage: Course, placement: Placement, dtype: str, num_workers: int, num_trained: int
+    stage: TrainLoopConfig, placement: Placement, dtype: str, num_workers: int, num_trained: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration; what it would choose by itself and may change results is written.
+    """DeepSpeed's configuration; defaults that may change results are written out.
 
     Args:
         num_trained: trained weights; no buffer need hold more.
@@ -73,12 +73,12 @@ def deepspeed_settings(
 
 
 class DeepSpeedEngine:
-    """A model under DeepSpeed: forward, backward, step, its shards on disk, its whole weights."""
+    """A model under DeepSpeed: forward, backward, step, sharded states on disk, full weights."""
 
     def __init__(
         self,
         model: TrainableModel,
-        stage: Course,
+        stage: TrainLoopConfig,
         placement: Placement,
         dtype: str,
         num_workers: int,
@@ -87,14 +87,14 @@ class DeepSpeedEngine:
         self.model = model
         self._zero_stage = placement.zero_stage
         self._bf16 = dtype == "bfloat16"
-        _forgo_shared_memory()
+        _disable_shared_memory()
         self._experts = SpreadExperts.of(model)
         optimizer = build_optimizer(model, stage.optimizer)
         trained = [p for p in model.parameters() if p.requires_grad]
         num_trained = sum(p.numel() for p in trained)
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
         # Embedding models have two kinds of passes, which must go through the engine alike.
-        module: nn.Module = Passable(model) if isinstance(model, EmbeddingModel) else model
+        module: nn.Module = EngineModule(model) if isinstance(model, EmbeddingModel) else model
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
         self._clipping = 0.0
@@ -110,21 +110,23 @@ class DeepSpeedEngine:
             config=settings,
             dist_init_required=not torch.distributed.is_initialized(),
         )
-        _forget_warmup_step(self._optimizer)
+        _reset_step_counters(self._optimizer)
 
     @property
     def forward(self) -> torch.nn.Module:
-        """What `run_step` calls for forward passes."""
+        """Module that `run_step` calls for forward passes."""
         engine: torch.nn.Module = self._engine
         return engine
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Send a scalar's gradient through its graph; reduce over workers at the step's last."""
+        """Backpropagate a scalar; gradients are reduced over workers at the last backward of the
+        step.
+        """
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss)
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """The learning rate used and the norm of the gradient before clipping.
+        """Update the weights; the learning rate used and the gradient norm before clipping.
 
         Where the norm is not finite, nothing is updated and no update counted; it is the same on
         all workers. DeepSpeed does so by itself but for fp32 without partitions.
@@ -144,7 +146,7 @@ class DeepSpeedEngine:
         return rate, norm
 
     def _norm_without_partitions(self) -> float | None:
-        """Norm of plain gradients, which DeepSpeed tells only where it partitions or keeps fp32."""
+        """Norm of plain gradients, which DeepSpeed reports only with partitions or fp32 masters."""
         if self._zero_stage or self._bf16:
             return None
         if self._experts is not None:
@@ -167,7 +169,7 @@ class DeepSpeedEngine:
                 safe_set_local_grad(p, torch.zeros_like(partition))
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name in the model and whole weight in the model's dtype; all workers must go through.
+        """Names and full weights in the model's dtype; a collective that all workers must iterate.
 
         One after the other, so that ZeRO-3 never holds more than one of them whole.
         """
@@ -178,7 +180,7 @@ class DeepSpeedEngine:
                 yield name, self._whole(p, p.detach())
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Name and whole fp32 state (`weight`, moments, `step`); all workers must go through.
+        """Names and full fp32 states (`weight`, moments, `step`); a collective for all workers.
 
         It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
         """
@@ -187,7 +189,7 @@ class DeepSpeedEngine:
             yield name, {**whole, "step": state["step"]}
 
     def _own_states(self) -> Iterator[tuple[str, nn.Parameter, dict[str, Tensor]]]:
-        """As `optimizer_state`, of what this worker has of each parameter."""
+        """Local part of `optimizer_state` on this worker."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if not self._zero_stage:
@@ -206,7 +208,7 @@ class DeepSpeedEngine:
             yield name, p, {**moments, "weight": weight, "step": self._updates()}
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take this worker's share of the states that `optimizer_state` gave, by name.
+        """Load this worker's share of the states from `optimizer_state`, by name.
 
         The model must have been built with the saved weights: in bf16 its own copy of them is not
         written here.
@@ -235,7 +237,7 @@ class DeepSpeedEngine:
         return whole if self._experts is None else self._experts.own(p, whole)
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
-        """What AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
+        """Tensor that AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
         if not self._bf16:
             return {p: p for _, p in self._trainable()}
         groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
@@ -249,17 +251,17 @@ class DeepSpeedEngine:
         return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
 
     def _adam(self) -> torch.optim.Optimizer:
-        """Torch's optimiser, which DeepSpeed gave flat partitions in place of the parameters."""
+        """Torch's optimiser, to which DeepSpeed gave flat partitions instead of parameters."""
         adam: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
         return adam
 
     def _updates(self) -> Tensor:
-        """How many updates the partitions have had; Adam counts them all alike."""
+        """Number of updates of the partitions; Adam counts them all alike."""
         steps = [state["step"].float().cpu() for state in self._adam().state.values()]
         return torch.stack(steps).max() if steps else torch.zeros(())
 
     def _link_moments(self) -> None:
-        """Make DeepSpeed's views of each parameter's moments, and the moments where there are none.
+        """Link DeepSpeed's views of each parameter's moments; create missing moments.
 
         Stages 1 and 2 have them from their first step on, and link them after the update of the
         first parameter group, when the other groups do not have any yet.
@@ -302,7 +304,7 @@ class DeepSpeedEngine:
 
 
 def expert_group(size: int) -> ExpertGroup:
-    """The group of so many workers in which this one shares experts out; all must call it.
+    """Expert-parallel group of this worker with the given size; a collective for all workers.
 
     Workers of a group have consecutive ranks: those of one node stay together.
 
@@ -317,14 +319,14 @@ def expert_group(size: int) -> ExpertGroup:
     deepspeed = _deepspeed()
     from deepspeed.utils import groups
 
-    _forgo_shared_memory()
+    _disable_shared_memory()
     deepspeed.init_distributed()
     groups._create_expert_and_data_parallel(size)
     return ExpertGroup(groups._get_expert_parallel_group(group_name(size)))
 
 
 def _sign_of_experts(num_experts: int) -> nn.Module:
-    """A module without weights by which DeepSpeed learns that the model has experts.
+    """Weightless module that tells DeepSpeed that the model has experts.
 
     It looks for modules of its own class, and without one it fails on marked parameters.
     """
@@ -336,15 +338,15 @@ def _sign_of_experts(num_experts: int) -> nn.Module:
             self.num_experts = num_experts
 
         def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
-            """The groups are there already."""
+            """Does nothing: the groups exist already."""
 
     sign: nn.Module = Sign()
     return sign
 
 
 def _deepspeed() -> Any:
-    """DeepSpeed without MLflow, which it imports where there is one, for an autotuner that nobody
-    calls: each worker would start 1.5 seconds of a core later, and after each fault again.
+    """Import DeepSpeed without MLflow, which it imports if installed, for an unused autotuner: each
+    worker would start 1.5 CPU seconds later, and again after each fault.
     """
     has_mlflow = "mlflow" in sys.modules
     if not has_mlflow:
@@ -357,8 +359,8 @@ def _deepspeed() -> Any:
     return deepspeed
 
 
-def _forgo_shared_memory() -> None:
-    """Do without DeepSpeed's reduction in shared memory, which serves inference alone.
+def _disable_shared_memory() -> None:
+    """Disable DeepSpeed's shared-memory reduction, which serves only inference.
 
     It would be compiled at the start of a first run on CPUs: a minute, and a C++ compiler that a
     machine may lack.
@@ -368,8 +370,8 @@ def _forgo_shared_memory() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _forget_warmup_step(optimizer: Any) -> None:
-    """Set Adam's step counters back to zero.
+def _reset_step_counters(optimizer: Any) -> None:
+    """Reset Adam's step counters to zero.
 
     DeepSpeed allocates optimiser states by a step with zero gradients; in stage 0 with bf16 that
     step stays counted, and the first real ones come out at 0.74 of their size.

@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of each layer, shared out among the workers of a group.
+"""Expert parallelism: a group of workers shares out the experts of each layer.
 
 Rows of tokens go to the workers of their experts and come back (`models/nomic_moe_layer.py`). What
 DeepSpeed gives are the groups, and the reduction of each parameter over the workers that hold the
@@ -20,7 +20,7 @@ from rayembed.models.nomic_moe_layer import Experts, expert_layers
 
 
 def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
-    """Leave this worker its share of each layer's experts, marked as DeepSpeed wants it.
+    """Keep only this worker's share of each layer's experts, marked for DeepSpeed.
 
     Whole weights must be loaded before, and parameters taken from the model after.
 
@@ -48,12 +48,12 @@ def spread_experts(model: nn.Module, group: ExpertGroup) -> None:
 
 
 def group_name(size: int) -> str:
-    """How DeepSpeed calls the groups of so many workers."""
+    """DeepSpeed's name of expert groups of this size."""
     return f"ep_size_{size}"
 
 
 class SpreadExperts:
-    """The experts of a model that are shared out, as the engine sees them.
+    """Shared-out experts of a model, as the engine sees them.
 
     Everything that takes a tensor is called by all workers of the group.
     """
@@ -66,21 +66,21 @@ class SpreadExperts:
 
     @classmethod
     def of(cls, model: nn.Module) -> "SpreadExperts | None":
-        """Those of the model; None: each worker holds all of its parameters."""
+        """Shared-out experts of a model; None if each worker holds all parameters."""
         layers = [layer for layer in expert_layers(model) if layer.group is not None]
         group = layers[0].group if layers else None
         return None if group is None else cls(layers, group)
 
     def whole(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """The value of the whole parameter, of this worker's, which may be a share."""
+        """Full parameter value from this worker's part, which may be a share."""
         return self.group.gather(value) if parameter in self._parameters else value
 
     def own(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """What this worker has of a value of the whole parameter."""
+        """Part of a full parameter value that this worker holds."""
         return self.group.share_of(whole) if parameter in self._parameters else whole
 
     def gradient_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """() the norm of the whole model's gradient, the same on all workers."""
+        """Scalar gradient norm of the whole model, the same on all workers."""
         grads = [(p in self._parameters, p.grad) for p in parameters if p.grad is not None]
         shared = torch.nn.utils.get_total_norm([grad for spread, grad in grads if not spread])
         own = torch.nn.utils.get_total_norm([grad for spread, grad in grads if spread])

@@ -1,4 +1,4 @@
-"""A stage's model as one folder in storage, with a note of what it was made of."""
+"""Export of a stage's model as one storage folder, with a record of its inputs."""
 
 import json
 import tempfile
@@ -18,14 +18,14 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.run import Run
 from rayembed.models.contract import Role
-from rayembed.training.weights import load_weights, weights_content
+from rayembed.training.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"
-"""What an exported model was made of; written last, so that a half export has none."""
+"""Record of an exported model's inputs; written last, so that a partial export has none."""
 
 
 def export(run: Run, weights: str | None, folder: str) -> None:
-    """Leave the model with the weights (None: untrained) in a folder of storage.
+    """Export the model with the given weights (None: untrained) to a storage folder.
 
     One that is there whole, of the same run, weights and instructions, stays; another is replaced.
 
@@ -40,7 +40,7 @@ def export(run: Run, weights: str | None, folder: str) -> None:
     if defaults:
         values["default_instructions"] = defaults
     if weights is not None:
-        values["weights"] = weights_content(weights)
+        values["weights"] = weights_digest(weights)
     made_of = json.dumps(values, indent=1, sort_keys=True).encode()
 
     def save(place: Path) -> None:
@@ -48,11 +48,11 @@ def export(run: Run, weights: str | None, folder: str) -> None:
         model.default_instructions = defaults
         model.save(place, instructions=instructions)
 
-    leave_model(folder, made_of, save)
+    upload_model(folder, made_of, save)
 
 
-def leave_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
-    """Leave what `save` writes into a local folder in a folder of storage.
+def upload_model(folder: str, made_of: bytes, save: Callable[[Path], None]) -> None:
+    """Upload what `save` writes into a local folder to a storage folder.
 
     One that is there whole, made of the same, stays; another is replaced.
 

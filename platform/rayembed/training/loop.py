@@ -1,4 +1,4 @@
-"""The loop over the steps of one stage, on one worker; knows neither Ray nor DeepSpeed."""
+"""The loop over the steps of one stage on one worker. Independent of Ray and DeepSpeed."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import world_size
 from rayembed.errors import DataError
 from rayembed.models.contract import TrainableModel
@@ -17,21 +17,21 @@ from rayembed.training.step import StepReport, StepSettings, run_step
 
 
 class Engine(Protocol):
-    """What the loop needs of an engine."""
+    """Engine methods that the loop needs."""
 
     model: TrainableModel
 
     @property
     def forward(self) -> torch.nn.Module:
-        """The module to call for forward passes."""
+        """Module to call for forward passes."""
         ...
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Send a scalar's gradient through its graph."""
+        """Backpropagate a scalar."""
         ...
 
     def step(self, learning_rate_factor: float) -> tuple[float, float]:
-        """Update the weights, unless the gradient's norm is not finite; the learning rate and the
+        """Update the weights unless the gradient norm is not finite; the learning rate and the
         norm.
         """
         ...
@@ -42,23 +42,23 @@ StepRecord = dict[str, Any]
 
 
 class Batch(Protocol):
-    """What the loop knows of a batch."""
+    """Batch attributes that the loop needs."""
 
     @property
     def step(self) -> int:
-        """Number of its step, from 0."""
+        """Step number, from 0."""
         ...
 
 
 RunStep = Callable[..., StepReport]
 """Accumulates the gradients of a step: called with the model, the engine's module and its
-`backward`, the batch, the course and the settings, as `run_step` is."""
+`backward`, the batch, the loop settings and the step settings, as `run_step` is."""
 
 
 def train_steps(
     engine: Engine,
     batches: Iterable[Batch],
-    stage: Course,
+    stage: TrainLoopConfig,
     settings: StepSettings,
     *,
     start_step: int,
@@ -69,7 +69,7 @@ def train_steps(
     saves_now: Callable[[], bool] = lambda: False,
     run_step: RunStep = run_step,
 ) -> None:
-    """Train from `start_step` to the stage's last step, or to one at which it is to end.
+    """Train from `start_step` to the last step of the stage, or until it should stop.
 
     Args:
         batches: this worker's step batches from `start_step` on, in order.

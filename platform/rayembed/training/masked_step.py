@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayembed.config.course import Course
-from rayembed.data.sequences.batch import MaskedBatch
+from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.distributed.collectives import largest, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
@@ -25,7 +25,7 @@ MASKED_ACCURACY = "masked_accuracy"
 
 
 class MaskedStep:
-    """`run_step` of masked-language modelling.
+    """A `run_step` for masked-language modelling.
 
     Args:
         languages: codes, of which batches have the places.
@@ -41,10 +41,10 @@ class MaskedStep:
         engine: nn.Module,
         backward: Backward,
         batch: MaskedBatch,
-        course: Course,
+        loop_config: TrainLoopConfig,
         settings: StepSettings,
     ) -> StepReport:
-        """Gradients of one step, accumulated in the model's parameters.
+        """Accumulate the gradients of one step in the model's parameters.
 
         Every masked token of the global batch counts alike, whichever worker and micro-batch it
         is in: each sum of losses is divided by N, and multiplied by W, as engines average over
@@ -60,8 +60,8 @@ class MaskedStep:
         (masked,) = sums_of([own], settings.device)
         if not masked:
             raise DataError(
-                f"no token of step {batch.step} is masked: {course.global_rows} sequences with "
-                f"{sum(lengths)} tokens on this worker; raise masking.probability or "
+                f"no token of step {batch.step} is masked: {loop_config.global_rows} sequences "
+                f"with {sum(lengths)} tokens on this worker; raise masking.probability or "
                 "training.global_sequences"
             )
         tally = _Tally(len(self.languages), settings.device)
@@ -115,7 +115,7 @@ class MaskedStep:
 
 
 class _Tally:
-    """Sums over this worker's masked tokens, by language, in float64; nothing waits for a GPU."""
+    """Float64 sums over this worker's masked tokens by language, without GPU synchronisation."""
 
     def __init__(self, num_languages: int, device: torch.device) -> None:
         self._sums = torch.zeros(3, num_languages, dtype=torch.float64, device=device)
@@ -132,6 +132,6 @@ class _Tally:
         self._sums.index_add_(1, places, values)
 
     def flat(self) -> list[float]:
-        """Losses, right ones and tokens of each language."""
+        """Loss, correct predictions and tokens of each language, as one tensor."""
         values: list[float] = self._sums.flatten().tolist()
         return values

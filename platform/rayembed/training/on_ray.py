@@ -32,7 +32,7 @@ from rayembed.training.capacity import (
     worker_resources,
     workers_that_fit,
 )
-from rayembed.training.checkpoint_list import mend_checkpoint_list
+from rayembed.training.checkpoint_list import repair_checkpoint_list
 from rayembed.training.elastic.on_ray import START_SECONDS, ElasticTrainer
 from rayembed.training.export import export
 from rayembed.training.failures.on_ray import (
@@ -59,17 +59,17 @@ logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 CONTROLLER_DEATHS = 3
-"""How often Train's controller may die before the run does."""
+"""Maximum deaths of Train's controller before the run fails."""
 
 _TRAIN = "train"
-"""Folder of Train's checkpoints, in that of a stage."""
+"""Folder of Train's checkpoints within a stage's folder."""
 
 _WORKER_START_SECONDS = 60
-"""That Train waits for the CPUs and GPUs of its workers by default."""
+"""Ray Train's default worker start timeout in seconds."""
 
 
 def check_placement_now(placement: Placement, *, validates: bool = False) -> None:
-    """As `check_placement`, before any data is prepared; nothing where nodes are waited for.
+    """Check the placement before data is prepared; does nothing if the run waits for nodes.
 
     GPU nodes that came now would stand idle, or be gone again, when the data is there.
     """
@@ -78,7 +78,7 @@ def check_placement_now(placement: Placement, *, validates: bool = False) -> Non
 
 
 def check_placement(placement: Placement, *, validates: bool = False, runs: int = 1) -> None:
-    """Return when the cluster's nodes can hold the run's workers; it may wait for nodes to come.
+    """Check that the cluster's nodes can hold the run's workers; may wait for nodes.
 
     Args:
         validates: whether a node must hold a validation task too, beside them or after them.
@@ -101,7 +101,7 @@ def _request_nodes(bundles: list[dict[str, float]]) -> None:
 
 
 def worker_precision(placement: Placement) -> Precision:
-    """The number type that `auto` means on a node that has room for a worker.
+    """Number type that `auto` means on a node with room for a worker.
 
     Where there is none for a while (nodes that are still to come) it is what this machine takes.
     """
@@ -118,7 +118,7 @@ def worker_precision(placement: Placement) -> Precision:
 
 
 def worker_hardware(placement: Placement) -> dict[str, Any] | None:
-    """`node_hardware` of a node that has room for a worker; None: there was none for a while."""
+    """`node_hardware` of a node with room for a worker; None if there was none in time."""
     wanted = worker_resources(placement)
     task = ray.remote(num_cpus=wanted["CPU"], num_gpus=wanted.get("GPU", 0))(node_hardware)
     found = task.remote()
@@ -143,7 +143,7 @@ def train_stage_on_ray(
     metrics_place: str | None = None,
     validation: Validation | None = None,
 ) -> None:
-    """Return when the stage's weights are in storage; a stage that is done is not run again.
+    """Train a stage until its weights are in storage; a finished stage is skipped.
 
     Args:
         folder: the stage's folder in storage, for Ray Train's checkpoints.
@@ -170,12 +170,12 @@ def train_stage_on_ray(
 def train_on_ray(
     job: Job, folder: str, metrics_log: Path, offset: int, *, metrics_place: str | None = None
 ) -> None:
-    """Return when the job's weights are in storage; one that is done is not run again.
+    """Run a training job until its weights are in storage; a finished job is skipped.
 
     Arguments and errors are those of `train_stage_on_ray`.
     """
     if job.is_done():
-        logger.info("stage %s is done: %s", job.course.name, job.weights)
+        logger.info("stage %s is done: %s", job.loop_config.name, job.weights)
         return
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
     _fit(trainer, sink, job, folder, metrics_log)
@@ -184,7 +184,7 @@ def train_on_ray(
 def _trainer(
     job: Job, folder: str, metrics_log: Path, offset: int, metrics_place: str | None
 ) -> tuple[StoppableTrainer, Any]:
-    """What runs the job's workers, and the actor that takes their metrics."""
+    """Trainer of the job's workers, and the actor that receives their metrics."""
     placement = job.placement
     _wait_for_workers(placement)
     _fetch_models(job.pretrained, placement)
@@ -221,45 +221,45 @@ def _trainer(
 
 
 def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
-    with Progress(job.course, metrics_log):
+    with Progress(job.loop_config, metrics_log):
         try:
             _train_to_the_end(trainer, job, join(folder, _TRAIN))
         except KeyboardInterrupt:
-            end_with_checkpoint(trainer, sink, job.course.name)
+            end_with_checkpoint(trainer, sink, job.loop_config.name)
             raise
         finally:
             ray.kill(sink)
 
 
 def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> None:
-    """Return when the workers are done, also after deaths of Train's controller.
+    """Run the trainer to its end, restarting Train's controller if it dies.
 
     Train starts workers again by itself, but nobody its controller, with which the workers go.
     """
     for restarts_left in reversed(range(CONTROLLER_DEATHS + 1)):
-        mend_checkpoint_list(checkpoints, ray.__version__)
+        repair_checkpoint_list(checkpoints, ray.__version__)
         try:
             trainer.fit()
             return
         except ray.exceptions.RayActorError as error:
             if not restarts_left:
                 raise WorkerError(
-                    f"stage {job.course.name!r}: Ray Train's controller died "
+                    f"stage {job.loop_config.name!r}: Ray Train's controller died "
                     f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
                 ) from error
             logger.warning(
                 "stage %s: Ray Train's controller has died; another one goes on from the last "
                 "checkpoint. Ray says: %s",
-                *(job.course.name, reason(error)),
+                *(job.loop_config.name, reason(error)),
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.
-            if not (mend_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
+            if not (repair_checkpoint_list(checkpoints, ray.__version__) and restarts_left):
                 raise cause(error, job) from error
 
 
 def _wait_for_workers(placement: Placement) -> None:
-    """Let Train wait for nodes that have gone while data was prepared, as long as at the start.
+    """Wait for nodes lost during data preparation, as long as at the start.
 
     An elastic run waits before it starts workers; then their places are free or never will be.
     """
@@ -269,7 +269,8 @@ def _wait_for_workers(placement: Placement) -> None:
 
 
 def _fetch_models(references: Sequence[str], placement: Placement) -> None:
-    """Have the pretrained models on each node that can hold a worker, before workers wait there.
+    """Download the pretrained models to each node that can hold a worker, before workers wait
+    there.
 
     A node that fetched one in its worker could outlast the time limit of the others' collective.
     """
@@ -291,7 +292,7 @@ def _fetch_models(references: Sequence[str], placement: Placement) -> None:
 
 
 def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
-    """Return when the model with the weights (None: untrained) lies in a folder of storage.
+    """Export the model with the given weights (None: untrained) to a storage folder, as a Ray task.
 
     A task on any node writes it, because it needs memory for the whole model.
 
@@ -303,7 +304,7 @@ def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
 
 
 def export_encoder_on_ray(run: Adaptation, weights: str, folder: str) -> None:
-    """The same with an adaptation's encoder."""
+    """Export an adaptation's encoder to a storage folder, as a Ray task."""
     _export(export_encoder, run, weights, folder)
 
 
@@ -320,7 +321,7 @@ def _export(
 
 
 def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
-    """Return when the tasks are done; their errors come unwrapped, a lost one as WorkerError."""
+    """Wait for tasks; their errors are unwrapped, a lost task raises WorkerError."""
     try:
         ray.get(tasks)
     except ray.exceptions.RayTaskError as error:

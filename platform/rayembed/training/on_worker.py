@@ -1,4 +1,4 @@
-"""What a worker does from a model and a plan to trained weights, whatever is learnt.
+"""Training on one worker, from a model and a plan to trained weights, for any objective.
 
 Knows no Ray: `train_function/on_ray.py` gives it the stream, the last checkpoint and the places to
 report to.
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.hardware import micro_batch_tokens
 from rayembed.models.contract import TrainableModel
@@ -31,110 +31,113 @@ from rayembed.training.dropped import DroppedSteps, mean_of_finite
 from rayembed.training.engine import DeepSpeedEngine, expert_group
 from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.loop import RunStep, StepRecord, train_steps
-from rayembed.training.notice import Notice
 from rayembed.training.step import StepSettings
+from rayembed.training.stop_notice import StopNotice
 from rayembed.training.validation.handing_in import WorkerValidation
 
 logger = logging.getLogger(__name__)
 
-Make = Callable[[int], Any]
-"""Makes this worker's batch of a step; picklable."""
+MakeBatch = Callable[[int], Any]
+"""Builds this worker's batch of a step; picklable."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a worker gets from whoever runs it."""
+class TrainerHooks:
+    """Callbacks and inputs that the launcher gives to a training worker."""
 
-    stream: Callable[[Make, int, int], Generator[Any]]
-    """Batches that are made for the steps from the first number up to the second, in order; closed
-    when training ends, also by an error."""
+    stream: Callable[[MakeBatch, int, int], Generator[Any]]
+    """Generator of the batches from the first step to the second (exclusive), in order; closed when
+    training ends, also by an error."""
     checkpoint: Path | None
-    """The last checkpoint, on local disk."""
+    """Last checkpoint on local disk."""
     report_checkpoint: Callable[[Path, int, float], None]
-    """Hands over this worker's part of a checkpoint, after (steps, mean loss since the last)."""
+    """Reports this worker's part of a checkpoint, with the steps and the mean loss since the last.
+    """
     report_step: Callable[[StepRecord], None]
-    """Takes the metrics of a step; called on worker 0 only."""
-    of_other_run: bool = False
+    """Receives the metrics of a step; called on worker 0 only."""
+    from_other_run: bool = False
     """Whether the checkpoint is `Job.start_checkpoint`."""
-    leaving: Callable[[], bool] = lambda: False
-    """Whether this worker knows that training is to be ended; all of them ask together."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Whether this worker knows that training must end; all workers call it together."""
 
 
 class Job(Protocol):
-    """What workers are started for, as every one of them gets it."""
+    """Training job, as passed to every worker."""
 
     @property
     def weights(self) -> str:
-        """Where in storage the trained weights go; there they mean that the job is done."""
+        """Storage path of the trained weights; their presence marks the job as done."""
         ...
 
     @property
-    def course(self) -> Course:
-        """Its steps."""
+    def loop_config(self) -> TrainLoopConfig:
+        """Steps and optimiser of the job."""
         ...
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the job."""
         ...
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the models that it starts from."""
+        """References of the pretrained models."""
         ...
 
     @property
     def start_checkpoint(self) -> str | None:
-        """Folder in storage of a checkpoint of another run to begin with; None: there is none."""
+        """Storage folder of another run's checkpoint to start from, if any."""
         ...
 
     def is_done(self) -> bool:
-        """Whether the weights are in storage, made of the same.
+        """Whether the weights are in storage, made from the same inputs.
 
         Raises:
             ArtifactError: those there were made of something else.
         """
         ...
 
-    def train(self, surroundings: Surroundings) -> None:
-        """Train on this worker and leave the weights in storage."""
+    def train(self, hooks: TrainerHooks) -> None:
+        """Train on this worker and write the weights to storage."""
         ...
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training that one worker can begin or go on with."""
+    """A training that one worker can start or resume."""
 
-    course: Course
+    loop_config: TrainLoopConfig
     placement: Placement
     seed: int
     number: int
-    """Of the course in its run: dropout is drawn differently in each."""
+    """Number within the run; dropout is drawn differently for each."""
     dtype: str
     run_fingerprint: str
     plan_fingerprint: str
     load: Callable[[], TrainableModel]
-    """The model that the course starts with, on the CPU."""
-    batches: Callable[[Any], Make]
-    """What makes the batches of the model."""
+    """Loads the initial model on the CPU."""
+    batches: Callable[[Any], MakeBatch]
+    """Maps the model to its batch builder."""
     run_step: RunStep
     of_step: Callable[[int], str]
-    """What the batch of a step, from 0, was drawn from, in words."""
+    """Describes the source of the batch of a step, from 0."""
     validation: WorkerValidation | None = None
 
 
-def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeedEngine:
-    """The engine after the last step, from the beginning or from the last checkpoint.
+def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
+    """Train from the beginning or the last checkpoint; the engine after the last step.
 
     Raises:
         RayembedError: an asset, plan or checkpoint cannot be used.
     """
-    course, placement = training.course, training.placement
+    loop_config, placement = training.loop_config, training.placement
     device = torch.device("cuda") if placement.use_gpu else torch.device("cpu")
-    position = expected_position(course.name, training.run_fingerprint, training.plan_fingerprint)
-    last = surroundings.checkpoint
+    position = expected_position(
+        loop_config.name, training.run_fingerprint, training.plan_fingerprint
+    )
+    last = hooks.checkpoint
     checkpoint = (
-        None if last is None else Checkpoint(last, position, of_other_run=surroundings.of_other_run)
+        None if last is None else Checkpoint(last, position, from_other_run=hooks.from_other_run)
     )
     model = training.load()
     if checkpoint is not None:
@@ -146,15 +149,15 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
         model.enable_gradient_checkpointing()
     seed_worker(training.seed, training.number)
     budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
-    engine = DeepSpeedEngine(model, course, placement, training.dtype, world_size())
+    engine = DeepSpeedEngine(model, loop_config, placement, training.dtype, world_size())
     start = dropped_before = 0
     if checkpoint is not None:
         checkpoint.restore(engine)
         start, dropped_before = checkpoint.position.step, checkpoint.position.dropped_steps
-        logger.info("stage %s goes on after step %d", course.name, start)
-    notice = Notice(surroundings.leaving, device)
+        logger.info("stage %s goes on after step %d", loop_config.name, start)
+    notice = StopNotice(hooks.should_stop, device)
     dropped = DroppedSteps(
-        course,
+        loop_config,
         placement.end_after_dropped_steps,
         training.of_step,
         count=dropped_before,
@@ -166,32 +169,32 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     def on_step(record: StepRecord) -> None:
         losses.append(record["loss"])
         if rank() == 0:
-            surroundings.report_step(record)
+            hooks.report_step(record)
 
     def on_checkpoint(step: int) -> None:
         folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         try:
             save_checkpoint(folder, engine, position.at(step, dropped.count))
-            surroundings.report_checkpoint(folder, step, mean_of_finite(losses))
+            hooks.report_checkpoint(folder, step, mean_of_finite(losses))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         losses.clear()
 
     validation = training.validation
     ended = validation is not None and validation.has_ended(start)
-    if start < course.steps and not ended:
-        with closing(surroundings.stream(training.batches(model), start, course.steps)) as batches:
+    if start < loop_config.steps and not ended:
+        with closing(hooks.stream(training.batches(model), start, loop_config.steps)) as batches:
             train_steps(
                 engine,
                 batches,
-                course,
+                loop_config,
                 StepSettings(budget, placement.grad_cache, device, training.seed),
                 start_step=start,
                 dropped=dropped,
                 on_step=on_step,
                 on_checkpoint=on_checkpoint,
                 ends_after=lambda step: validation is not None and validation.after(step, engine),
-                saves_now=notice.came,
+                saves_now=notice.arrived,
                 run_step=training.run_step,
             )
     return engine

@@ -1,4 +1,4 @@
-"""Parameter groups and the optimiser; learning rates are set anew before each step."""
+"""Parameter groups and the optimiser; learning rates are set before each step."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,22 @@ from rayembed.errors import ConfigError
 from rayembed.models.contract import TrainableModel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight, by torch's names."""
+"""Torch's names of AdamW's moments."""
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What the parameters of one group have in common."""
+    """Common properties of the parameters in one group."""
 
     of_backbone: bool
     decayed: bool
     experts: str | None
-    """Which group of workers holds the same ones; None: all workers do."""
+    """Name of the worker group that shares these experts; None for parameters that all workers
+    hold."""
 
 
 def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dict[str, object]]:
-    """Groups of AdamW: backbone or pooling, with or without weight decay; `peak` is their rate.
+    """AdamW groups: backbone or pooling, with or without weight decay; `peak` is the peak rate.
 
     Vectors (biases, norms) are not decayed. Experts that are shared out among workers have groups
     of their own, which say so in DeepSpeed's words.
@@ -55,14 +56,14 @@ def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dic
 
 
 def build_optimizer(model: TrainableModel, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel a group."""
+    """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel for each group."""
     return torch.optim.AdamW(
         parameter_groups(model, config), betas=config.betas, eps=config.eps, fused=True
     )
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """The backbone's (first group's) new rate, after each group got `factor` times its peak."""
+    """Set each group's rate to `factor` times its peak; the backbone's (first group's) new rate."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak"] * factor
     return float(optimizer.param_groups[0]["lr"])

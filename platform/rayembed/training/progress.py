@@ -1,11 +1,11 @@
-"""Lines in the driver's log while a stage is trained, from the run's metrics log."""
+"""Progress lines in the driver's log during a stage, from the run's metrics log."""
 
 import logging
 import threading
 from datetime import timedelta
 from pathlib import Path
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.dropped import mean_of_finite
 from rayembed.training.loop import StepRecord
@@ -14,11 +14,13 @@ logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Lines in the driver's log while a stage is trained: step, loss, rate, time left, and changes
-    of the number of workers.
+    """Logs the progress of a stage: step, loss, rate, time left, and changes of the number of
+    workers.
     """
 
-    def __init__(self, stage: Course, metrics_log: Path, every_seconds: float = 15.0) -> None:
+    def __init__(
+        self, stage: TrainLoopConfig, metrics_log: Path, every_seconds: float = 15.0
+    ) -> None:
         self._stage, self._log, self._every = stage, MetricsLog(metrics_log), every_seconds
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="progress", daemon=True)

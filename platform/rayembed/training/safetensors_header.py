@@ -1,4 +1,4 @@
-"""Headers of safetensors files in storage: what they tell without their tensors being read."""
+"""Headers of safetensors files in storage, read without their tensors."""
 
 import json
 
@@ -8,14 +8,14 @@ from rayembed.assets.storage import open_storage, unreadable
 from rayembed.errors import ArtifactError
 
 _LENGTH_BYTES = 8
-"""Of the header's own length, with which a file begins."""
+"""Length of the field with which a file begins: the header's size."""
 
 _LONGEST = 100_000_000
-"""Bytes of a header; safetensors itself takes no longer one."""
+"""Maximum header size in bytes, the limit of safetensors itself."""
 
 
 def read_header(path: str) -> dict[str, str]:
-    """The metadata of a file that is as long as its header says, without reading its tensors.
+    """Metadata of a file whose size matches its header; tensors are not read.
 
     Raises:
         ArtifactError: there is no such file, it is none of safetensors, or it was cut off.

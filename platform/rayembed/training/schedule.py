@@ -2,21 +2,21 @@
 
 import math
 
-from rayembed.config.course import Course
+from rayembed.config.train_loop import TrainLoopConfig
 
 
-def learning_rate_factor(step: int, course: Course) -> float:
-    """Share of the peak learning rate at a step, counted from 0.
+def learning_rate_factor(step: int, loop_config: TrainLoopConfig) -> float:
+    """Fraction of the peak learning rate at a step, counted from 0.
 
     Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
     step after the last, or at `decay_steps`.
     """
-    warmup = course.optimizer.warmup_steps
+    warmup = loop_config.optimizer.warmup_steps
     if step < warmup:
         return (step + 1) / warmup
-    end = course.optimizer.decay_steps or course.steps
+    end = loop_config.optimizer.decay_steps or loop_config.steps
     progress = (step - warmup) / max(end - warmup, 1)
-    match course.optimizer.schedule:
+    match loop_config.optimizer.schedule:
         case "constant":
             return 1.0
         case "linear":

@@ -1,4 +1,4 @@
-"""How a stage reads texts: in training, and maybe less of them than the model may."""
+"""Text lengths of a stage, which may be shorter than the model's."""
 
 import copy
 
@@ -6,8 +6,8 @@ from rayembed.config.stage import StageConfig
 from rayembed.models.contract import PromptTokenizer, Tokenizer, TrainingTokenizer
 
 
-def as_read_by(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer for training, with the stage's lengths where it has its own.
+def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """The training tokenizer, with the stage's lengths if it sets any.
 
     The given one is left as it is.
     """

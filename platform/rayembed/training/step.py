@@ -43,29 +43,29 @@ from rayembed.training.dropped import without_gradient_unless_finite
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How a step is executed on this worker. Of it only the seed changes what is learnt."""
+    """Execution settings of a step on this worker; only the seed affects results."""
 
     micro_batch_tokens: int
     grad_cache: bool
     device: torch.device
     seed: int = 0
-    """Of what is drawn of a global batch, on all workers alike."""
+    """Seed of draws from a global batch, the same on all workers."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did on all workers."""
+    """Outcome of one step over all workers."""
 
     loss: float
     """Mean over workers."""
     texts: int
-    """Distinct ones of each worker, summed."""
+    """Sum of the workers' distinct texts."""
     tokens: int
     padded_tokens: int
     micro_batches: int
-    """Of the worker that has most of them."""
+    """Maximum over workers."""
     metrics: dict[str, float]
-    """What the model's statistics say of the global batch."""
+    """Model statistics of the global batch."""
 
 
 def run_step(
@@ -76,11 +76,11 @@ def run_step(
     stage: StageConfig,
     settings: StepSettings,
 ) -> StepReport:
-    """Gradients of the stage's loss for one step, accumulated in the model's parameters.
+    """Accumulate the gradients of the stage's loss for one step in the model's parameters.
 
     Args:
         model: says how tokens are collated and whether there are a context and an auxiliary loss.
-        engine: `Passable(model)`, or what wraps it.
+        engine: `EngineModule(model)`, or what wraps it.
         backward: sends one scalar's gradient through its graph.
     """
     lengths = [cost(tokens) for tokens in batch.tokens]
@@ -135,7 +135,7 @@ def run_step(
 
 @dataclass(frozen=True)
 class _Targets:
-    """Places of each row's texts among the worker's distinct texts, and what is no negative."""
+    """Indices of each row's texts in the worker's distinct texts, and its known non-negatives."""
 
     query: Tensor
     positive: Tensor
@@ -211,8 +211,8 @@ def _rows(batch: StepBatch, device: torch.device) -> Rows:
     )
 
 
-class Passable(nn.Module):
-    """The model as an engine wraps it: one forward pass for texts, another for their context.
+class EngineModule(nn.Module):
+    """The model as an engine wraps it: one forward method for texts and for their context.
 
     Both go through the engine's own forward pass, which partitioned parameters need.
     """
@@ -224,7 +224,7 @@ class Passable(nn.Module):
     def forward(
         self, inputs: dict[str, Tensor], context: Tensor | None = None, only_context: bool = False
     ) -> EmbedOutput | Tensor:
-        """What the model embeds, or only the context vectors of the texts."""
+        """Outputs of the model, or only the context vectors of the texts."""
         if only_context:
             return self.model.embed_context(inputs)
         output: EmbedOutput = self.model(inputs, context)

@@ -1,4 +1,4 @@
-"""Trained weights of a stage as one safetensors file in storage, which says what it was made of."""
+"""Trained weights of a stage as one safetensors file in storage, with a record of their inputs."""
 
 import hashlib
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ _CONTENT = "content"
 
 
 def write_weights(path: str, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
-    """Write a file whose header holds what it was made of and a digest of its tensors.
+    """Write a file whose header holds the inputs' record and a digest of the tensors.
 
     Raises:
         ArtifactError: a weight is not finite.
         StorageError: as `write_atomic`.
     """
     check_finite(state.items(), f"the weights {path!r}")
-    metadata = {**made_of, _CONTENT: content_of(state)}
+    metadata = {**made_of, _CONTENT: tensors_digest(state)}
     write_atomic(path, safetensors.torch.save(state, metadata=metadata))
 
 
-def content_of(state: Mapping[str, Tensor]) -> str:
-    """Twelve hexadecimal digits of tensors on the CPU and their names."""
+def tensors_digest(state: Mapping[str, Tensor]) -> str:
+    """Digest of CPU tensors and their names, twelve hexadecimal digits."""
     digest = hashlib.sha256()
     for name in sorted(state):
         digest.update(name.encode())
@@ -44,7 +44,7 @@ def content_of(state: Mapping[str, Tensor]) -> str:
 
 
 def read_made_of(path: str) -> dict[str, str]:
-    """What a file of weights was made of; only its header is read.
+    """Record of a weight file's inputs; only the header is read.
 
     Raises:
         ArtifactError: there is no such file, or it is not one of `write_weights`.
@@ -64,7 +64,7 @@ def read_made_of(path: str) -> dict[str, str]:
 
 
 def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
-    """Return when the weights in storage were made of what is wanted.
+    """Check that the weights in storage were made from the wanted inputs.
 
     Raises:
         ArtifactError: they were made of something else.
@@ -78,8 +78,8 @@ def check_made_of(path: str, wanted: Mapping[str, str]) -> None:
         )
 
 
-def weights_content(path: str) -> str:
-    """Twelve hexadecimal digits of the tensors in a file of weights, from its header."""
+def weights_digest(path: str) -> str:
+    """Digest of the tensors in a weight file, from its header; twelve hexadecimal digits."""
     return read_made_of(path)[_CONTENT]
 
 
@@ -97,16 +97,16 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
 
 
 def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors of a file that `write_weights` wrote, by name.
+    """Tensors of a file written by `write_weights`, by name.
 
     Raises:
         ArtifactError: there is no such file, or it is not what was written.
         StorageError: the storage does not give it.
     """
-    content = weights_content(path)
+    content = weights_digest(path)
     try:
         state = safetensors.torch.load(read_bytes(path))
-        if (seen := content_of(state)) != content:
+        if (seen := tensors_digest(state)) != content:
             raise ValueError(f"their header tells the content {content}, and it is {seen}")
     except (ValueError, SafetensorError) as error:
         raise ArtifactError(

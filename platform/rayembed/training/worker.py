@@ -13,32 +13,32 @@ from rayembed.config.stage import StageConfig
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.training.on_worker import Surroundings, Training, train_on_worker
-from rayembed.training.stage_lengths import as_read_by
+from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
+from rayembed.training.stage_lengths import stage_tokenizer
 from rayembed.training.step import run_step
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.handing_in import WorkerValidation, whole_weights
-from rayembed.training.weights import check_made_of, load_weights, weights_content, write_weights
+from rayembed.training.weights import check_made_of, load_weights, weights_digest, write_weights
 
 
 @dataclass(frozen=True)
 class StageJob:
-    """One stage of a run, as every worker gets it."""
+    """One stage of a run, as passed to every worker."""
 
     run: Run
     stage_index: int
     plan_folder: str
     start_weights: str | None
-    """Trainable weights of the stage before, in storage; None: freshly initialised."""
+    """Storage path of the previous stage's trainable weights; None for a fresh initialisation."""
     weights: str
-    """Where in storage the trained weights go; there they mean that the stage is done."""
+    """Storage path of the trained weights; their presence marks the stage as done."""
     validated_in: str | None = field(default=None, kw_only=True)
-    """The stage's folder in storage, when its weights are scored while it is trained: workers then
-    leave weights there for the driver to choose from. None: they are those of the last step."""
+    """Storage folder of the stage, if its weights are scored during training: workers leave weights
+    there, of which the driver chooses. None: the last step's weights are the result."""
     start_checkpoint: str | None = field(default=None, kw_only=True)
-    """Folder in storage of a checkpoint of another run of the same plan and model, from which this
-    one goes on as long as it has none of its own (population-based training). None: it begins."""
+    """Storage folder of another run's checkpoint, with the same plan and model, to continue from
+    when this run has none (population-based training). None for a normal start."""
 
     @property
     def stage(self) -> StageConfig:
@@ -46,18 +46,18 @@ class StageJob:
         return self.run.stages[self.stage_index]
 
     @property
-    def course(self) -> StageConfig:
-        """The same, as the trainer takes it."""
+    def loop_config(self) -> StageConfig:
+        """The stage's settings as the trainer takes them."""
         return self.stage
 
     @property
     def placement(self) -> Placement:
-        """Where it runs."""
+        """Workers and hardware of the run."""
         return self.run.placement
 
     @property
     def pretrained(self) -> tuple[str, ...]:
-        """References of the models that it starts from."""
+        """References of the pretrained models."""
         return tuple(pretrained_parts(self.run.model).values())
 
     def is_done(self) -> bool:
@@ -71,9 +71,9 @@ class StageJob:
         check_made_of(self.weights, _made_of(self, BatchPlan.open(self.plan_folder)))
         return True
 
-    def train(self, surroundings: Surroundings) -> None:
-        """Train the stage on this worker and leave its weights in storage, or with validation those
-        of the steps that are scored.
+    def train(self, hooks: TrainerHooks) -> None:
+        """Train the stage on this worker and write its weights to storage; with validation, those
+        of each scored step.
 
         Raises:
             RayembedError: an asset, plan or checkpoint cannot be used.
@@ -82,7 +82,7 @@ class StageJob:
         made_of = _made_of(self, plan)
         validation = _validation(self, made_of)
         training = Training(
-            course=self.stage,
+            loop_config=self.stage,
             placement=self.placement,
             seed=run.seed,
             number=self.stage_index,
@@ -91,13 +91,13 @@ class StageJob:
             plan_fingerprint=plan.fingerprint,
             load=lambda: load_weights(run, self.start_weights),
             batches=lambda model: PairSteps(
-                plan, as_read_by(self.stage, model.tokenizer), rank(), world_size()
+                plan, stage_tokenizer(self.stage, model.tokenizer), rank(), world_size()
             ),
             run_step=run_step,
             of_step=lambda step: _datasets(plan, step),
             validation=validation,
         )
-        engine = train_on_worker(training, surroundings)
+        engine = train_on_worker(training, hooks)
         if validation is None:
             state = whole_weights(engine)
             if rank() == 0:
@@ -123,8 +123,8 @@ def _validation(job: StageJob, made_of: Mapping[str, str]) -> WorkerValidation |
 
 
 def _made_of(job: StageJob, plan: BatchPlan) -> dict[str, str]:
-    """What a stage's weights depend on: the run, its data, the weights that it began with."""
-    start = "" if job.start_weights is None else weights_content(job.start_weights)
+    """Inputs of a stage's weights: the run, its data, the initial weights."""
+    start = "" if job.start_weights is None else weights_digest(job.start_weights)
     if job.start_checkpoint is not None:
         start = job.start_checkpoint
     return {"run": job.run.fingerprint, "plan": plan.fingerprint, "start": start}

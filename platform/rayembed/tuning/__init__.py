@@ -1,1 +1,1 @@
-"""Trials of a sweep: what they are, who runs them, what came of them."""
+"""Trials of a sweep: definition, execution, results."""

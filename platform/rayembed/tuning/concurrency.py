@@ -1,4 +1,4 @@
-"""How many trials a cluster holds at a time, and what each of them may use. Knows no Ray."""
+"""Number of concurrent trials on a cluster, and the resources of each. Independent of Ray."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from rayembed.training.capacity import Node, validation_resources, worker_resour
 
 
 def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: bool) -> int:
-    """How many trials fit into what is free on each node, with their validation beside them.
+    """Number of trials that fit into each node's free resources, including their validation.
 
     Ray Tune counts only what its own small actor of a trial takes. Trials that Ray Train then
     cannot place would wait for each other's workers for ever, so the number must be said. An
@@ -40,7 +40,7 @@ def trials_at_once(placement: Placement, free: Sequence[Node], *, validates: boo
 
 
 def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
-    """The sweep with no more threads in a worker than it reserves CPUs, if trials run side by side.
+    """Sweep whose workers use no more threads than reserved CPUs, if trials run side by side.
 
     A recipe for a small machine may give its one worker all cores while it reserves one of them.
     Two such trials at a time on two cores were measured at a fifth of the speed of one: threads
@@ -56,7 +56,7 @@ def with_cores_of_their_own(sweep: Sweep, at_once: int) -> Sweep:
 
 
 def _that_fit(bundles: Sequence[Node], free: Sequence[Node]) -> int:
-    """How often all bundles can be placed, each whole on one node, largest first."""
+    """Number of times that all bundles fit, each on one node, largest first."""
     left = [dict(node) for node in free]
     ordered = sorted(bundles, key=lambda b: (b.get("GPU", 0.0), b.get("CPU", 0.0)), reverse=True)
     count = 0

@@ -1,4 +1,4 @@
-"""What a trial tells while it runs, and how it is started. Knows no Ray."""
+"""Events of a running trial, and its start. Independent of Ray."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,52 +11,53 @@ from rayembed.config.sweep import Sweep
 from rayembed.tuning.trials import Trial, make_trial
 
 KEEP_ALL_CHECKPOINTS = 1_000_000
-"""Of a population's runs: another member may go on from any of them."""
+"""Limit that keeps all checkpoints of a population's runs, as any of them may be continued."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a trial tells."""
+    """Event reported by a trial."""
 
     kind: Literal["score", "final", "problem", "known"]
-    """`score`: of one step. `final`: of the weights that it hands on. `problem`: it has ended by an
-    error that the same input would raise again. `known`: it had ended before, with this score."""
+    """Kind of the event. `score`: of one step. `final`: of the weights that the trial returns.
+    `problem`: an error that the same input would raise again ended it. `known`: it had ended
+    before, with this score."""
     global_step: int
     score: float
-    """NaN with a problem."""
+    """Score; NaN for a problem."""
     scores: dict[str, float] = field(default_factory=dict)
-    """By task."""
+    """Scores by task."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """Of the tasks after training."""
+    """Scores of the tasks evaluated after training."""
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Where a member of a population stands: small enough for Ray Tune to copy about."""
+    """Position of a population member, small enough for Ray Tune to copy."""
 
     member: str
-    """Its key: a member that takes over another's weights gets the other's pointer."""
+    """Key of the member; a member that copies another's weights gets the other's pointer."""
     run: str
     step: int
     values: dict[str, str]
     origin: dict[str, Any] = field(default_factory=dict)
-    """Run and step that this run itself went on from; empty: it began."""
+    """Run and step that this run continued from; empty for a fresh start."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A run, and where it goes on from."""
+    """A run and its starting point."""
 
     run: Run
     after: int
-    """Scores up to this step of the run are known."""
+    """Last step of the run whose score is known."""
     origin: dict[str, Any]
-    """Run and step whose checkpoint it begins with; empty: none."""
+    """Run and step of the initial checkpoint; empty without one."""
 
     @property
     def checkpoint(self) -> str | None:
-        """Folder in storage of that checkpoint."""
+        """Storage folder of the initial checkpoint."""
         if not self.origin:
             return None
         stage = self.run.stages[0].name
@@ -65,14 +66,14 @@ class Start:
 
 
 Execute = Callable[[Sweep, Start, Mapping[str, str], Callable[[Event], None]], None]
-"""Runs a trial of (the sweep, its start, tags of its MLflow run), and tells its events; handed in
-by whoever knows training."""
+"""Runs a trial, given the sweep, its start and the tags of its MLflow run, and reports events;
+injected by the caller that knows training."""
 
 
 def start_of(
     sweep: Sweep, key: str, label: str, values: Mapping[str, str], at: Pointer | None
 ) -> Start:
-    """The run that a trial goes on with.
+    """Run with which a trial continues.
 
     Args:
         key: the trial's; of a population's member that of the values that it began with.

@@ -1,21 +1,21 @@
-"""How much each searched setting decides of the score: fANOVA over a sweep's trials."""
+"""Importance of each searched setting for the score: fANOVA over a sweep's trials."""
 
 import math
 from collections.abc import Mapping
 
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.optuna_space import distribution, typed
+from rayembed.tuning.trial_store import TrialRecord
 
 LEAST_TRIALS = 4
-"""Below this a forest says nothing."""
+"""Minimum number of trials; a random forest on fewer says nothing."""
 
 RUN = "run"
-"""Which of the sweep's runs, as a setting."""
+"""Pseudo-setting for the choice between the sweep's runs."""
 
 
 def importance(sweep: Sweep, records: Mapping[str, TrialRecord]) -> dict[str, float]:
-    """Share of the variance of the score that each setting explains (Hutter et al., 2014).
+    """Share of the score's variance that each setting explains (Hutter et al., 2014).
 
     Of finished trials: scores of trials that were ended early are of other steps. They add up to 1;
     empty where fewer than `LEAST_TRIALS` have finished, or all have the same score.

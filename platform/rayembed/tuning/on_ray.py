@@ -40,20 +40,20 @@ from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.decisions.on_ray import scheduler, searcher
 from rayembed.tuning.events import Event, Execute, Pointer, Start, start_of
-from rayembed.tuning.keeper import Keeper
-from rayembed.tuning.ledger import Ledger, TrialRecord
 from rayembed.tuning.optuna_space import texts, typed
+from rayembed.tuning.recorder import TrialRecorder
+from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import Trial, key_of, number_left, unfinished
 
 logger = logging.getLogger(__name__)
 
 _SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError)
-"""Errors that a second try would raise, too."""
+"""Permanent errors, which a retry would raise again."""
 
 _GRAIN = 0.001
 
 _GIVEN_BACK_SECONDS = 5.0
-"""After which what a task held is told to be free, at the latest."""
+"""Maximum seconds until a finished task's resources are reported as free."""
 
 _TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of each trial
@@ -64,32 +64,32 @@ _TUNE_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class TuneJob:
-    """What a sweep's trials are run with."""
+    """Inputs of a sweep's trials."""
 
     sweep: Sweep
     trials: Sequence[Trial]
-    """Those that are known beforehand; none with Optuna."""
-    ledger: Ledger
+    """Trials known in advance; empty with Optuna."""
+    trial_store: TrialStore
     execute: Execute
     tags: Mapping[str, str]
-    """Of every trial's MLflow run."""
+    """Tags of every trial's MLflow run."""
 
 
 @dataclass(frozen=True)
-class Handed:
-    """What every trial's actor gets."""
+class ActorInputs:
+    """Inputs of every trial actor."""
 
     sweep: Sweep
     execute: Any
-    """Ray's reference to it: only the run beside the actor has to import what it needs."""
+    """Ray reference of the function, so that only the run's process imports its dependencies."""
     tags: Mapping[str, str]
-    ledger: Ledger
-    """To look up what has ended; only the driver writes."""
+    trial_store: TrialStore
+    """Trial store for looking up finished trials; only the driver writes to it."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """What Ray Tune gives one trial."""
+class TrialArgs:
+    """Inputs that Ray Tune gives to one trial."""
 
     key: str
     label: str
@@ -97,18 +97,18 @@ class Given:
     pointer: Pointer | None = None
 
 
-def given_to(sweep: Sweep, config: Mapping[str, Any]) -> Given:
-    """What a trial is, by its config."""
+def trial_args(sweep: Sweep, config: Mapping[str, Any]) -> TrialArgs:
+    """Trial inputs from its Ray Tune config."""
     given = config.get("trial")
     if given is None:  # Optuna's are the values themselves
         label, values = next(iter(sweep.runs)), texts(sweep.domains, config)
-        return Given(key_of(sweep, label, values), label, values)
+        return TrialArgs(key_of(sweep, label, values), label, values)
     pointer = Pointer(**given["pointer"]) if given["pointer"] else None
-    return Given(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
+    return TrialArgs(given["key"], given["label"], texts(sweep.domains, given["values"]), pointer)
 
 
 def check_dashboard() -> None:
-    """Return when the cluster has a dashboard.
+    """Check that the cluster has a dashboard.
 
     Raises:
         PlacementError: it has none. Ray Train asks it whether the controller of a trial that was
@@ -132,14 +132,14 @@ def _ask_dashboard() -> None:
 
 
 def run_trials(job: TuneJob) -> None:
-    """Return when every trial has ended that had not before; the ledger tells of each.
+    """Run all unfinished trials to their end and record them in the trial store.
 
     Raises:
         PlacementError: not one trial fits into what is free.
         WorkerError: Ray Tune was stopped before all trials had ended.
     """
     sweep = job.sweep
-    past = job.ledger.read()
+    past = job.trial_store.read()
     keys = [trial.key for trial in job.trials]
     todo = unfinished(job.trials, past)
     done = [record for record in past.values() if record.is_done]
@@ -153,13 +153,13 @@ def run_trials(job: TuneJob) -> None:
     sweep = with_cores_of_their_own(sweep, at_once)
     for name, value in _TUNE_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # Of its warnings nothing concerns us: results are the ledger's, and a trial's start takes long.
+    # Its warnings do not concern us: results are in the trial store, and trials start slowly.
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
     # A population is there as a whole, and Ray Tune stops counting at its own limit; its members
     # take turns by what they hold of the node.
     takes_turns = sweep.scheduler.kind == "pbt"
-    keeper = Keeper(job.ledger, past)
-    handed = Handed(sweep, ray.put(job.execute), dict(job.tags), job.ledger)
+    recorder = TrialRecorder(job.trial_store, past)
+    handed = ActorInputs(sweep, ray.put(job.execute), dict(job.tags), job.trial_store)
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         tuner = tune.Tuner(
             tune.with_resources(
@@ -177,22 +177,22 @@ def run_trials(job: TuneJob) -> None:
             run_config=tune.RunConfig(
                 name=sweep.name,
                 storage_path=scratch,
-                callbacks=[_Callback(keeper, sweep)],
+                callbacks=[_Callback(recorder, sweep)],
                 failure_config=tune.FailureConfig(max_failures=sweep.trial_failures),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 verbose=0,
             ),
         )
         tuner.fit()
-    if keeper.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
+    if recorder.num_ended < number:  # Ray Tune takes an interrupt for an end like any other
         raise WorkerError(
-            f"the sweep was stopped when {keeper.num_ended} of {number} trials had ended; submit "
+            f"the sweep was stopped when {recorder.num_ended} of {number} trials had ended; submit "
             "it again under the same name to go on"
         )
 
 
 def _trials_that_fit(sweep: Sweep, wanted: int) -> int:
-    """How many of so many trials fit into what is free.
+    """Number of trials, up to the given one, that fit into free resources.
 
     Asked for a while where they do not: the cluster hears late of what preparation has given back.
 
@@ -220,7 +220,7 @@ def _total_steps(job: TuneJob) -> int:
 
 
 def _beside_the_driver(at_once: int | None) -> Any:
-    """Resources of a trial's actor: a share of the driver's own node, which has one to give.
+    """Resources of a trial's actor: a share of the driver's node resource.
 
     It takes no CPU, so that workers may take all of them, also where the head node has none.
 
@@ -234,7 +234,7 @@ def _beside_the_driver(at_once: int | None) -> Any:
 def _param_space(
     sweep: Sweep, todo: Sequence[Trial], past: Mapping[str, TrialRecord]
 ) -> dict[str, Any]:
-    """Ray Tune's: the trials one by one; nothing with Optuna, which has the space itself."""
+    """Search space for Ray Tune: the listed trials; empty with Optuna, which has its own space."""
     if isinstance(sweep.search, OptunaSearch):
         return {}
     given = []
@@ -259,11 +259,11 @@ def _param_space(
 class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
     """A trial as Ray Tune sees it: each step is one score."""
 
-    def setup(self, config: dict[str, Any], handed: Handed | None = None) -> None:
-        """Take note of what is to be tried; the run begins with the first step."""
+    def setup(self, config: dict[str, Any], handed: ActorInputs | None = None) -> None:
+        """Store the trial's inputs; the run starts with the first step."""
         logging.getLogger("ray").setLevel(logging.ERROR)
         assert handed is not None
-        given = given_to(handed.sweep, config)
+        given = trial_args(handed.sweep, config)
         self._handed = handed
         self._key, self._label, self._values = given.key, given.label, given.values
         self._pointer = given.pointer
@@ -272,9 +272,9 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
         self._last_step = 0
 
     def step(self) -> dict[str, Any]:
-        """The next score of the trial; the last one says that it is done."""
+        """Next score of the trial; the last result marks it as done."""
         if self._start is None:
-            known = self._handed.ledger.find(self._key)
+            known = self._handed.trial_store.find(self._key)
             if known is not None and known.is_done:  # Optuna may propose it again
                 score = math.nan if known.score is None else known.score
                 told = asdict(Event("known", known.last_step, score))
@@ -297,19 +297,19 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write where the trial stands: its weights lie in the run's own checkpoints."""
+        """Save the trial's position; its weights are in the run's own checkpoints."""
         assert self._start is not None
         name, origin = self._start.run.name, self._start.origin
         pointer = Pointer(self._key, name, self._last_step, self._values, origin)
         Path(checkpoint_dir, "pointer.json").write_text(json.dumps(asdict(pointer)))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Go on from where this trial stood, or the one that it takes over."""
+        """Continue from this trial's position, or that of the member whose weights it copies."""
         text = Path(checkpoint, "pointer.json").read_text()
         self._pointer = Pointer(**json.loads(text))
 
     def cleanup(self) -> None:
-        """End the run that goes on beside."""
+        """End the run that continues in the background."""
         if self._runner is not None:
             ray.kill(self._runner)
 
@@ -330,7 +330,7 @@ class TrialActor(tune.Trainable):  # type: ignore[misc]  # Ray is not typed
 
 
 class _Runner:
-    """Runs one trial in a thread, and hands out what it tells."""
+    """Runs one trial in a thread and yields its events."""
 
     def __init__(
         self, execute: Execute, sweep: Sweep, start: Start, tags: Mapping[str, str]
@@ -351,7 +351,7 @@ class _Runner:
         self._thread.start()
 
     def next(self) -> Event:
-        """The next event, when there is one.
+        """Wait for the next event.
 
         Raises:
             Exception: what ended the trial and may not happen again.
@@ -376,31 +376,31 @@ class _Runner:
 
 
 class _Callback(tune.Callback):  # type: ignore[misc]  # Ray is not typed
-    """Ray Tune's news for the keeper, in the driver."""
+    """Forwards Ray Tune's callbacks to the recorder, in the driver."""
 
-    def __init__(self, keeper: Keeper, sweep: Sweep) -> None:
-        self._keeper, self._sweep = keeper, sweep
+    def __init__(self, recorder: TrialRecorder, sweep: Sweep) -> None:
+        self._recorder, self._sweep = recorder, sweep
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The beginning, and each new one after an error."""
-        self._keeper.begun(self._blank(trial))
+        """Record a start, or a restart after an error."""
+        self._recorder.record_start(self._blank(trial))
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A score, or the end."""
-        self._keeper.told(trial.trial_id, result)
+        """Record a score or the end."""
+        self._recorder.record(trial.trial_id, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The end, also by the scheduler."""
-        self._keeper.ended(trial.trial_id)
+        """Record the end, also if the scheduler stopped the trial."""
+        self._recorder.record_end(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """The last error that was allowed."""
+        """Record the last tolerated error."""
         text = str(trial.get_pickled_error() or "the process of the trial died")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        self._keeper.failed(trial.trial_id, self._blank(trial), lines[-1])
+        self._recorder.record_failure(trial.trial_id, self._blank(trial), lines[-1])
 
     def _blank(self, trial: Any) -> TrialRecord:
-        given = given_to(self._sweep, trial.config)
+        given = trial_args(self._sweep, trial.config)
         return TrialRecord(given.key, given.key, given.label, given.values)

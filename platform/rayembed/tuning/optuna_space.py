@@ -1,4 +1,4 @@
-"""Domains of a space as Optuna's distributions, values as Optuna and Ray Tune calculate with."""
+"""Optuna distributions of a space's domains, and conversion of its values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def distribution(domain: Domain) -> Any:
 
 
 def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str, Any]:
-    """Numbers where the domain is one of numbers, texts elsewhere."""
+    """Values as numbers for numeric domains, else as texts."""
     found: dict[str, Any] = {}
     for path, domain in domains.items():
         text = values[path]
@@ -34,7 +34,7 @@ def typed(domains: Mapping[str, Domain], values: Mapping[str, str]) -> dict[str,
 
 
 def texts(domains: Mapping[str, Domain], values: Mapping[str, Any]) -> dict[str, str]:
-    """The opposite of `typed`."""
+    """Inverse of `typed`."""
     return {
         path: str(values[path]) if domain.is_finite else domain.text(values[path])
         for path, domain in domains.items()

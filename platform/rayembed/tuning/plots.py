@@ -1,4 +1,4 @@
-"""Pictures of a sweep: its trials as lines over the settings, and what decides the score."""
+"""Plots of a sweep: parallel coordinates of its trials, and importance of settings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,15 @@ import numpy as np
 from rayembed.config.space import Domain
 from rayembed.config.sweep import Sweep
 from rayembed.evaluation.plots import COLOURS, GRID, INK, new_figure, write_png
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.results import Row
+from rayembed.tuning.trial_store import TrialRecord
 
 
 def parallel_coordinates(
     sweep: Sweep, records: Mapping[str, TrialRecord], path: str | Path
 ) -> None:
-    """Write a PNG: an axis for each setting and one for the score, a line for each trial.
+    """Write a PNG of parallel coordinates: axes for the settings and the score, a line for each
+    trial.
 
     Finished trials are coloured by their score, those that were ended early are grey.
     """
@@ -78,7 +79,7 @@ def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
 
 
 def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
-    """Write a PNG: each row's mean score with its standard deviation and every seed as a point."""
+    """Write a PNG of each row's mean score, its standard deviation and every seed as a point."""
     shown = [row for row in rows if "score" in row.scores][::-1]
     figure, axes = new_figure(width=7.5)
     for number, row in enumerate(shown):
@@ -94,7 +95,7 @@ def rows_with_spread(rows: Sequence[Row], path: str | Path) -> None:
 
 
 def _place(domain: Domain, text: str) -> float:
-    """Where a value lies between the ends of its axis."""
+    """Position of a value between the ends of its axis, from 0 to 1."""
     if domain.is_finite:
         return _of_list(domain.values, text)
     value, low, high = float(text), domain.low, domain.high

@@ -1,4 +1,4 @@
-"""Tables of what came of a sweep: each trial, and its rows with their spread over the seeds."""
+"""Result tables of a sweep: each trial, and rows with their spread over seeds."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
-from rayembed.tuning.ledger import SEED, TrialRecord
+from rayembed.tuning.trial_store import SEED, TrialRecord
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Spread:
 
     mean: float
     deviation: float | None
-    """Of the sample (n - 1); None: there is only one."""
+    """Sample standard deviation (n - 1); None for a single value."""
     number: int
 
     def __str__(self) -> str:
@@ -27,30 +27,30 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of one value at least."""
+    """Spread of one or more values."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table of results: the same run and values, with all seeds."""
+    """Row of the result table: one run and setting values, with all seeds."""
 
     label: str
     values: Mapping[str, str]
-    """Without the seed."""
+    """Setting values without the seed."""
     records: tuple[TrialRecord, ...]
 
     @property
     def name(self) -> str:
-        """What tells the row from the others."""
+        """Label of the row."""
         values = ", ".join(f"{_short(path)}={value}" for path, value in self.values.items())
         return ", ".join(part for part in (self.label, values) if part)
 
     @property
     def scores(self) -> dict[str, Spread]:
-        """Spread of each task over finished trials that have a number for it; `score` is the one
-        that decides.
+        """Spread of each task over finished trials with a finite score; `score` is the deciding
+        one.
         """
         finished = [r for r in self.records if r.state == "finished" and r.final is not None]
         found: dict[str, list[float]] = {}
@@ -64,8 +64,8 @@ class Row:
 
 
 def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
-    """The rows in the order of the sweep's runs and values; trials that differ in nothing but the
-    seed stand in one.
+    """Rows in the order of the sweep's runs and values; trials that differ only in the seed share a
+    row.
     """
     order = {label: place for place, label in enumerate(sweep.runs)}
     grouped: dict[tuple[str, tuple[tuple[str, str], ...]], list[TrialRecord]] = {}
@@ -89,7 +89,7 @@ def rows_of(sweep: Sweep, records: Mapping[str, TrialRecord]) -> list[Row]:
 
 
 def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
-    """Markdown: a line a trial, the best first."""
+    """Markdown table of trials, best first."""
     paths = list(sweep.domains)
     several = len(sweep.runs) > 1
     header = [
@@ -117,7 +117,7 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def rows_table(rows: Sequence[Row]) -> str:
-    """Markdown: mean ± standard deviation over the seeds of each row, of 100; the metric first."""
+    """Markdown table of rows: mean ± standard deviation over seeds, of 100; the metric first."""
     tasks = list(dict.fromkeys(task for row in rows for task in row.scores if task != "score"))
     header = ["row", "seeds", "score", *tasks]
     lines = []
@@ -130,8 +130,8 @@ def rows_table(rows: Sequence[Row]) -> str:
 
 
 def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown: each row's deciding score beside the paper's figures; rows that were not run have
-    only those.
+    """Markdown table of each row's deciding score beside the paper's; rows not run show only the
+    latter.
 
     Args:
         printed: the paper's row → column → figure, of 100.
@@ -154,7 +154,7 @@ def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]])
 
 
 def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
-    """Every trial with its values and all its scores."""
+    """CSV of every trial with its values and all scores."""
     tasks = sorted(
         {t for r in records.values() for t in (*(r.final.scores if r.final else ()), *r.evaluation)}
     )
@@ -180,7 +180,7 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
 
 
 def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a Markdown table."""
     rule = ["---"] * len(header)
     return "".join(
         f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n"
@@ -195,12 +195,12 @@ def _highest_first(record: TrialRecord) -> tuple[int, float]:
 
 
 def _short(path: str) -> str:
-    """The last two parts of a path, which say what it is."""
+    """Last two parts of a path, which identify it."""
     return ".".join(path.split(".")[-2:])
 
 
 def _number(text: str) -> str:
-    """A drawn number with as many digits as one reads."""
+    """A sampled number with a readable number of digits."""
     try:
         return text if len(text) < 8 else f"{float(text):.4g}"
     except ValueError:

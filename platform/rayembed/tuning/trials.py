@@ -1,4 +1,4 @@
-"""Which trials a sweep has, and which data they need. Knows no Ray."""
+"""Trials of a sweep and the data that they need. Independent of Ray."""
 
 import itertools
 import math
@@ -18,18 +18,18 @@ from rayembed.config.sweep import (
     check_metric,
 )
 from rayembed.errors import ConfigError
-from rayembed.tuning.ledger import TrialRecord
+from rayembed.tuning.trial_store import TrialRecord
 
 MOST_CORNERS = 512
-"""Combinations of a space's ends that are tried out on the settings before anything starts."""
+"""Maximum combinations of a space's extremes that are validated before the start."""
 
 MOST_DATA = 64
-"""Different data that a sweep prepares for settings which a search chooses later."""
+"""Maximum number of distinct data sets prepared for settings that a search may choose."""
 
 _MAY_CHANGE = re.compile(
     r"stages\.[^.]+\.optimizer(\..+)?|stages\.[^.]+\.loss\.temperature|.*\blora\.dropout"
 )
-"""Paths whose values a training may change in the middle."""
+"""Settings that may change during a training."""
 
 
 @dataclass(frozen=True)
@@ -37,20 +37,20 @@ class Trial:
     """One run of a sweep."""
 
     run: Run
-    """Under the trial's name, with nothing scored but what the sweep compares."""
+    """Run under the trial's name, which scores only what the sweep compares."""
     label: str
-    """Of the run that the space is laid over."""
+    """Label of the base run that the space varies."""
     values: Mapping[str, str]
-    """What the space gives it."""
+    """Setting values from the space."""
 
     @property
     def key(self) -> str:
-        """Its name; trials with the same values of the same sweep have the same."""
+        """Name of the trial, the same for equal values in the same sweep."""
         return self.run.name
 
 
 def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
-    """The trial of these values.
+    """Build the trial of these values.
 
     Baselines and the untrained model are left out: they would be scored anew for each trial.
 
@@ -65,7 +65,7 @@ def make_trial(sweep: Sweep, label: str, values: Mapping[str, str]) -> Trial:
 
 
 def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
-    """The trial's key, also of values that the settings refuse, which it is told when it begins."""
+    """Key of a trial, also for values that the settings reject, which fail at its start."""
     try:
         return make_trial(sweep, label, values).key
     except ConfigError:
@@ -73,12 +73,12 @@ def key_of(sweep: Sweep, label: str, values: Mapping[str, str]) -> str:
 
 
 def unfinished(trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> list[Trial]:
-    """Those that are to be run or to go on."""
+    """Trials that have to run or resume."""
     return [t for t in trials if not (t.key in past and past[t.key].is_done)]
 
 
 def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialRecord]) -> int:
-    """How many trials are left to run; Optuna's, which may repeat some, are no more than differ.
+    """Number of remaining trials; Optuna may repeat some, so only distinct ones count.
 
     Args:
         trials: those that are known beforehand; none with Optuna.
@@ -93,7 +93,7 @@ def number_left(sweep: Sweep, trials: Sequence[Trial], past: Mapping[str, TrialR
 
 
 def known_trials(sweep: Sweep) -> list[Trial]:
-    """All trials that are known beforehand, in their order; those of Optuna are not.
+    """All trials known in advance, in order; none with Optuna.
 
     Raises:
         ConfigError: a combination that the settings refuse.
@@ -111,7 +111,7 @@ def known_trials(sweep: Sweep) -> list[Trial]:
 
 
 def check_sweep(sweep: Sweep) -> None:
-    """Return when every run of the sweep can be, and gives the score that is compared.
+    """Check that every run of the sweep is valid and yields the compared score.
 
     Raises:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit.
@@ -185,18 +185,18 @@ def _check_pbt(sweep: Sweep) -> None:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """One result of preparation, by what it is made of."""
+    """A preparation result, identified by its inputs."""
 
     kind: str
-    """`records`, `filtered`, `mined`, `clustered`, `plan`."""
+    """Kind of the result: `records`, `filtered`, `mined`, `clustered`, `plan`."""
     name: str
-    """Of the data set, or of the stage."""
+    """Name of the data set, or of the stage."""
     made_of: str
-    """Fingerprint of the settings that decide it; the content of files decides it, too."""
+    """Fingerprint of the settings that decide it; the content of files decides it as well."""
 
 
 def data_folders(run: Run) -> tuple[DataFolder, ...]:
-    """What `prepare` makes for the run, in its order; equal settings give equal folders."""
+    """Results that `prepare` makes for the run, in order; equal settings give equal folders."""
     data = data_of(run)
     common = [
         run.seed,
@@ -232,12 +232,12 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
 
 
 def runs_of_data(runs: Sequence[Run]) -> list[Run]:
-    """One run for each different data among the runs, in their order."""
+    """One run for each distinct data preparation among the runs, in order."""
     return list({data_folders(run): run for run in reversed(runs)}.values())[::-1]
 
 
 def data_runs(sweep: Sweep, runs: Sequence[Run]) -> list[Run]:
-    """One run for each different data that the sweep's trials need, now or later.
+    """One run for each distinct data preparation that the sweep's trials need, now or later.
 
     Args:
         runs: of the trials that are known; none: the search chooses them later.

@@ -1,1 +1,1 @@
-"""What is taken out of converted rows: near-duplicates, texts of benchmarks."""
+"""Cleaning of converted rows: near-duplicates and benchmark texts are removed."""

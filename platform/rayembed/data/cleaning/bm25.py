@@ -1,4 +1,4 @@
-"""Evaluation texts by their words: equal ones, and ones that share most of their BM25 weight.
+"""Matching against evaluation texts: equal texts, and texts that share most of their BM25 weight.
 
 Let w(x, e) be the BM25 weight that the word x has in the evaluation text e, and |·| the number of
 distinct words. The similarity of a training text t to e is
@@ -31,10 +31,10 @@ from rayembed.data.parts import remedy
 from rayembed.data.words import normalised, words
 
 FEWEST_WORDS = 3
-"""Distinct words of an evaluation text below which only equal texts match it."""
+"""Minimum number of distinct words of an evaluation text; shorter ones match equal texts only."""
 
 _ROUNDING = 1e-5
-"""Of similarities, which are sums of shares in float32."""
+"""Rounding tolerance of similarities, which are sums of float32 shares."""
 
 _TEXTS_AT_ONCE = 1024
 _PAIRS_AT_ONCE = 1 << 16
@@ -42,7 +42,7 @@ _PAIRS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class Match:
-    """An evaluation text that a training text matches."""
+    """Evaluation text that a training text matches."""
 
     place: int
     similarity: float
@@ -50,24 +50,24 @@ class Match:
 
 @dataclass(frozen=True)
 class Arrays:
-    """N evaluation texts of V different words; sparse arrays by their three parts."""
+    """Sparse arrays (CSR) of N evaluation texts over V distinct words."""
 
     text_hash: np.ndarray
     """(N,) int64 of the normalised texts."""
     num_words: np.ndarray
-    """(N,) int64 distinct words of a text; 0: it has too few to be compared by words."""
+    """(N,) int64 distinct words of a text; 0 for texts too short to compare by words."""
     vocabulary: np.ndarray
     """(V,) int64 hashes of the words, ascending."""
     data: np.ndarray
-    """float32 BM25 weights, text by text, as shares of the text's sum."""
+    """float32 BM25 weights, text by text, as shares of the text's total."""
     indices: np.ndarray
-    """int32 words of these weights."""
+    """int32 word numbers of these weights."""
     indptr: np.ndarray
-    """(N + 1,) int64 first weight of each text."""
+    """(N + 1,) int64 offset of each text."""
 
 
 class EvaluationIndex:
-    """Finds the evaluation text that a text is most similar to.
+    """Index that finds the evaluation text most similar to a text.
 
     Args:
         texts: columns `text` and `source`, N rows.
@@ -83,7 +83,7 @@ class EvaluationIndex:
             self._telling = telling_words(self._weights, max_similarity)
 
     def match(self, texts: Sequence[str]) -> list[Match | None]:
-        """The best match of each text: an equal text, else the one of highest similarity."""
+        """Best match of each text: an equal text, else the one of highest similarity."""
         found = self._equal(texts)
         if self.max_similarity is not None:
             rest = [i for i, match in enumerate(found) if match is None]
@@ -106,7 +106,7 @@ class EvaluationIndex:
         ]
 
     def _similar(self, texts: Sequence[str], above: float) -> Iterator[tuple[int, Match]]:
-        """Number and best match of those of the texts that have one."""
+        """Number and best match of each text that has a match."""
         queries, lengths = self._queries(texts)
         # Pairs that share a telling word; no other pair can be similar enough.
         pairs = (queries @ self._telling).tocoo()
@@ -129,7 +129,7 @@ class EvaluationIndex:
             yield row, Match(place, value)
 
     def _queries(self, texts: Sequence[str]) -> tuple[csr_array, np.ndarray]:
-        """(texts, V) ones where a text has a word, and how many distinct words each has."""
+        """(texts, V) word indicators, and the number of distinct words of each text."""
         split = [list(dict.fromkeys(words(text))) for text in texts]
         lengths = np.array([len(found) for found in split])
         hashes = np.array([text_hash(word) for found in split for word in found], dtype=np.int64)
@@ -143,11 +143,11 @@ class EvaluationIndex:
 
 
 def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
-    """(V, N) ones at the heaviest words of each text, of which a similar text must have one.
+    """(V, N) indicators of each text's heaviest words; every similar text has at least one of them.
 
-    These are the fewest whose shares sum to 1 - `max_similarity` (the prefix filter of similarity
-    joins): a text without any of them shares at most the rest. They are rare words, so few pairs
-    have one in common.
+    These are the fewest words whose shares sum to 1 - `max_similarity` (the prefix filter of
+    similarity joins): a text without any of them shares at most the rest. They are rare words, so
+    few pairs have one in common.
     """
     text = np.repeat(np.arange(weights.shape[0]), np.diff(weights.indptr))
     order = np.lexsort((weights.indices, -weights.data, text))
@@ -162,7 +162,7 @@ def telling_words(weights: csr_array, max_similarity: float) -> csr_array:
 
 
 def build_arrays(texts: Iterable[str]) -> Arrays:
-    """What an index knows of texts."""
+    """Build the arrays of an index from texts."""
     hashes, counts, ids = [], [], []
     vocabulary: dict[int, int] = {}
     for text in texts:
@@ -196,9 +196,9 @@ def build_arrays(texts: Iterable[str]) -> Arrays:
 
 
 def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> None:
-    """Write the index of the texts of named sources; one that is there stays.
+    """Write the index of the named sources' texts; an existing one is kept.
 
-    A text that several sources have is the first one's.
+    A text of several sources is assigned to the first.
     """
     if exists(_arrays_path(folder)):
         return
@@ -219,7 +219,7 @@ def write_index(folder: str, sources: Iterable[tuple[str, Iterable[str]]]) -> No
 
 
 def open_index(folder: str, max_similarity: float | None) -> EvaluationIndex:
-    """The index that `write_index` wrote.
+    """Open an index written by `write_index`.
 
     Raises:
         ArtifactError: there is none, or it is broken.

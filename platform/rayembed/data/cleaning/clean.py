@@ -1,7 +1,7 @@
-"""What is taken out of converted rows: exact duplicates, near-duplicates, texts of benchmarks.
+"""Cleaning of converted rows: exact duplicates, near-duplicates and benchmark texts are removed.
 
-Each step looks at the rows that the steps before it left; of what is left in the end samples are
-drawn. The rows that go stay in the parts until all is known, so that parts are written anew once.
+Each step looks at the rows that earlier steps left; samples are drawn from the final rows. Removed
+rows stay in the parts until all are known, so that parts are rewritten once.
 """
 
 import logging
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.config.data import DatasetConfig
+from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.cleaning.listing import NEAR_DUPLICATE, OVERLAP
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates
 from rayembed.data.cleaning.overlap import find_overlap
@@ -22,29 +23,28 @@ from rayembed.data.cleaning.rows import (
     rows_of_parts,
 )
 from rayembed.data.parts import Part, read_index
-from rayembed.data.prepared import Making, Workshop
-from rayembed.data.units import run_units
+from rayembed.data.work_items import run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Cleaned:
-    """What stays of a data set's rows."""
+class CleanedRows:
+    """Rows of a data set after cleaning."""
 
     parts: list[list[Any]]
-    """Name and rows of each part, in order."""
+    """Name and row count of each part, in order."""
     dropped: dict[str, int]
-    """Reason → rows that go."""
+    """Reason → number of removed rows."""
     removed: list[dict[str, Any]]
-    """Some of the rows that are listed as removed."""
+    """Examples from the listing of removed rows."""
 
 
 def clean(
-    workshop: Workshop, dataset: DatasetConfig, making: Making, parts: Sequence[Part]
-) -> Cleaned:
-    """The rows that stay, in parts of their own where any go.
+    context: PipelineContext, dataset: DatasetConfig, writer: ArtifactWriter, parts: Sequence[Part]
+) -> CleanedRows:
+    """Remove duplicates and benchmark texts; parts that lose rows are rewritten.
 
     Near-duplicates and texts of benchmarks are listed in the folder `removed`.
 
@@ -52,8 +52,8 @@ def clean(
         AssetError, ConfigError, DataError: evaluation texts cannot be had.
         DataError: no row stays.
     """
-    name, execute = dataset.name, workshop.execute
-    folder, working = making.folder, making.working_folder
+    name, execute = dataset.name, context.execute
+    folder, working = writer.folder, writer.working_folder
     id_hash = read_index(parts).id_hash
     keep = first_of_each(id_hash)
     dropped = {DUPLICATE: len(keep) - int(keep.sum())}
@@ -64,7 +64,7 @@ def clean(
         dropped[NEAR_DUPLICATE] = len(gone.positions)
         removed += gone.examples
     if (overlap := dataset.cleaning.overlap) is not None:
-        gone = find_overlap(folder, working, name, overlap, workshop.root, parts, keep, execute)
+        gone = find_overlap(folder, working, name, overlap, context.root, parts, keep, execute)
         keep[gone.positions] = False
         dropped[OVERLAP] = len(gone.positions)
         removed += gone.examples
@@ -78,7 +78,7 @@ def clean(
     wanted = dataset.num_samples
     if dataset.sample_share is not None:
         wanted = max(1, round(dataset.sample_share * left))
-    keep = drawn(id_hash, keep, wanted, workshop.seed)
+    keep = drawn(id_hash, keep, wanted, context.seed)
     dropped[NOT_DRAWN] = left - int(keep.sum())
     if dataset.num_samples is not None and left < dataset.num_samples:
         log.warning(
@@ -87,7 +87,7 @@ def clean(
         )
     dropped = {reason: count for reason, count in dropped.items() if count}
     if not dropped:
-        return Cleaned([[part.name, part.rows] for part in parts], {}, [])
-    units = rows_of_parts(parts, keep)
-    done = run_units(folder, f"select {name}", KeepRows(making.parts_folder), units, execute)
-    return Cleaned([item for result in done for item in result["parts"]], dropped, removed)
+        return CleanedRows([[part.name, part.rows] for part in parts], {}, [])
+    items = rows_of_parts(parts, keep)
+    done = run_resumable(folder, f"select {name}", KeepRows(writer.parts_folder), items, execute)
+    return CleanedRows([item for result in done for item in result["parts"]], dropped, removed)

@@ -1,4 +1,4 @@
-"""Texts that must not be trained on: of mteb tasks and benchmarks, or of files.
+"""Texts excluded from training: those of mteb tasks, benchmarks or files.
 
 Of retrieval and reranking tasks these are the queries. Their documents are not: corpora such as
 Wikipedia or MS MARCO are trained on by everyone, knowing a document is not knowing which query it
@@ -32,20 +32,20 @@ _COLUMN = "text"
 
 @dataclass(frozen=True)
 class TextSource:
-    """A task or a file that has texts, found but not loaded."""
+    """Task or file with texts; located but not loaded."""
 
     name: str
-    """Of the mteb task or the file, without its folder."""
+    """Name of the mteb task, or file name without its folder."""
     version: str
     """Revision, splits and subsets of the task's data, or hash of the file's content."""
     path: str = ""
-    """Of the file."""
+    """Path of the file; empty for a task."""
     task: Any = None
-    """The mteb task; None: a file."""
+    """The mteb task; None for a file."""
 
 
 def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
-    """The tasks, the tasks of benchmarks, and the files that are named; each once.
+    """Locate the named tasks, tasks of benchmarks and files, each once.
 
     Args:
         root: where relative paths start.
@@ -71,7 +71,7 @@ def find_sources(names: Sequence[str], root: str) -> list[TextSource]:
 
 
 def read_texts(source: TextSource) -> Iterator[str]:
-    """The texts of a source; of a task, those of its evaluation splits.
+    """Read the texts of a source; for a task, those of its evaluation splits.
 
     Raises:
         AssetError: the task's data cannot be loaded.
@@ -107,7 +107,7 @@ def read_texts(source: TextSource) -> Iterator[str]:
 
 
 def _tasks(name: str) -> list[Any]:
-    """The mteb task of a name, or those of a benchmark; aggregates as what they are made of."""
+    """The mteb tasks of a task or benchmark name; aggregates are expanded to their members."""
     import mteb
 
     try:
@@ -126,7 +126,7 @@ def _tasks(name: str) -> list[Any]:
 
 
 def _texts_of_task(task: Any) -> Iterator[str]:
-    """The texts of a loaded task; none of one that is about images or sound alone."""
+    """Texts of a loaded task; none if it has only images or sound."""
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
     if isinstance(task, AbsTaskRetrieval):
@@ -150,7 +150,7 @@ def _texts_of_task(task: Any) -> Iterator[str]:
 
 
 def _splits(task: Any) -> Iterator[Any]:
-    """The evaluation splits of all subsets, however the task nests them."""
+    """Evaluation splits of all subsets, at any nesting level of the task's data."""
     for subset in task.hf_subsets or list(task.dataset):
         # A task of one subset, or one whose subsets are columns, has its splits at the top.
         here = task.dataset.get(subset, task.dataset)
@@ -160,7 +160,7 @@ def _splits(task: Any) -> Iterator[Any]:
 
 
 def _flat(values: Any) -> Iterator[str]:
-    """All texts in a column: cells may be lists of texts, or turns of a conversation."""
+    """All texts in a column, whose cells may be lists of texts or conversation turns."""
     if isinstance(values, str):
         yield values
     elif isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Rows that cleaning removed, listed to be read: what each row was and what it was taken for.
+"""Listings of removed rows for review: each row with the row or text that it matched.
 
 folder/removed/*.parquet    the rows of `SCHEMA`; the folder reads as one table
 """
@@ -36,22 +36,22 @@ _EXAMPLES_OF_FILE = 3
 
 
 @dataclass(frozen=True)
-class Gone:
+class RemovedRows:
     """Rows that a step removes."""
 
     positions: np.ndarray
-    """(n,) int64 among all rows, ascending."""
+    """(n,) int64 positions among all rows, ascending."""
     examples: list[dict[str, Any]]
-    """Some of their listed rows, for the manifest."""
+    """Some of the listed rows, for the manifest."""
 
 
 def shown(text: str) -> str:
-    """The beginning of a text; a listing is to be read, and the source has the rest."""
+    """Beginning of a text, enough to recognise it in a listing."""
     return text[:_SHOWN_CHARACTERS]
 
 
 def write_removed(folder: str, name: str, rows: pa.Table) -> list[dict[str, Any]]:
-    """Some of the removed rows, all of which are written as one file of the listing.
+    """Write all removed rows as one listing file; returns some of them.
 
     Args:
         folder: of the records.
@@ -64,5 +64,5 @@ def write_removed(folder: str, name: str, rows: pa.Table) -> list[dict[str, Any]
 
 
 def some(examples: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """As many of all examples as a manifest shows of one reason."""
+    """The first examples, up to the number that a manifest shows for each reason."""
     return list(islice(chain.from_iterable(examples), _EXAMPLES))

@@ -1,4 +1,4 @@
-"""Rows that nearly equal another one: MinHash finds candidates, their n-grams decide.
+"""Near-duplicate removal: MinHash proposes pairs, the exact Jaccard similarity of n-grams decides.
 
 Five tasks, each bounded in memory by a part or a bucket:
 
@@ -22,7 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.listing import Gone, some
+from rayembed.data.cleaning.listing import RemovedRows, some
 from rayembed.data.cleaning.rows import rows_of_parts
 from rayembed.data.cleaning.signatures import (
     BandPart,
@@ -34,7 +34,7 @@ from rayembed.data.cleaning.signatures import (
 from rayembed.data.cleaning.verified import (
     ComparePairs,
     ListRemoved,
-    Removed,
+    RemovedPairs,
     SendCandidates,
     candidates_path,
     read_similar,
@@ -42,12 +42,12 @@ from rayembed.data.cleaning.verified import (
 )
 from rayembed.data.parts import Part
 from rayembed.data.shuffle import Bucket
-from rayembed.data.units import Execute, run_units
+from rayembed.data.work_items import Execute, run_resumable
 
 log = logging.getLogger(__name__)
 
 _BANDS_PER_BUCKET = 1 << 22
-"""24 bytes each in the file, some hundred while they are sorted."""
+"""Bands in one bucket: 24 bytes each in the file, a few hundred bytes while sorting."""
 
 
 def find_near_duplicates(
@@ -59,8 +59,8 @@ def find_near_duplicates(
     keep: np.ndarray,
     id_hash: np.ndarray,
     execute: Execute,
-) -> Gone:
-    """The rows to remove; they are listed.
+) -> RemovedRows:
+    """Find near-duplicate rows and list them.
 
     Args:
         folder: keeps the listing.
@@ -83,15 +83,15 @@ def _candidate_pairs(
     execute: Execute,
 ) -> np.ndarray:
     """(m, 2) int64 positions of rows that share a band."""
-    units = rows_of_parts(parts, keep)
+    items = rows_of_parts(parts, keep)
     buckets = -(-int(keep.sum()) * bands(config)[0] // _BANDS_PER_BUCKET)
     task = BandPart(scratch, config, max(buckets, 1))
-    run_units(scratch, f"signatures {name}", task, units, execute)
-    files = tuple(bands_path(scratch, unit) for unit in units)
-    firsts = tuple(unit.first for unit in units)
+    run_resumable(scratch, f"signatures {name}", task, items, execute)
+    files = tuple(bands_path(scratch, item) for item in items)
+    firsts = tuple(item.first for item in items)
     find = PairsOfBucket(scratch, files, firsts)
     numbers = [Bucket(number) for number in range(task.num_buckets)]
-    run_units(scratch, f"buckets {name}", find, numbers, execute)
+    run_resumable(scratch, f"buckets {name}", find, numbers, execute)
     found = [read_pairs(scratch, number) for number in range(task.num_buckets)]
     return np.unique(np.concatenate(found), axis=0)
 
@@ -105,15 +105,15 @@ def _removed(
     pairs: np.ndarray,
     id_hash: np.ndarray,
     execute: Execute,
-) -> Gone:
-    """The rows to remove, after they are listed."""
-    units, candidates = split_pairs(pairs, list(parts), _firsts(parts))
-    send = SendCandidates(scratch, config, len(units))
-    run_units(scratch, f"candidates {name}", send, candidates, execute)
-    files = tuple(candidates_path(scratch, unit) for unit in candidates)
+) -> RemovedRows:
+    """Write the listing and return the rows to remove."""
+    items, candidates = split_pairs(pairs, list(parts), _firsts(parts))
+    send = SendCandidates(scratch, config, len(items))
+    run_resumable(scratch, f"candidates {name}", send, candidates, execute)
+    files = tuple(candidates_path(scratch, item) for item in candidates)
     compare = ComparePairs(scratch, config.threshold, files)
-    run_units(scratch, f"compare {name}", compare, units, execute)
-    read = [read_similar(scratch, unit.number) for unit in units]
+    run_resumable(scratch, f"compare {name}", compare, items, execute)
+    read = [read_similar(scratch, item.number) for item in items]
     similar = np.concatenate([np.empty((0, 2), np.int64), *(found for found, _ in read)])
     similarity = np.concatenate([np.empty(0, np.float32), *(values for _, values in read)])
     removed = removed_rows(similar, id_hash)
@@ -126,15 +126,15 @@ def _removed(
     number = np.searchsorted(edges, partner, side="right")
     begins = np.concatenate([[0], edges])
     listed = [
-        Removed(int(n), partner[number == n] - begins[n], side[number == n])
+        RemovedPairs(int(n), partner[number == n] - begins[n], side[number == n])
         for n in np.unique(number)
     ]
-    shown = run_units(folder, f"list {name}", ListRemoved(folder, scratch), listed, execute)
-    return Gone(removed, some(result["examples"] for result in shown))
+    shown = run_resumable(folder, f"list {name}", ListRemoved(folder, scratch), listed, execute)
+    return RemovedRows(removed, some(result["examples"] for result in shown))
 
 
 def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:
-    """(n,) int64 positions, ascending, of the rows that go: all but one of each component.
+    """Ascending positions (n,) int64 of removed rows: all but one of each connected component.
 
     Args:
         similar: (m, 2) int64 positions of rows that are similar.
@@ -153,9 +153,9 @@ def removed_rows(similar: np.ndarray, id_hash: np.ndarray) -> np.ndarray:
 def nearest_pairs(
     similar: np.ndarray, similarity: np.ndarray, removed: np.ndarray, id_hash: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """For each removed row the pair with its most similar other row, and which side it stands on.
+    """For each removed row, its most similar pair and the row's side in it.
 
-    Of equally similar ones that of the lowest id hash.
+    Ties are broken by the lowest id hash.
     """
     row = np.concatenate([similar[:, 0], similar[:, 1]])
     other = np.concatenate([similar[:, 1], similar[:, 0]])
@@ -167,5 +167,5 @@ def nearest_pairs(
 
 
 def _firsts(parts: Sequence[Part]) -> np.ndarray:
-    """(parts,) int64 position of each part's first row among all rows."""
+    """(parts,) int64 global position of each part's first row."""
     return np.concatenate([[0], np.cumsum([part.rows for part in parts])[:-1]]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Rows with a text of a benchmark: queries and positives are looked up in its evaluation texts."""
+"""Removal of rows that contain a benchmark text: queries and positives are looked up."""
 
 import logging
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from rayembed.assets.storage import join
 from rayembed.config.mining import Overlap
 from rayembed.data.cleaning.bm25 import EvaluationIndex, Match, open_index, write_index
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
-from rayembed.data.cleaning.listing import OVERLAP, SCHEMA, Gone, shown, some, write_removed
+from rayembed.data.cleaning.listing import OVERLAP, SCHEMA, RemovedRows, shown, some, write_removed
 from rayembed.data.cleaning.rows import RowsOfPart, rows_of_parts
 from rayembed.data.parts import Part, read_table
-from rayembed.data.units import Execute, Result, run_units
+from rayembed.data.work_items import Execute, Result, run_resumable
 
 log = logging.getLogger(__name__)
 
 
 def overlap_identity(config: Overlap | None, root: str) -> list[list[str]]:
-    """Name and version of all that has evaluation texts: what decides which rows overlap.
+    """Names and versions of all sources of evaluation texts; part of the cleaning's fingerprint.
 
-    Nothing where rows are not compared with any.
+    Empty if rows are not compared.
 
     Raises:
         ConfigError: a name that is neither a task nor a benchmark nor a file.
@@ -43,8 +43,8 @@ def find_overlap(
     parts: Sequence[Part],
     keep: np.ndarray,
     execute: Execute,
-) -> Gone:
-    """The rows to remove; they are listed.
+) -> RemovedRows:
+    """Find rows with evaluation texts and list them.
 
     Args:
         folder: keeps the tasks' results and the listing.
@@ -59,31 +59,31 @@ def find_overlap(
     index = join(working, "evaluation-texts")
     sources = find_sources(config.tasks, root)
     write_index(index, ((source.name, read_texts(source)) for source in sources))
-    units = rows_of_parts(parts, keep)
+    items = rows_of_parts(parts, keep)
     task = FindOverlap(folder, index, config.max_similarity)
-    results = run_units(folder, f"overlap {name}", task, units, execute)
+    results = run_resumable(folder, f"overlap {name}", task, items, execute)
     found = [
-        unit.first + np.array(result["overlap"], dtype=np.int64)
-        for unit, result in zip(units, results, strict=True)
+        item.first + np.array(result["overlap"], dtype=np.int64)
+        for item, result in zip(items, results, strict=True)
     ]
     gone = np.concatenate([np.empty(0, dtype=np.int64), *found])
     log.info("overlap %s: %d of %d rows go", name, len(gone), int(keep.sum()))
-    return Gone(gone, some(result["listed"] for result in results))
+    return RemovedRows(gone, some(result["listed"] for result in results))
 
 
 @dataclass(frozen=True)
 class FindOverlap:
-    """Task: the rows of a part whose query or a positive is an evaluation text."""
+    """Task: find the rows of a part whose query or a positive is an evaluation text."""
 
     folder: str
     index: str
     max_similarity: float | None
 
-    def __call__(self, unit: RowsOfPart) -> Result:
-        """`overlap`: rows within the part, ascending; `listed`: some of them."""
+    def __call__(self, item: RowsOfPart) -> Result:
+        """Report `overlap` (ascending rows within the part) and `listed` examples."""
         index = _index(self.index, self.max_similarity)
         columns = ["id", "query", "positives", "origin"]
-        records = read_table(unit.part.path, columns).take(pa.array(unit.rows)).to_pylist()
+        records = read_table(item.part.path, columns).take(pa.array(item.rows)).to_pylist()
         texts = [[row["query"], *row["positives"]] for row in records]
         matches = index.match([text for some in texts for text in some])
         first = np.cumsum([0, *(len(some) for some in texts)])
@@ -91,11 +91,11 @@ class FindOverlap:
         for i, row in enumerate(records):
             best = _best(matches[first[i] : first[i + 1]])
             if best is not None:
-                gone.append(int(unit.rows[i]))
+                gone.append(int(item.rows[i]))
                 listed.append(_listed(row, best, index))
         table = pa.Table.from_pylist(listed, SCHEMA)
-        examples = write_removed(self.folder, f"overlap-{unit.key}", table)
-        rows = len(unit.rows)
+        examples = write_removed(self.folder, f"overlap-{item.key}", table)
+        rows = len(item.rows)
         counts = {"rows_in": rows, "rows_out": rows, "rejected": {}}
         return {**counts, "overlap": gone, "listed": examples}
 

@@ -1,4 +1,4 @@
-"""Rows of parts that stay: exact duplicates told, samples drawn, parts written without the rest."""
+"""Row selection over parts: first of equal ids, random samples, rewriting without removed rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ import xxhash
 
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_table, write_table
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 DUPLICATE = "duplicate"
 NOT_DRAWN = "not drawn (num_samples)"
 
 
 def first_of_each(id_hash: np.ndarray) -> np.ndarray:
-    """(n,) bool: no earlier row has the same id."""
+    """(n,) bool mask of rows whose id occurs in no earlier row."""
     keep = np.zeros(len(id_hash), dtype=bool)
     keep[np.unique(id_hash, return_index=True)[1]] = True
     return keep
 
 
 def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: int) -> np.ndarray:
-    """(n,) bool: the `num_samples` of the rows to keep that are smallest by a hash of seed and id.
+    """(n,) bool mask of a sample of `num_samples` kept rows, drawn by a hash of seed and id.
 
-    Which ones depends on no order of the rows; all where there are no more.
+    The sample is independent of the order of rows; all rows if there are no more.
     """
     left = np.flatnonzero(keep)
     if num_samples is None or len(left) <= num_samples:
@@ -38,22 +38,22 @@ def drawn(id_hash: np.ndarray, keep: np.ndarray, num_samples: int | None, seed: 
 
 @dataclass(frozen=True)
 class RowsOfPart:
-    """Rows of a part, in its order."""
+    """Selected rows of a part, ascending."""
 
     part: Part
     rows: np.ndarray
-    """(n,) int64 within the part."""
+    """(n,) int64 row numbers within the part."""
     first: int = 0
-    """Position of the part's first row among all rows."""
+    """Global position of the part's first row."""
 
     @property
     def key(self) -> str:
-        """Names the unit by part and rows."""
+        """Unique name from part and rows."""
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(self.rows.tobytes())}"
 
 
 def rows_of_parts(parts: Sequence[Part], mask: np.ndarray) -> list[RowsOfPart]:
-    """The rows of each part that a mask over all rows marks; parts without any are left out."""
+    """Split a global row mask by part; parts without selected rows are left out."""
     firsts = np.cumsum([0, *(part.rows for part in parts)])
     marked = [np.flatnonzero(some) for some in np.split(mask, firsts[1:-1])]
     return [
@@ -65,12 +65,12 @@ def rows_of_parts(parts: Sequence[Part], mask: np.ndarray) -> list[RowsOfPart]:
 
 @dataclass(frozen=True)
 class KeepRows:
-    """Task: a part of the rows that stay."""
+    """Task: rewrite a part with the kept rows only."""
 
     folder: str
 
-    def __call__(self, unit: RowsOfPart) -> Result:
-        """`parts`; rows that go are counted by who chose them."""
-        table = read_table(unit.part.path).take(pa.array(unit.rows))
+    def __call__(self, item: RowsOfPart) -> Result:
+        """Report `parts`; the caller counts removed rows."""
+        table = read_table(item.part.path).take(pa.array(item.rows))
         part = write_table(self.folder, table)
         return {"parts": [[part.name, part.rows]]}

@@ -1,4 +1,4 @@
-"""N-grams of words as hashes, for near-duplicates."""
+"""Hashed word n-grams (shingles) for near-duplicate detection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Shingles:
-    """N-grams of words of n texts."""
+    """Word n-grams of n texts, concatenated."""
 
     hashes: np.ndarray
-    """uint64, text after text, in the order in which they stand there."""
+    """uint64 hashes, text after text, in text order."""
     first: np.ndarray
     """(n + 1,) int64: text i has `hashes[first[i]:first[i + 1]]`, at least one."""
 
     def of(self, text: int) -> np.ndarray:
-        """The n-grams of one text."""
+        """N-grams of one text."""
         return self.hashes[self.first[text] : self.first[text + 1]]
 
 
 def shingles(texts: Sequence[str], ngram: int) -> Shingles:
-    """All n-grams of words of each text; a text of fewer words is one n-gram."""
+    """All word n-grams of each text; a text with fewer words is a single n-gram."""
     known: dict[str, int] = {}
     split = [words(text) for text in texts]
     codes = [known.setdefault(word, len(known)) for found in split for word in found]

@@ -1,4 +1,4 @@
-"""MinHash signatures of a part's rows, cut into bands, and candidate pairs that share a band.
+"""MinHash signatures of a part's rows in LSH bands, and candidate pairs that share a band.
 
 Two texts share a band of r hash values with the probability s^r, where s is the Jaccard similarity
 of their n-grams, and one of b bands with 1 - (1 - s^r)^b (Leskovec, Rajaraman, Ullman: Mining of
@@ -21,21 +21,21 @@ from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_table, remedy
 from rayembed.data.shuffle import Bucket, read_bucket, write_buckets
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _MISSED_RATHER_THAN_COMPARED = (0.02, 0.98)
-"""Weights of pairs compared in vain and of pairs missed. Comparing costs little and is exact, so
-bands are chosen to miss little: 2 % of the pairs at the threshold 0.8, 0.1 % at 0.85."""
+"""Weights of false positives and false negatives in the choice of bands. A false positive costs one
+cheap exact comparison, so few pairs are missed: 2 % at the threshold 0.8, 0.1 % at 0.85."""
 
 _HIGHEST_THRESHOLD = 0.98
-"""For bands; above it datasketch finds fewer than the two that it asks for."""
+"""Highest threshold for choosing bands; above it datasketch finds fewer than its minimum of two."""
 
 _PARTNERS = 8
-"""Rows before it that each row of a large band is compared with, beside the band's first."""
+"""Preceding rows that each row of a large band is compared with, besides the band's first row."""
 
 
 def bands(config: NearDuplicates) -> tuple[int, int]:
-    """Number of bands and hash values of each."""
+    """Number of bands and hash values in each."""
     index = MinHashLSH(
         threshold=min(config.threshold, _HIGHEST_THRESHOLD),
         num_perm=config.permutations,
@@ -45,7 +45,7 @@ def bands(config: NearDuplicates) -> tuple[int, int]:
 
 
 def compared(table: pa.Table, of: str) -> list[str]:
-    """The text of each row that is compared: of columns `query` and `positives`."""
+    """Text of each row that is compared: its query or positives, by `columns`."""
     queries: list[str] = table["query"].to_pylist()
     positives: list[str] = [texts[0] for texts in table["positives"].to_pylist()]
     if of == "query":
@@ -57,16 +57,16 @@ def compared(table: pa.Table, of: str) -> list[str]:
 
 @dataclass(frozen=True)
 class BandPart:
-    """Task: the bands of a part's rows, cut by bucket."""
+    """Task: compute the bands of a part's rows, grouped by bucket."""
 
     folder: str
     config: NearDuplicates
     num_buckets: int
 
-    def __call__(self, unit: RowsOfPart) -> Result:
-        """Counts of rows; the file is that of `bands_path`."""
+    def __call__(self, item: RowsOfPart) -> Result:
+        """Report counts of rows; the file is `bands_path`."""
         columns = ["id", "query", "positives"]
-        table = read_table(unit.part.path, columns).take(pa.array(unit.rows))
+        table = read_table(item.part.path, columns).take(pa.array(item.rows))
         keys = band_keys(compared(table, self.config.of), self.config)
         number = keys.shape[1]
         ids = np.array([text_hash(text) for text in table["id"].to_pylist()], dtype=np.int64)
@@ -74,21 +74,21 @@ class BandPart:
             {
                 "key": keys.reshape(-1),
                 "id_hash": np.repeat(ids, number),
-                "row": np.repeat(unit.rows.astype(np.int32), number),
+                "row": np.repeat(item.rows.astype(np.int32), number),
             }
         )
         bucket = keys.reshape(-1).view(np.uint64) % np.uint64(self.num_buckets)
-        write_buckets(bands_path(self.folder, unit), sent, bucket, self.num_buckets)
+        write_buckets(bands_path(self.folder, item), sent, bucket, self.num_buckets)
         return {"rows_in": len(table), "rows_out": len(table), "rejected": {}}
 
 
-def bands_path(folder: str, unit: RowsOfPart) -> str:
-    """The file of a part's bands."""
-    return join(folder, f"{unit.key}.bands.arrow")
+def bands_path(folder: str, item: RowsOfPart) -> str:
+    """Path of a part's bands."""
+    return join(folder, f"{item.key}.bands.arrow")
 
 
 def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
-    """(n, bands) int64: equal where two texts share a band of their MinHash signatures."""
+    """(n, bands) int64 band hashes; equal where two MinHash signatures share a band."""
     number, width = bands(config)
     found = shingles(texts, config.ngram)
     # Half of each hash is enough for a minimum over at most some thousands.
@@ -108,17 +108,17 @@ def band_keys(texts: Sequence[str], config: NearDuplicates) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PairsOfBucket:
-    """Task: rows that share a band, as pairs."""
+    """Task: find pairs of rows that share a band."""
 
     folder: str
     bands: tuple[str, ...]
-    """Files of bands, one for each part."""
+    """Band files, one for each part."""
     first: tuple[int, ...]
-    """Position among all rows of the first row of each of these parts."""
+    """Global position of the first row of each part."""
 
-    def __call__(self, unit: Bucket) -> Result:
-        """`pairs`: how many; they are written where `read_pairs` finds them."""
-        found = read_bucket(self.bands, unit.number)
+    def __call__(self, item: Bucket) -> Result:
+        """Report the number of `pairs`; `read_pairs` reads them."""
+        found = read_bucket(self.bands, item.number)
         tables = [(first, t) for first, t in zip(self.first, found, strict=True) if t is not None]
         positions = [first + table["row"].to_numpy().astype(np.int64) for first, table in tables]
         pairs = np.empty((0, 2), dtype=np.int64)
@@ -127,16 +127,16 @@ class PairsOfBucket:
             pairs = pairs_of(
                 rows["key"].to_numpy(), rows["id_hash"].to_numpy(), np.concatenate(positions)
             )
-        save_array(_pairs_path(self.folder, unit.number), pairs)
+        save_array(_pairs_path(self.folder, item.number), pairs)
         return {"pairs": len(pairs)}
 
 
 def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """(pairs, 2) int64 positions of rows that have a key in common, each pair once.
+    """(pairs, 2) int64 positions of rows with a common key, each pair once.
 
-    All pairs of few rows; of many each with the first of them and with the eight before it, in the
-    order of ids, so that pairs depend on content alone and are not quadratic in copies of a text.
-    The row with the lower id hash stands first.
+    All pairs of small groups; in large ones each row is paired with the first and with the eight
+    before it in id order, so that pairs depend on content only and are not quadratic in the copies
+    of a text. The row with the lower id hash comes first.
     """
     order = np.lexsort((position, id_hash, key))
     key, position = key[order], position[order]
@@ -152,7 +152,7 @@ def pairs_of(key: np.ndarray, id_hash: np.ndarray, position: np.ndarray) -> np.n
 
 
 def read_pairs(folder: str, bucket: int) -> np.ndarray:
-    """(pairs, 2) int64 positions of the rows of a bucket's pairs.
+    """(pairs, 2) int64 positions of a bucket's candidate pairs.
 
     Raises:
         ArtifactError: the file is missing or broken.

@@ -1,7 +1,7 @@
-"""Candidate pairs compared exactly: the Jaccard similarity of all n-grams of both texts.
+"""Exact verification of candidate pairs: Jaccard similarity of all n-grams of both texts.
 
-The n-grams of rows that stand in a candidate pair travel to where the pair is compared. So a task
-holds the rows of some ten thousand pairs, and rows that are like no other never leave their part.
+The n-grams of candidate rows are sent to the task that compares the pair. So a task holds the rows
+of some ten thousand pairs, and rows without candidates never leave their part.
 """
 
 from dataclasses import dataclass
@@ -18,58 +18,58 @@ from rayembed.data.cleaning.shingles import shingles
 from rayembed.data.cleaning.signatures import compared
 from rayembed.data.parts import Part, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _PAIRS_COMPARED = 32_768
-"""By one task."""
+"""Pairs that one task compares."""
 
 _SIDES = ("first", "second")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows of a part and the tasks that compare them; a row may come several times."""
+    """Rows of a part with the tasks that compare them; a row may occur several times."""
 
     part: Part
     first: int
-    """Position of the part's first row among all rows."""
+    """Global position of the part's first row."""
     rows: np.ndarray
-    """(n,) int64 within the part."""
+    """(n,) int64 row numbers within the part."""
     bucket: np.ndarray
-    """(n,) int64 number of the task that compares it."""
+    """(n,) int64 number of the task that compares the row."""
 
     @property
     def key(self) -> str:
-        """Names the unit by part, rows and where they go."""
+        """Unique name from part, rows and destinations."""
         sent = self.rows.tobytes() + self.bucket.tobytes()
         return f"{self.part.digest}-{xxhash.xxh3_64_hexdigest(sent)}"
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Candidate pairs that one task compares."""
+    """Candidate pairs for one comparison task."""
 
     number: int
     pairs: np.ndarray
-    """(m, 2) int64 positions."""
+    """(m, 2) int64 global row positions."""
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the task."""
         return str(self.number)
 
 
 def split_pairs(
     pairs: np.ndarray, parts: list[Part], firsts: np.ndarray
 ) -> tuple[list[Pairs], list[Candidates]]:
-    """The pairs in units of work, and the rows of each part that these need.
+    """Split pairs into work items, with the rows of each part that they need.
 
     Args:
         pairs: (m, 2) int64 positions.
         firsts: (parts,) position of each part's first row.
     """
     starts = range(0, len(pairs), _PAIRS_COMPARED)
-    units = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
+    items = [Pairs(n, pairs[s : s + _PAIRS_COMPARED]) for n, s in enumerate(starts)]
     bucket = np.repeat(np.arange(len(pairs)) // _PAIRS_COMPARED, 2)
     sent = np.unique(np.stack([pairs.reshape(-1), bucket], axis=1), axis=0)
     edges = np.searchsorted(sent[:, 0], [*firsts[1:], firsts[-1] + parts[-1].rows])
@@ -79,27 +79,27 @@ def split_pairs(
         for part, first, some in zip(parts, firsts, split, strict=True)
         if len(some)
     ]
-    return units, candidates
+    return items, candidates
 
 
 @dataclass(frozen=True)
 class SendCandidates:
-    """Task: the n-grams of a part's candidates, cut by the task that compares them."""
+    """Task: write the n-grams of a part's candidate rows, grouped by comparison task."""
 
     folder: str
     config: NearDuplicates
     num_buckets: int
 
-    def __call__(self, unit: Candidates) -> Result:
-        """`rows`: how many are sent; the file is that of `candidates_path`."""
-        distinct, back = np.unique(unit.rows, return_inverse=True)
+    def __call__(self, item: Candidates) -> Result:
+        """Report `rows` sent; the file is `candidates_path`."""
+        distinct, back = np.unique(item.rows, return_inverse=True)
         columns = ["id", "query", "positives", "origin"]
-        table = read_table(unit.part.path, columns).take(pa.array(distinct))
+        table = read_table(item.part.path, columns).take(pa.array(distinct))
         texts = compared(table, self.config.of)
         grams = shingles(texts, self.config.ngram)
         sent = pa.table(
             {
-                "position": unit.first + distinct,
+                "position": item.first + distinct,
                 "grams": [np.unique(grams.of(row)) for row in range(len(distinct))],
                 "id": table["id"],
                 "query": [shown(text) for text in table["query"].to_pylist()],
@@ -109,9 +109,9 @@ class SendCandidates:
             },
             schema=_SENT,
         )
-        path = candidates_path(self.folder, unit)
-        write_buckets(path, sent.take(pa.array(back)), unit.bucket, self.num_buckets)
-        return {"rows": len(unit.rows)}
+        path = candidates_path(self.folder, item)
+        write_buckets(path, sent.take(pa.array(back)), item.bucket, self.num_buckets)
+        return {"rows": len(item.rows)}
 
 
 _SHOWN = [
@@ -124,27 +124,27 @@ _SHOWN = [
 _SENT = pa.schema([("position", pa.int64()), ("grams", pa.list_(pa.uint64())), *_SHOWN])
 
 
-def candidates_path(folder: str, unit: Candidates) -> str:
-    """The file of a part's candidates."""
-    return join(folder, f"{unit.key}.candidates.arrow")
+def candidates_path(folder: str, item: Candidates) -> str:
+    """Path of a part's candidate n-grams."""
+    return join(folder, f"{item.key}.candidates.arrow")
 
 
 @dataclass(frozen=True)
 class ComparePairs:
-    """Task: the pairs that are as similar as asked, with what a listing shows of both rows."""
+    """Task: select the pairs above the similarity threshold, with excerpts of both rows."""
 
     folder: str
     threshold: float
     candidates: tuple[str, ...]
-    """Files of candidates, one for each part."""
+    """Candidate files, one for each part."""
 
-    def __call__(self, unit: Pairs) -> Result:
-        """`pairs` compared, `similar` ones; these are written where `read_similar` finds them."""
-        found = [table for table in read_bucket(self.candidates, unit.number) if table is not None]
+    def __call__(self, item: Pairs) -> Result:
+        """Report `pairs` compared and `similar` pairs; `read_similar` reads the latter."""
+        found = [table for table in read_bucket(self.candidates, item.number) if table is not None]
         rows = pa.concat_tables([_SENT.empty_table(), *found])
         positions = rows["position"].to_numpy()
         order = np.argsort(positions)
-        places = order[np.searchsorted(positions, unit.pairs, sorter=order)]
+        places = order[np.searchsorted(positions, item.pairs, sorter=order)]
         grams = rows["grams"].combine_chunks()
         flat, offsets = grams.values.to_numpy(), grams.offsets.to_numpy()
         similarity = np.array(
@@ -158,18 +158,18 @@ class ComparePairs:
         for side, name in enumerate(_SIDES):
             taken = rows.drop_columns(["grams"]).take(pa.array(places[stays, side]))
             columns |= {f"{name}_{column}": taken[column] for column in taken.column_names}
-        write_atomic(_similar_path(self.folder, unit.number), parquet_bytes(pa.table(columns)))
-        return {"pairs": len(unit.pairs), "similar": len(stays)}
+        write_atomic(_similar_path(self.folder, item.number), parquet_bytes(pa.table(columns)))
+        return {"pairs": len(item.pairs), "similar": len(stays)}
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
-    """Share of two sets' elements that both have; each sorted, no element twice."""
+    """Jaccard similarity of two sets, given as sorted arrays without repetition."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     return common / (len(a) + len(b) - common)
 
 
 def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(m, 2) int64 positions of the rows of similar pairs, (m,) float32 similarity.
+    """(m, 2) int64 positions of similar pairs and their (m,) float32 similarities.
 
     Raises:
         ArtifactError: the file is missing or broken.
@@ -181,35 +181,35 @@ def read_similar(folder: str, number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """Similar pairs of one task of which one row goes."""
+class RemovedPairs:
+    """Similar pairs of one comparison task, with the row of each that is removed."""
 
     number: int
     rows: np.ndarray
-    """(n,) int64 of the similar pairs."""
+    """(n,) int64 indices of the similar pairs."""
     side: np.ndarray
-    """(n,) int64 0 or 1: which row of the pair goes."""
+    """(n,) int64 side (0 or 1) of the removed row in its pair."""
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the task."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class ListRemoved:
-    """Task: the listing of rows that go, with the row that each is most similar to."""
+    """Task: write the listing of removed rows, each with its most similar other row."""
 
     folder: str
     scratch: str
 
-    def __call__(self, unit: Removed) -> Result:
-        """`rows`: how many are listed; `examples` of them."""
-        similar = read_table(_similar_path(self.scratch, unit.number)).take(pa.array(unit.rows))
+    def __call__(self, item: RemovedPairs) -> Result:
+        """Report the number of listed `rows` and some `examples`."""
+        similar = read_table(_similar_path(self.scratch, item.number)).take(pa.array(item.rows))
         listed = []
         for side in range(2):
             here, there = _SIDES[side], _SIDES[1 - side]
-            rows = similar.filter(pa.array(unit.side == side))
+            rows = similar.filter(pa.array(item.side == side))
             columns = {
                 name: rows[f"{here}_{name}"] for name in ("id", "query", "positive", "origin")
             }
@@ -217,9 +217,9 @@ class ListRemoved:
             columns["matched"] = rows[f"{there}_id"]
             columns["matched_text"] = rows[f"{there}_text"]
             listed.append(pa.table({**columns, "similarity": rows["similarity"]}))
-        name = f"near-duplicates-{unit.number}"
+        name = f"near-duplicates-{item.number}"
         examples = write_removed(self.folder, name, pa.concat_tables(listed))
-        return {"rows": len(unit.rows), "examples": examples}
+        return {"rows": len(item.rows), "examples": examples}
 
 
 def _similar_path(folder: str, number: int) -> str:

@@ -1,1 +1,1 @@
-"""Batches of similar pairs: paired k-means, packing, false negatives."""
+"""Batches of similar pairs: paired k-means, packing, false-negative masks."""

@@ -1,4 +1,4 @@
-"""The clustering step: records in batches of similar pairs, with the false negatives of each."""
+"""The clustering step: packs records into batches of similar pairs and marks false negatives."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,11 @@ import xxhash
 from rayembed.assets.storage import file_name, join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.kmeans import require_faiss
 from rayembed.data.clusters.packing import order_clusters, pack
 from rayembed.data.clusters.plot import write_plot
-from rayembed.data.clusters.rewriting import GatherBatches, ScatterPairs
+from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
     AssignPart,
     FindCentroids,
@@ -25,15 +26,14 @@ from rayembed.data.clusters.tasks import (
 )
 from rayembed.data.parts import ROWS_PER_PART, Part, read_index
 from rayembed.data.plan.files import blocks_of, part_places
-from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.units import Needs, Result, Task, Unit, run_units
-from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
+from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
+from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of clustering; raised whenever it makes other batches of the same inputs."""
+"""Code version of clustering; bump when the same inputs yield other batches."""
 
 NOT_FULL = "last batch is not full"
 
@@ -41,12 +41,14 @@ _BINS = 24
 _EXAMPLES = 3
 
 
-def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records in batches of `batch_pairs`: each so many rows, part after part.
+def make_clustered(
+    context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
+) -> DatasetArtifact:
+    """Cluster a data set: a folder of records in batches of `batch_pairs` consecutive rows.
 
-    Pairs are clustered within the data set, clusters are packed into batches, and each record is
-    told which documents of its batch are no negatives of it (arXiv 2410.02525, section 4.1). Rows
-    that fill no batch are dropped. How pairs were split into parts changes nothing.
+    Pairs are clustered within the data set, clusters are packed into batches, and each record
+    stores the false negatives among its batch's documents (arXiv 2410.02525, section 4.1). Rows
+    that fill no batch are dropped. The division into parts has no effect.
 
     Raises:
         ConfigError: FAISS is not installed.
@@ -57,39 +59,42 @@ def make_clustered(workshop: Workshop, dataset: DatasetConfig, before: Prepared)
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
-        "teacher": workshop.teaching.fingerprint(config.teacher),
-        "records": before.fingerprint,
-        "seed": workshop.seed,
+        "teacher": context.teacher_loader.fingerprint(config.teacher),
+        "records": parent.fingerprint,
+        "seed": context.seed,
     }
-    making = Making(workshop.storage, "clustered", dataset.name, inputs, before)
-    return making.once(lambda: _cluster(workshop, dataset, before, making))
+    writer = ArtifactWriter(context.storage, "clustered", dataset.name, inputs, parent)
+    return writer.get_or_make(lambda: _cluster(context, dataset, parent, writer))
 
 
 def _cluster(
-    workshop: Workshop, dataset: DatasetConfig, before: Prepared, making: Making
-) -> Prepared:
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    parent: DatasetArtifact,
+    writer: ArtifactWriter,
+) -> DatasetArtifact:
     config = dataset.clusters
     assert config is not None
     require_faiss()  # before vectors are made
-    count = sum(part.rows for part in before.parts)
+    count = sum(part.rows for part in parent.parts)
     if count < config.batch_pairs:
         raise DataError(
             f"data set {dataset.name!r} has {count} rows, fewer than one batch of "
             f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
         )
-    vectors = embed_parts(workshop, dataset.name, before.parts, config)
-    job = _Job(workshop, dataset.name, config, making, tuple(before.parts), vectors)
-    id_hash = read_index(before.parts).id_hash
+    vectors = embed_parts(context, dataset.name, parent.parts, config)
+    job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors)
+    id_hash = read_index(parent.parts).id_hash
     trained = job.find_centroids(id_hash)
     best = max(trained, key=lambda result: float(result["objective"]))
     assigned = job.assign(best["file"])
     cluster = np.concatenate([load_made(result["file"]) for result in assigned])
     sizes = np.bincount(cluster, minlength=job.num_clusters)
     used = np.flatnonzero(sizes)
-    purpose = f"{workshop.seed}\0{dataset.name}\0packing".encode()
+    purpose = f"{context.seed}\0{dataset.name}\0packing".encode()
     rng = np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(purpose)))
     tour = used[order_clusters(load_made(best["file"])[used], config.packing, rng)]
-    batches = pack(cluster, sample_keys(id_hash, workshop.seed), tour, config.batch_pairs)
+    batches = pack(cluster, sample_keys(id_hash, context.seed), tour, config.batch_pairs)
     gathered = job.rewrite(batches)
     more = {
         "batch_pairs": config.batch_pairs,
@@ -103,13 +108,13 @@ def _cluster(
         **_of_batches(gathered, best["random"], batches),
     }
     _warn_of_lone_rows(dataset.name, int(more["rows_all_masked"]), batches.size)
-    write_plot(join(making.folder, "clusters.png"), more)
+    write_plot(join(writer.folder, "clusters.png"), more)
     parts = [item for result in gathered for item in result["parts"]]
-    return making.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
+    return writer.finish(assigned, parts, {NOT_FULL: count - batches.size}, **more)
 
 
 def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
-    """Tell when most rows have no negative left in their batch, from which nothing is learnt."""
+    """Warn when most rows keep no negative in their batch and so give no training signal."""
     if alone > rows / 2:
         log.warning(
             "clusters %s: the filter takes all other documents of the batch away from %d of %d "
@@ -121,46 +126,46 @@ def _warn_of_lone_rows(name: str, alone: int, rows: int) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all steps of clustering one data set need."""
+    """Shared inputs of all clustering steps of one data set."""
 
-    workshop: Workshop
+    context: PipelineContext
     dataset: str
     config: ClusterConfig
-    making: Making
+    writer: ArtifactWriter
     parts: tuple[Part, ...]
     vectors: Vectors
 
     @property
     def num_clusters(self) -> int:
-        """How many centroids are found."""
+        """Number of centroids."""
         rows = sum(part.rows for part in self.parts)
         return -(-rows // (self.config.pairs_per_cluster or self.config.batch_pairs))
 
     def find_centroids(self, id_hash: np.ndarray) -> list[Result]:
-        """Of each run of k-means on one sample of the rows."""
+        """Run k-means restarts on one sample of the rows; a result for each."""
         size = min(self.num_clusters * self.config.sample_per_cluster, self.config.max_sample)
         size = max(size, self.num_clusters)
         task = FindCentroids(
-            self.making.folder,
+            self.writer.folder,
             self.vectors,
             self.parts,
-            Sample.of(id_hash, size, self.workshop.seed),
+            Sample.of(id_hash, size, self.context.seed),
             self.num_clusters,
             self.config.iterations,
             self.config.batch_pairs,
         )
         restarts = [Restart(number) for number in range(self.config.restarts)]
-        return self._run(self.making.folder, "k-means", task, restarts, "gpu or machine")
+        return self._run(self.writer.folder, "k-means", task, restarts, "gpu or machine")
 
     def assign(self, centroids: str) -> list[Result]:
-        """Of each part."""
-        working = self.making.working_folder
+        """Assign pairs to clusters; a result for each part."""
+        working = self.writer.working_folder
         task = AssignPart(working, self.vectors, centroids)
-        units = [PartUnit(part) for part in self.parts]
-        return self._run(working, "assign", task, units, "gpu or cpu")
+        items = [PartItem(part) for part in self.parts]
+        return self._run(working, "assign", task, items, "gpu or cpu")
 
     def rewrite(self, batches: np.ndarray) -> list[Result]:
-        """Of each new part, in order.
+        """Write the clustered parts; a result for each, in order.
 
         Args:
             batches: (batches, G) rows that count through the parts.
@@ -170,23 +175,23 @@ class _Job:
         step, slot = np.divmod(np.arange(batches.size), pairs)
         paths, rows = [part.path for part in self.parts], [part.rows for part in self.parts]
         places = part_places(paths, rows, batches.ravel(), step, slot.astype(np.int32))
-        working = self.making.working_folder
+        working = self.writer.working_folder
         scatter = ScatterPairs(working, self.vectors, per_part)
         scattered = self._run(working, "scatter", scatter, places)
         blocks = blocks_of(scattered, len(batches), per_part)
         margin = self.config.false_negative_margin
-        gather = GatherBatches(self.making.parts_folder, pairs, margin)
-        return self._run(self.making.folder, "gather", gather, blocks)
+        gather = GatherBatches(self.writer.parts_folder, pairs, margin)
+        return self._run(self.writer.folder, "gather", gather, blocks)
 
     def _run(
-        self, folder: str, what: str, task: Task, units: Sequence[Unit], needs: Needs = "cpu"
+        self, folder: str, what: str, task: Task, items: Sequence[WorkItem], needs: Needs = "cpu"
     ) -> list[Result]:
         what = f"{what} {self.dataset}"
-        return run_units(folder, what, task, units, self.workshop.execute, needs)
+        return run_resumable(folder, what, task, items, self.context.execute, needs)
 
 
 def _sizes(sizes: np.ndarray) -> dict[str, Any]:
-    """The histogram of the sizes of clusters."""
+    """Histogram of cluster sizes."""
     counts, edges = np.histogram(sizes, _BINS)
     return {
         "mean": round(float(sizes.mean()), 3),
@@ -201,7 +206,7 @@ def _sizes(sizes: np.ndarray) -> dict[str, Any]:
 def _of_batches(
     gathered: Sequence[Result], random: Sequence[float], batches: np.ndarray
 ) -> Mapping[str, Any]:
-    """What the manifest tells of similarity within batches, masks and examples."""
+    """Manifest entries on similarity within batches, masks and examples."""
     similarity = np.array([value for result in gathered for value in result["similarity"]])
     both = np.concatenate([similarity, random])
     edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-3), _BINS + 1)

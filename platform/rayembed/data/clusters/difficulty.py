@@ -1,7 +1,7 @@
-"""How hard batches are by a surrogate model, for sizes of clusters and batches (Figure 6).
+"""Batch difficulty under a surrogate model, by cluster and batch size (arXiv 2410.02525, Figure 6).
 
 "We measure the average difficulty of 1000 batches across a variety of batch and cluster sizes"
-(arXiv 2410.02525, section 7). The paper does not say by what number; here it is the cosine, by the
+(arXiv 2410.02525, section 7). The paper does not define the measure; here it is the cosine, by the
 teacher that made the clusters, of each query with the documents of the other pairs of its batch.
 
 n pairs, B pairs of a batch, D embedding width.
@@ -18,19 +18,19 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import ClusterConfig
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
 from rayembed.data.clusters.packing import order_clusters, pack
 from rayembed.data.clusters.tasks import Sample, sample_vectors
 from rayembed.data.parts import Part, read_index
-from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.units import Result, run_units
 from rayembed.data.vectors.embed import Vectors, embed_parts
+from rayembed.data.work_items import Result, run_resumable
 
 CODE_VERSION = 1
-"""Of the measurement; raised whenever it finds other figures of the same inputs."""
+"""Code version of the measurement; bump when the same inputs yield other figures."""
 
 RANDOM = "random"
-"""In place of a size of clusters: batches in no order."""
+"""Placeholder for the cluster size: randomly ordered batches."""
 
 _TILE_QUERIES = 1024
 _DIGITS = 6
@@ -38,42 +38,42 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class Difficulty:
-    """Of several batches of one size; an entry for each of them."""
+    """Difficulty of several batches of one size; one entry for each batch."""
 
     means: tuple[float, ...]
-    """Mean cosine of a query with the documents of the other pairs."""
+    """Mean cosine of a query with the other pairs' documents."""
     left: tuple[float, ...]
-    """The same over those alone that the filter leaves as negatives; 0 where it leaves none."""
+    """Mean cosine with the documents that the filter keeps as negatives; 0 if it keeps none."""
     masked: tuple[float, ...]
-    """Share of the other pairs' documents that it takes out."""
+    """Share of the other pairs' documents that the filter masks."""
 
     @property
     def mean(self) -> float:
-        """Over batches."""
+        """`means` averaged over batches."""
         return float(np.mean(self.means))
 
     @property
     def deviation(self) -> float:
-        """Standard deviation over batches of their means."""
+        """Standard deviation of `means` over batches."""
         return float(np.std(self.means))
 
     @property
     def mean_left(self) -> float:
-        """Over batches."""
+        """`left` averaged over batches."""
         return float(np.mean(self.left))
 
     @property
     def masked_share(self) -> float:
-        """Over batches."""
+        """`masked` averaged over batches."""
         return float(np.mean(self.masked))
 
     @classmethod
     def of(cls, values: Mapping[str, Sequence[float]]) -> "Difficulty":
-        """What `vars` gave, read back from JSON."""
+        """Rebuild from the JSON form of `vars`."""
         return cls(**{name: tuple(values[name]) for name in ("means", "left", "masked")})
 
     def with_more(self, other: "Difficulty") -> "Difficulty":
-        """Of the batches of both."""
+        """Concatenation with the batches of another measurement."""
         return Difficulty(
             self.means + other.means, self.left + other.left, self.masked + other.masked
         )
@@ -82,7 +82,7 @@ class Difficulty:
 def difficulty(
     queries: np.ndarray, documents: np.ndarray, batches: np.ndarray, margin: float | None
 ) -> Difficulty:
-    """How hard the batches are.
+    """Measure the difficulty of batches.
 
     Args:
         queries: (n, D) of unit length.
@@ -98,7 +98,7 @@ def difficulty(
 def _of_batch(
     queries: np.ndarray, documents: np.ndarray, margin: float | None
 ) -> tuple[float, float, float]:
-    """Mean over all others, mean over those that stay negatives, share of those that do not."""
+    """Mean cosine over all others, mean over unmasked negatives, share of masked ones."""
     left, right = np.asarray(queries, np.float32), np.asarray(documents, np.float32)
     total = kept_total = 0.0
     masked = 0
@@ -122,21 +122,21 @@ def _of_batch(
 
 @dataclass(frozen=True)
 class ClusterSize:
-    """One mean size of clusters as a unit of work; None: pairs in random order."""
+    """Work item: one mean cluster size; None for random order."""
 
     pairs: int | None
 
     @property
     def key(self) -> str:
-        """The size."""
+        """The cluster size as text."""
         return RANDOM if self.pairs is None else str(self.pairs)
 
 
 @dataclass(frozen=True)
 class MeasureBatches:
-    """Task: cluster a sample of a data set's pairs by one size, pack it by each size of batches.
+    """Task: cluster a sample of pairs by one size and pack it into batches of each batch size.
 
-    As the clustering step does both. Memory is that of the sample.
+    Uses the methods of the clustering step. Memory is that of the sample.
     """
 
     dataset: str
@@ -147,13 +147,13 @@ class MeasureBatches:
     batch_sizes: tuple[int, ...]
     max_batches: int
 
-    def __call__(self, unit: ClusterSize, device: str = "cpu") -> Result:
-        """`difficulty`: size of batches → what `Difficulty.of` reads."""
+    def __call__(self, item: ClusterSize, device: str = "cpu") -> Result:
+        """Report `difficulty`: batch size → JSON form of `Difficulty`."""
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
-        grouped = self._grouped(unit, queries, documents, device)
+        grouped = self._grouped(item, queries, documents, device)
         found: dict[str, Any] = {}
         for size in self.batch_sizes:
-            rng = self._generator(unit, f"batches of {size}")
+            rng = self._generator(item, f"batches of {size}")
             batches = self._batches(grouped, len(queries), size, rng)
             if len(batches) > self.max_batches:
                 batches = batches[rng.permutation(len(batches))[: self.max_batches]]
@@ -162,19 +162,19 @@ class MeasureBatches:
         return {"difficulty": found}
 
     def _grouped(
-        self, unit: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
+        self, item: ClusterSize, queries: np.ndarray, documents: np.ndarray, device: str
     ) -> tuple[np.ndarray, np.ndarray] | None:
-        """The cluster of each pair, and the order of the clusters; None: there are no clusters."""
-        if unit.pairs is None:
+        """Cluster of each pair and the order of clusters; None without clusters."""
+        if item.pairs is None:
             return None
-        number = -(-len(queries) // unit.pairs)
+        number = -(-len(queries) // item.pairs)
         clusterings = [
             cluster_pairs(
                 queries,
                 documents,
                 number,
                 iterations=self.config.iterations,
-                seed=int(self._generator(unit, f"restart {restart}").integers(2**31)),
+                seed=int(self._generator(item, f"restart {restart}").integers(2**31)),
                 device=device,
             )
             for restart in range(self.config.restarts)
@@ -182,7 +182,7 @@ class MeasureBatches:
         centroids = max(clusterings, key=lambda one: one.objective).centroids
         cluster = nearest(joined(queries, documents), centroids, device)[0]
         used = np.unique(cluster)
-        rng = self._generator(unit, "packing")
+        rng = self._generator(item, "packing")
         return cluster, used[order_clusters(centroids[used], self.config.packing, rng)]
 
     def _batches(
@@ -199,24 +199,24 @@ class MeasureBatches:
         # The sample comes in the order of its keys.
         return pack(cluster, np.arange(count), tour, size)
 
-    def _generator(self, unit: ClusterSize, purpose: str) -> np.random.Generator:
-        text = f"{self.sample.seed}\0{self.dataset}\0{unit.key}\0{purpose}"
+    def _generator(self, item: ClusterSize, purpose: str) -> np.random.Generator:
+        text = f"{self.sample.seed}\0{self.dataset}\0{item.key}\0{purpose}"
         return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))
 
 
 def measure_batches(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
-    records: Prepared,
+    records: DatasetArtifact,
     *,
     cluster_sizes: Sequence[int],
     batch_sizes: Sequence[int],
     max_pairs: int,
     max_batches: int,
 ) -> dict[int | None, dict[int, Difficulty]]:
-    """Mean size of clusters (None: batches in random order) → size of batches → their difficulty.
+    """Mean cluster size (None: random order) → batch size → difficulty.
 
-    Results are kept in storage and not taken again.
+    Results are stored and reused.
 
     Args:
         records: the folder that would be clustered.
@@ -226,8 +226,8 @@ def measure_batches(
     config = dataset.clusters
     assert config is not None
     require_faiss()
-    vectors = embed_parts(workshop, dataset.name, records.parts, config)
-    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, workshop.seed)
+    vectors = embed_parts(context, dataset.name, records.parts, config)
+    sample = Sample.of(read_index(records.parts).id_hash, max_pairs, context.seed)
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(
@@ -238,7 +238,7 @@ def measure_batches(
         "sample": [sample.seed, sample.size],
         "batches": [list(batch_sizes), max_batches],
     }
-    folder = join(workshop.storage, "data", "difficulty", f"{dataset.name}-{fingerprint(inputs)}")
+    folder = join(context.storage, "data", "difficulty", f"{dataset.name}-{fingerprint(inputs)}")
     task = MeasureBatches(
         dataset.name,
         vectors,
@@ -248,12 +248,12 @@ def measure_batches(
         tuple(batch_sizes),
         max_batches,
     )
-    units = [ClusterSize(size) for size in (*cluster_sizes, None)]
+    items = [ClusterSize(size) for size in (*cluster_sizes, None)]
     what = f"difficulty {dataset.name}"
-    results = run_units(folder, what, task, units, workshop.execute, "gpu or machine")
+    results = run_resumable(folder, what, task, items, context.execute, "gpu or machine")
     return {
-        unit.pairs: {
+        item.pairs: {
             int(size): Difficulty.of(values) for size, values in result["difficulty"].items()
         }
-        for unit, result in zip(units, results, strict=True)
+        for item, result in zip(items, results, strict=True)
     }

@@ -1,4 +1,4 @@
-"""Documents of a batch that are no negatives of a query by a surrogate model's scores.
+"""False negatives within a batch, by the scores of a surrogate model.
 
 S(q, d) = {d' | f(q, d') ≥ f(q, d) + ε} (arXiv 2410.02525, section 4.1), f the teacher's cosine.
 B pairs of a batch, D embedding width.
@@ -17,10 +17,10 @@ def false_negatives(
     positives: Sequence[Sequence[int]],
     margin: float,
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Of each pair the documents of the batch that are no negatives of its query.
+    """For each pair, the documents of the batch that are false negatives of its query.
 
-    Known positives of the query, its own document among them, are not told again: they are no
-    negatives anyway.
+    Known positives of the query, including its own document, are left out, as they are never
+    negatives.
 
     Args:
         queries: (B, D) of unit length.
@@ -51,7 +51,7 @@ def false_negatives(
 
 
 def mean_similarity(queries: np.ndarray, documents: np.ndarray) -> float:
-    """Mean cosine of each query with the documents of the other pairs: how hard a batch is.
+    """Mean cosine of each query with the other pairs' documents: the difficulty of a batch.
 
     Args:
         queries: (B, D) of unit length; B at least 2, or the mean is 0.

@@ -18,16 +18,16 @@ _TILE_PAIRS = 65_536
 
 @dataclass(frozen=True)
 class Clustering:
-    """What one run of k-means found."""
+    """Result of one k-means run."""
 
     centroids: np.ndarray
-    """(k, 2·D) float32 of unit length."""
+    """(k, 2·D) float32 unit vectors."""
     objective: float
-    """Mean cosine of the rows that it was trained on with the nearest centroid."""
+    """Mean cosine of the training rows with their nearest centroid."""
 
 
 def require_faiss() -> Any:
-    """The module `faiss`.
+    """Import the module `faiss`, or raise with advice.
 
     Raises:
         ConfigError: it is not installed.
@@ -43,7 +43,7 @@ def require_faiss() -> Any:
 
 
 def joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """(n, 2·D) float32 of unit length: the vectors of each pair side by side.
+    """(n, 2·D) float32 unit vectors: the two vectors of each pair concatenated.
 
     Args:
         first: (n, D) any float type.
@@ -106,7 +106,7 @@ def cluster_pairs(
 def nearest(
     rows: np.ndarray, centroids: np.ndarray, device: str = "cpu"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The centroid of highest inner product of each row: numbers (n,) int64, products (n,) float32.
+    """Nearest centroid of each row by inner product: numbers (n,) int64, products (n,) float32.
 
     Args:
         rows: (n, 2·D) float32.
@@ -122,5 +122,5 @@ def nearest(
 
 
 def _on_gpu(faiss: Any, device: str) -> bool:
-    """Whether FAISS works on the GPU that the caller has to itself; its CPU build cannot."""
+    """Whether FAISS can use this process's GPU; its CPU build cannot."""
     return device != "cpu" and getattr(faiss, "get_num_gpus", lambda: 0)() > 0

@@ -10,17 +10,17 @@ import numpy as np
 from rayembed.data.clusters.kmeans import require_faiss
 
 _NEIGHBOURS = 64
-"""Of each cluster, searched beforehand in one product of matrices. Where all of them are taken, the
-rest is compared one by one."""
+"""Nearest neighbours of each cluster that one matrix product finds in advance. When all of them are
+used, the remaining clusters are compared one at a time."""
 
 
 def order_clusters(
     centroids: np.ndarray, method: Literal["random", "tsp"], rng: np.random.Generator
 ) -> np.ndarray:
-    """(k,) int64: the clusters in the order in which they stand side by side.
+    """Tour of the clusters, (k,) int64.
 
-    `random`: any. `tsp`: from a random one on, each is followed by the one of highest cosine that
-    is left (greedy travelling salesman; the paper takes it from Shi et al., 2024).
+    `random`: random order. `tsp`: from a random cluster on, each is followed by the remaining one
+    with the highest cosine (greedy travelling salesman; the paper takes it from Shi et al., 2024).
 
     Args:
         centroids: (k, W) float32 of unit length.
@@ -31,8 +31,8 @@ def order_clusters(
 
 
 def _greedy_tour(centroids: np.ndarray, start: int) -> np.ndarray:
-    """The same as comparing with all that is left at each place; 20,000 clusters of 2 × 768 took
-    12 to 22 s on two cores.
+    """Greedy nearest-neighbour tour, identical to comparing with all remaining clusters at each
+    step; 20,000 clusters of 2 × 768 took 12 to 22 s on two cores.
     """
     count = len(centroids)
     neighbours = _neighbours(centroids)
@@ -59,7 +59,7 @@ def _greedy_tour(centroids: np.ndarray, start: int) -> np.ndarray:
 
 
 def _neighbours(centroids: np.ndarray) -> np.ndarray:
-    """(k, m) int64: the nearest clusters of each, best first, ties by lower number."""
+    """(k, m) int64 nearest clusters of each, best first, ties by lower number."""
     index = require_faiss().IndexFlatIP(centroids.shape[1])
     index.add(centroids)
     products, numbers = index.search(centroids, min(_NEIGHBOURS, len(centroids)))
@@ -68,11 +68,11 @@ def _neighbours(centroids: np.ndarray) -> np.ndarray:
 
 
 def pack(cluster: np.ndarray, keys: np.ndarray, tour: np.ndarray, batch_pairs: int) -> np.ndarray:
-    """(batches, G) int64 rows: batch after batch along the tour.
+    """(batches, G) int64 row numbers, batch after batch along the tour.
 
-    A cluster that fills whole batches gives them, and its rest stands between the rests of its
-    neighbours on the tour, which are cut into batches together. Rows that do not fill a last batch
-    are in none: they are of the end of the tour.
+    A cluster that fills whole batches gives them, and its remainder is joined with the remainders
+    of its neighbours on the tour, which are cut into batches together. Rows at the end of the tour
+    that do not fill a batch are dropped.
 
     Args:
         cluster: (n,) int64 number of each row's cluster.

@@ -1,4 +1,4 @@
-"""A picture of what clustering did: sizes of clusters, and similarity within batches."""
+"""Plot of a clustering: cluster sizes, and similarity within batches."""
 
 import io
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _CLUSTERED, _RANDOM, _INK = "#1f6fb2", "#9aa5b1", "#2b2f36"
 
 
 def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
-    """Write a PNG of two histograms: sizes of clusters, and mean similarity within batches.
+    """Write a PNG of two histograms: cluster sizes, and mean similarity within batches.
 
     The second one shows clustered batches beside random ones of the same pairs.
 

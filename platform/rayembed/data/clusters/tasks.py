@@ -1,4 +1,4 @@
-"""Tasks of clustering: centroids from a sample of all pairs, and the cluster of each pair."""
+"""Clustering tasks: centroids from a sample of pairs, and the cluster of each pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,37 +12,37 @@ from rayembed.data.clusters.false_negatives import mean_similarity
 from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, remedy
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors
+from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.work_items import Result
 
 _RANDOM_BATCHES = 100
-"""Of the sample, to compare clustered ones with."""
+"""Random batches of the sample that serve as baseline for clustered ones."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A seeded choice of rows: those of the smallest keys, whatever part they stand in."""
+    """Seeded row sample: the rows with the smallest keys, over all parts."""
 
     seed: int
     size: int
     last_key: int
-    """The largest key of a row in it."""
+    """Largest row key in the sample."""
 
     @classmethod
     def of(cls, id_hash: np.ndarray, size: int, seed: int) -> "Sample":
-        """`size` of the rows with these (n,) hashes of ids, or all of them."""
+        """Sample `size` of the rows with these (n,) id hashes; all if fewer."""
         keys = sample_keys(id_hash, seed)
         size = min(size, len(keys))
         return cls(seed, size, int(np.partition(keys, size - 1)[size - 1]))
 
 
 def sample_keys(id_hash: np.ndarray, seed: int) -> np.ndarray:
-    """(n,) uint64 by which rows are drawn and stand in a cluster."""
+    """(n,) uint64 keys that decide sampling and the order within a cluster."""
     return seeded_keys(id_hash, seed, "clusters")
 
 
 def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
-    """(n, D) float16 of the queries of a part, and of the first positive of each."""
+    """(n, D) float16 vectors of a part's queries, and of each row's first positive."""
     texts = vectors.texts(part)
     return vectors.queries(part), vectors.documents(part)[texts.place[texts.first[:-1]]]
 
@@ -50,7 +50,7 @@ def pair_vectors(vectors: Vectors, part: Part) -> tuple[np.ndarray, np.ndarray]:
 def sample_vectors(
     vectors: Vectors, parts: Sequence[Part], sample: Sample
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(m, D) float16 of queries and of documents of a sample, in the order of its keys."""
+    """(m, D) float16 query and document vectors of a sample, ordered by key."""
     keys, queries, documents = [], [], []
     for part in parts:
         key = sample_keys(read_index([part]).id_hash, sample.seed)
@@ -66,19 +66,19 @@ def sample_vectors(
 
 @dataclass(frozen=True)
 class Restart:
-    """One run of k-means, from other first centroids than the rest."""
+    """Work item: one k-means run with its own initial centroids."""
 
     number: int
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """Number of the run."""
         return str(self.number)
 
 
 @dataclass(frozen=True)
 class FindCentroids:
-    """Task: one run of k-means on the sample; its centroids are kept in a file.
+    """Task: one k-means run on the sample; its centroids are saved in a file.
 
     Memory is that of the sample, whatever the number of parts.
     """
@@ -91,10 +91,12 @@ class FindCentroids:
     iterations: int
     batch_pairs: int
 
-    def __call__(self, unit: Restart, device: str = "cpu") -> Result:
-        """`objective`, `file` of the centroids, `random`: mean similarities of random batches."""
+    def __call__(self, item: Restart, device: str = "cpu") -> Result:
+        """Report `objective`, centroid `file` and `random`, the mean similarities of random
+        batches.
+        """
         queries, documents = sample_vectors(self.vectors, self.parts, self.sample)
-        text = f"{self.sample.seed}\0k-means\0{unit.number}"
+        text = f"{self.sample.seed}\0k-means\0{item.number}"
         found = cluster_pairs(
             queries,
             documents,
@@ -103,7 +105,7 @@ class FindCentroids:
             seed=xxhash.xxh3_64_intdigest(text.encode()) % 2**31,
             device=device,
         )
-        path = join(self.folder, f"centroids-{unit.number}.npy")
+        path = join(self.folder, f"centroids-{item.number}.npy")
         save_array(path, found.centroids)
         size = min(self.batch_pairs, len(queries))
         firsts = range(0, len(queries) - size + 1, size)[:_RANDOM_BATCHES]
@@ -119,21 +121,23 @@ class FindCentroids:
 
 @dataclass(frozen=True)
 class AssignPart:
-    """Task: the cluster of each pair of a part, by its order ψ(q)⊕φ(d)."""
+    """Task: assign each pair of a part to a cluster by its concatenation ψ(q)⊕φ(d)."""
 
     folder: str
     vectors: Vectors
     centroids: str
-    """Path of the file."""
+    """Path of the centroids."""
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """Counts, `file` of the (rows,) int32 clusters, `cosine`: sum with the centroids."""
-        queries, documents = pair_vectors(self.vectors, unit.part)
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report counts, the `file` of (rows,) int32 clusters, and the sum of `cosine` with the
+        centroids.
+        """
+        queries, documents = pair_vectors(self.vectors, item.part)
         centroids = load_made(self.centroids)
         cluster, cosine = nearest(joined(queries, documents), centroids, device)
-        path = join(self.folder, "assigned", f"{unit.key}.npy")
+        path = join(self.folder, "assigned", f"{item.key}.npy")
         save_array(path, cluster.astype(np.int32))
-        rows = unit.part.rows
+        rows = item.part.rows
         return {
             "rows_in": rows,
             "rows_out": rows,
@@ -144,7 +148,7 @@ class AssignPart:
 
 
 def load_made(path: str) -> np.ndarray:
-    """An array that a task wrote.
+    """Load an array that a task wrote.
 
     Raises:
         ArtifactError: the file is missing or broken.

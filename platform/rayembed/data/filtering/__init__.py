@@ -1,1 +1,1 @@
-"""Which pairs stay: those whose document a weak model finds by itself."""
+"""Consistency filtering: keeps pairs whose document a weak model retrieves."""

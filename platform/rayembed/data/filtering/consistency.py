@@ -1,4 +1,4 @@
-"""The consistency filter: pairs stay whose document a weak model finds (Nomic Embed v2, §4.2).
+"""The consistency filter keeps pairs whose document a weak model finds (Nomic Embed v2, §4.2).
 
 folder/working/shards/   vectors cut by shard
 folder/working/ranks/    the rank of each row's own document, a file for each shard
@@ -13,19 +13,19 @@ import numpy as np
 import pyarrow as pa
 
 from rayembed.config.data import DatasetConfig
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.filtering.ranks import RankShard, read_ranks
 from rayembed.data.filtering.shards import CountLanguages, Language, SendVectors, Shards
 from rayembed.data.parts import Part, read_table, write_table
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.shuffle import Bucket
-from rayembed.data.units import Result, run_units
-from rayembed.data.vectors.embed import PartUnit, embed_parts
+from rayembed.data.vectors.embed import PartItem, embed_parts
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 2
-"""Of the filter; raised whenever it keeps other rows of the same inputs."""
+"""Code version of the filter; bump when the same inputs yield other rows."""
 
 INCONSISTENT = "document not among the top k"
 
@@ -33,8 +33,10 @@ _EXAMPLES = 10
 _SHOWN_CHARACTERS = 300
 
 
-def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) -> Prepared:
-    """The folder of the records whose first positive is among the best documents of its query.
+def make_filtered(
+    context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact
+) -> DatasetArtifact:
+    """Folder of the records whose first positive is among the top documents of its query.
 
     The documents are the positives of all rows of the same shard; see `own_ranks`.
 
@@ -46,32 +48,32 @@ def make_filtered(workshop: Workshop, dataset: DatasetConfig, before: Prepared) 
     inputs = {
         "code": CODE_VERSION,
         "settings": config.model_dump(mode="json", exclude={"teacher"}),
-        "teacher": workshop.teaching.fingerprint(config.teacher),
-        "records": before.fingerprint,
-        "seed": workshop.seed,
+        "teacher": context.teacher_loader.fingerprint(config.teacher),
+        "records": parent.fingerprint,
+        "seed": context.seed,
     }
-    making = Making(workshop.storage, "filtered", dataset.name, inputs, before)
-    return making.once(lambda: _filter(workshop, dataset, before.parts, making))
+    writer = ArtifactWriter(context.storage, "filtered", dataset.name, inputs, parent)
+    return writer.get_or_make(lambda: _filter(context, dataset, parent.parts, writer))
 
 
 def _filter(
-    workshop: Workshop, dataset: DatasetConfig, parts: Sequence[Part], making: Making
-) -> Prepared:
-    config, name, execute = dataset.consistency, dataset.name, workshop.execute
+    context: PipelineContext, dataset: DatasetConfig, parts: Sequence[Part], writer: ArtifactWriter
+) -> DatasetArtifact:
+    config, name, execute = dataset.consistency, dataset.name, context.execute
     assert config is not None
     total = sum(part.rows for part in parts)
     if not total:
         raise DataError(f"data set {name!r} has no rows; the consistency filter needs some")
-    folder, working = making.folder, making.working_folder
-    units = [PartUnit(part) for part in parts]
-    vectors = embed_parts(workshop, name, parts, config)
+    folder, working = writer.folder, writer.working_folder
+    items = [PartItem(part) for part in parts]
+    vectors = embed_parts(context, name, parts, config)
 
-    counted = run_units(folder, f"languages {name}", CountLanguages(), units, execute)
-    shards = Shards.for_rows(_rows_of(counted), config.shard_rows, workshop.seed)
-    run_units(working, f"shards {name}", SendVectors(working, vectors, shards), units, execute)
+    counted = run_resumable(folder, f"languages {name}", CountLanguages(), items, execute)
+    shards = Shards.for_rows(_rows_of(counted), config.shard_rows, context.seed)
+    run_resumable(working, f"shards {name}", SendVectors(working, vectors, shards), items, execute)
     task = RankShard(working, tuple(parts))
     numbers = [Bucket(number) for number in range(len(shards.languages))]
-    ranked = run_units(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
+    ranked = run_resumable(working, f"rank {name}", task, numbers, execute, "gpu or cpu")
     bins = {bin_: sum(r["ranks"][bin_] for r in ranked) for bin_ in ranked[0]["ranks"]}
 
     ranks, languages = _ranks_of_parts(working, parts, shards, config.top_k)
@@ -82,12 +84,12 @@ def _filter(
             f"their own documents: {bins}. Raise consistency.top_k {config.top_k}, or see whether "
             f"the teacher {config.teacher!r} suits the data"
         )
-    keep = KeepConsistent(making.parts_folder, config.top_k)
+    keep = KeepConsistent(writer.parts_folder, config.top_k)
     ranked_parts = [RankedPart(part, rank) for part, rank in zip(parts, ranks, strict=True)]
-    results = run_units(folder, f"filter {name}", keep, ranked_parts, execute)
+    results = run_resumable(folder, f"filter {name}", keep, ranked_parts, execute)
     examples = [example for result in results for example in result["dropped"]]
     log.info("filter %s: %d of %d rows stay", name, total - gone, total)
-    return making.finish(
+    return writer.finish(
         results,
         [item for result in results for item in result["parts"]],
         {INCONSISTENT: gone},
@@ -100,28 +102,28 @@ def _filter(
 
 @dataclass(frozen=True)
 class RankedPart:
-    """A part and the rank of each row's own document."""
+    """Part with the rank of each row's own document."""
 
     part: Part
     ranks: np.ndarray
 
     @property
     def key(self) -> str:
-        """The part's content; ranks follow from it and the folder's inputs."""
+        """Content hash of the part; ranks follow from it and the folder's inputs."""
         return self.part.digest
 
 
 @dataclass(frozen=True)
 class KeepConsistent:
-    """Task: a part of the rows whose own document is among the best."""
+    """Task: keep the rows of a part whose own document is among the best."""
 
     folder: str
     top_k: int
 
-    def __call__(self, unit: RankedPart) -> Result:
-        """`parts`, counts, and `dropped`: some rows that go."""
-        table = read_table(unit.part.path)
-        stays = unit.ranks <= self.top_k
+    def __call__(self, item: RankedPart) -> Result:
+        """Report `parts`, counts, and some `dropped` rows."""
+        table = read_table(item.part.path)
+        stays = item.ranks <= self.top_k
         parts = []
         if stays.any():
             part = write_table(self.folder, table.filter(pa.array(stays)))
@@ -137,10 +139,10 @@ class KeepConsistent:
                 "rank": rank,
             }
             for row, rank in zip(
-                gone.slice(0, _EXAMPLES).to_pylist(), unit.ranks[~stays].tolist(), strict=False
+                gone.slice(0, _EXAMPLES).to_pylist(), item.ranks[~stays].tolist(), strict=False
             )
         ]
-        rows = unit.part.rows
+        rows = item.part.rows
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "parts": parts, "dropped": shown}
 
 
@@ -155,7 +157,7 @@ def _rows_of(counted: Sequence[Result]) -> dict[Language, int]:
 def _ranks_of_parts(
     folder: str, parts: Sequence[Part], shards: Shards, top_k: int
 ) -> tuple[list[np.ndarray], list[Mapping[str, Any]]]:
-    """For each part the ranks of its rows, and what stays of each language."""
+    """Ranks of each part's rows, and counts of kept rows for each language."""
     ranks = [np.zeros(part.rows, dtype=np.int32) for part in parts]
     counted: dict[Language, tuple[int, int]] = {}
     for number, language in enumerate(shards.languages):

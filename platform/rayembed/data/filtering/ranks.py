@@ -1,4 +1,4 @@
-"""The rank that each row's own document has for its query, within a shard."""
+"""Rank of each row's own document for its query, within a shard."""
 
 from dataclasses import dataclass
 
@@ -9,24 +9,24 @@ from rayembed.assets.storage import join
 from rayembed.data.filtering.shards import NOT_THERE, Shard, gather
 from rayembed.data.parts import Part, remedy
 from rayembed.data.shuffle import Bucket
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.search.counting import count_above
 
 BINS = (1, 2, 3, 5, 10, 20, 50, 100)
-"""Highest ranks of the histogram's bins; one more holds all ranks beyond."""
+"""Upper ranks of the histogram's bins; a last bin holds all ranks beyond."""
 
 _ROUNDING = 1e-6
-"""Of a cosine in float32 over some hundreds of dimensions: scores no further apart are equal."""
+"""Tolerance for equal scores: rounding of a float32 cosine over several hundred dimensions."""
 
 _ROWS_AT_ONCE = 65_536
 
 
 def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
-    """(n,) int64 rank of each row's first positive for its query, from 1.
+    """(n,) int64 rank of each row's first positive for its query, starting at 1.
 
-    It is one more than the number of documents that score higher. Each text counts once, equal
-    scores do not count, nor do the row's other positives, which are right answers too, nor the
-    query's own text, which stands among the documents where pairs go in both directions.
+    The rank is one more than the number of documents that score higher. Each text counts once; not
+    counted are equal scores, the row's other positives, which are correct too, and the query's own
+    text, which is among the documents of symmetric pairs.
 
     Args:
         device: where to count, as in `top_k`.
@@ -40,7 +40,7 @@ def own_ranks(shard: Shard, device: str = "cpu") -> np.ndarray:
 
 
 def _no_rivals(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and places of documents that count for no rank of the row, each pair once."""
+    """Row and document pairs excluded from ranking, each once."""
     row = np.repeat(np.arange(len(shard.row)), np.diff(shard.first))
     others = np.ones(len(row), dtype=bool)
     others[shard.first[:-1]] = False
@@ -52,7 +52,7 @@ def _no_rivals(shard: Shard) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(m,) float32 score of each of m rows' queries with a document."""
+    """(m,) float32 scores of m rows' queries with a document each."""
     found = [np.empty(0, dtype=np.float32)]
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         some = slice(start, start + _ROWS_AT_ONCE)
@@ -62,7 +62,7 @@ def _scores(shard: Shard, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 
 def histogram(ranks: np.ndarray) -> dict[str, int]:
-    """How many ranks fall into each bin: `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
+    """Counts of ranks by bin: `1`, `2`, `3`, `4-5`, … `51-100`, `>100`."""
     lows = [1, *(high + 1 for high in BINS[:-1])]
     names = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(lows, BINS, strict=True)]
     counts = np.bincount(np.searchsorted(BINS, ranks), minlength=len(BINS) + 1)
@@ -71,20 +71,20 @@ def histogram(ranks: np.ndarray) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RankShard:
-    """Task: the ranks of a shard's rows, written where `read_ranks` finds them."""
+    """Task: rank a shard's rows; `read_ranks` reads the file."""
 
     folder: str
     parts: tuple[Part, ...]
 
-    def __call__(self, unit: Bucket, device: str = "cpu") -> Result:
-        """`ranks`: their histogram."""
-        shard = gather(self.folder, self.parts, unit.number)
+    def __call__(self, item: Bucket, device: str = "cpu") -> Result:
+        """Report `ranks`, their histogram."""
+        shard = gather(self.folder, self.parts, item.number)
         none = np.empty(0, dtype=np.int64)
         found = {"part": none, "row": none, "rank": none}
         if shard is not None:
             ranks = own_ranks(shard, device)
             found = {"part": shard.part, "row": shard.row, "rank": ranks}
-        save_arrays(_path(self.folder, unit.number), **found)
+        save_arrays(_path(self.folder, item.number), **found)
         rows, counts = len(found["rank"]), histogram(found["rank"])
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "ranks": counts}
 

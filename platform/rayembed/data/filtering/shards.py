@@ -1,4 +1,4 @@
-"""Shards of the consistency filter: rows of one language, and their vectors gathered from parts.
+"""Shards of the consistency filter: rows of one language with their vectors.
 
 A row belongs to a shard of its language by a hash of the seed and its id. So a shard holds the same
 rows however these are spread over parts, and about as many as the settings ask for: the count
@@ -17,8 +17,8 @@ from rayembed.assets.storage import join
 from rayembed.data.hashes import seeded_keys
 from rayembed.data.parts import Part, read_index, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors
+from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors
+from rayembed.data.work_items import Result
 
 Language = str | None
 
@@ -27,20 +27,20 @@ NOT_THERE = -1
 
 @dataclass(frozen=True)
 class Shards:
-    """How many shards each language has, numbered one language after the other."""
+    """Number of shards of each language; numbered language after language."""
 
     of: Mapping[Language, int]
     seed: int
 
     @classmethod
     def for_rows(cls, rows: Mapping[Language, int], shard_rows: int, seed: int) -> "Shards":
-        """As many as it takes for about `shard_rows` rows each; rows without a language first."""
+        """Plan shards of about `shard_rows` rows each; rows without a language come first."""
         ordered = sorted(rows, key=lambda language: (language is not None, language or ""))
         return cls({language: math.ceil(rows[language] / shard_rows) for language in ordered}, seed)
 
     @property
     def languages(self) -> list[Language]:
-        """The language of each shard."""
+        """Language of each shard."""
         return [language for language, count in self.of.items() for _ in range(count)]
 
     def numbers(self, id_hash: np.ndarray, languages: Sequence[Language]) -> np.ndarray:
@@ -54,27 +54,27 @@ class Shards:
 
 @dataclass(frozen=True)
 class CountLanguages:
-    """Task: how many rows of each language a part has."""
+    """Task: count the rows of each language in a part."""
 
-    def __call__(self, unit: PartUnit) -> Result:
-        """`languages`: [language, rows] each."""
-        counts = read_table(unit.part.path, ["language"])["language"].value_counts().to_pylist()
-        rows = unit.part.rows
+    def __call__(self, item: PartItem) -> Result:
+        """Report `languages` as [language, rows] pairs."""
+        counts = read_table(item.part.path, ["language"])["language"].value_counts().to_pylist()
+        rows = item.part.rows
         found = [[count["values"], count["counts"]] for count in counts]
         return {"rows_in": rows, "rows_out": rows, "rejected": {}, "languages": found}
 
 
 @dataclass(frozen=True)
 class SendVectors:
-    """Task: the vectors of a part, cut by shard: of its queries and of their documents."""
+    """Task: scatter the vectors of a part's queries and documents by shard."""
 
     folder: str
     vectors: Vectors
     shards: Shards
 
-    def __call__(self, unit: PartUnit) -> Result:
-        """Counts of rows; the files are those of `sent`."""
-        part = unit.part
+    def __call__(self, item: PartItem) -> Result:
+        """Report counts of rows; the files are those of `sent`."""
+        part = item.part
         languages = read_table(part.path, ["language"])["language"].to_pylist()
         shard = self.shards.numbers(read_index([part]).id_hash, languages)
         texts = self.vectors.texts(part)
@@ -108,7 +108,7 @@ class SendVectors:
 
 
 def sent(folder: str, part: Part) -> tuple[str, str]:
-    """The files of a part's queries and documents, cut by shard."""
+    """Files of a part's scattered queries and documents."""
     return (
         join(folder, "shards", f"{part.digest}.queries.arrow"),
         join(folder, "shards", f"{part.digest}.documents.arrow"),
@@ -117,26 +117,26 @@ def sent(folder: str, part: Part) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Shard:
-    """The rows of a shard (n), and the distinct documents (N) among which they search."""
+    """Rows of a shard (n) and the distinct documents (N) that they search."""
 
     part: np.ndarray
-    """(n,) int64 number of the part that a row stands in."""
+    """(n,) int64 part number of each row."""
     row: np.ndarray
-    """(n,) int64 within its part."""
+    """(n,) int64 row number within its part."""
     queries: np.ndarray
-    """(n, D) float16 of unit length."""
+    """(n, D) float16 unit vectors."""
     first: np.ndarray
     """(n + 1,) int64: row i has the positives `place[first[i]:first[i + 1]]`."""
     place: np.ndarray
-    """int64 places among the documents, a row's positives in their order."""
+    """int64 document numbers of each row's positives, in their order."""
     documents: np.ndarray
-    """(N, D) float16 of unit length, each text once."""
+    """(N, D) float16 unit vectors, each text once."""
     itself: np.ndarray
-    """(n,) int64 place of the query's own text among the documents; `NOT_THERE`: it is none."""
+    """(n,) int64 number of the document equal to the query's text; `NOT_THERE` if none is."""
 
 
 def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
-    """A shard out of the files of all parts; None: it has no rows.
+    """Gather a shard from the files of all parts; None if it has no rows.
 
     Raises:
         ArtifactError: a file is missing or broken.
@@ -176,12 +176,12 @@ def gather(folder: str, parts: Sequence[Part], number: int) -> Shard | None:
 
 
 def _column(vectors: np.ndarray) -> pa.Array:
-    """(n, D) float16 as a column of lists of fixed length."""
+    """(n, D) float16 as a fixed-size list column."""
     flat = pa.array(np.ascontiguousarray(vectors, dtype=np.float16).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
 
 
 def _vectors(column: pa.ChunkedArray) -> np.ndarray:
-    """What `_column` made a column of."""
+    """(n, D) float16 from a column made by `_column`."""
     flat = pc.list_flatten(column).to_numpy()
     return np.asarray(flat).reshape(-1, column.type.list_size)

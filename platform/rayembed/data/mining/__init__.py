@@ -1,1 +1,1 @@
-"""Hard negatives from a teacher: rules, the search they use, tasks over parts."""
+"""Hard-negative mining with teachers: rules, search, and tasks over parts."""

@@ -1,4 +1,4 @@
-"""A teacher's list of candidates for each query, and why those that are refused are.
+"""Candidate lists of a teacher for each query, with the reason for each refusal.
 
 Q queries, C places of a list.
 """
@@ -24,30 +24,30 @@ REASONS = {
     NEAR_DUPLICATE: "near-duplicate of a positive",
     RULE: "by the rule",
 }
-"""What the audit calls them. A candidate counts under the first that was found against it."""
+"""Names of refusal reasons in the audit. A candidate counts under its first reason."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """One teacher's lists, best first."""
+    """Candidate lists of one teacher, best first."""
 
     scores: np.ndarray
-    """(Q, C) float32, `-inf` where there is none."""
+    """(Q, C) float32 scores, `-inf` for empty places."""
     ids: np.ndarray
-    """(Q, C) int64, `NO_RESULT` where there is none."""
+    """(Q, C) int64 document ids, `NO_RESULT` for empty places."""
     hashes: np.ndarray
-    """(Q, C) int64 of the texts, `NO_HASH` where there is none."""
+    """(Q, C) int64 text hashes, `NO_HASH` for empty places."""
     status: np.ndarray
-    """(Q, C) uint8: `OPEN`, `EMPTY` or the reason against it."""
+    """(Q, C) uint8 state: `OPEN`, `EMPTY` or the reason for refusal."""
 
     @property
     def open(self) -> np.ndarray:
-        """(Q, C) bool: nothing was found against it so far."""
+        """(Q, C) bool mask of candidates not refused so far."""
         return np.asarray(self.status == OPEN)
 
 
 def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) -> Candidates:
-    """The lists that a search found.
+    """Candidate lists from a search result.
 
     Args:
         text_hash: int64 by id.
@@ -59,13 +59,13 @@ def candidates_of(scores: np.ndarray, ids: np.ndarray, text_hash: np.ndarray) ->
     return Candidates(scores, ids, hashes, status)
 
 
-def without_never(
+def without_ineligible(
     candidates: Candidates, queries: Queries, corpus: Corpus, *, skip: int, given: bool
 ) -> Candidates:
-    """The lists with all refused that is no negative whatever it scores.
+    """Refuse candidates that are no negatives at any score, such as positives and the query itself.
 
-    First ranks, the query itself, its positives (also those of other rows that ask the same), and
-    documents of its class.
+    Refused are the first ranks, the query itself, its positives (including those of other rows with
+    the same query), and documents of its class.
 
     Args:
         given: also the negatives that the row brings.
@@ -89,19 +89,19 @@ def without_never(
 
 
 def given_positives(queries: Queries, corpus: Corpus) -> np.ndarray:
-    """(G,) bool: which of the negatives that rows bring are positives of their queries."""
+    """(G,) bool mask of the rows' own negatives that are positives of their queries."""
     asker = queries.of_row[queries.given_of]
     positives = np.sort(pair_hash(corpus.text_hash[queries.positive], queries.positive_of))
     return among(positives, pair_hash(queries.given_hash, asker))
 
 
 def without_near_duplicates(candidates: Candidates, copies: np.ndarray) -> Candidates:
-    """The lists with copies of positives refused; `copies` is (Q, C) bool."""
+    """Refuse copies of positives; `copies` is a (Q, C) bool mask."""
     return _refused(candidates, [(NEAR_DUPLICATE, copies)])
 
 
 def by_rule(candidates: Candidates, scores: np.ndarray, highest: np.ndarray) -> Candidates:
-    """The lists with all refused that scores above what a negative may.
+    """Refuse candidates that score above the rule's limit.
 
     Args:
         scores: (Q, C) by which the rule decides.
@@ -111,7 +111,8 @@ def by_rule(candidates: Candidates, scores: np.ndarray, highest: np.ndarray) -> 
 
 
 def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
-    """(Q, C) columns in a uniform order that depends on salt and texts alone; open ones first.
+    """(Q, C) columns in a uniform random order that depends on salt and texts only; open ones
+    first.
 
     Args:
         salt: (Q,) uint64.
@@ -121,7 +122,7 @@ def draw_order(candidates: Candidates, salt: np.ndarray) -> np.ndarray:
 
 
 def score_order(candidates: Candidates, scores: np.ndarray) -> np.ndarray:
-    """(Q, C) columns by falling score, then by rank; open ones first."""
+    """(Q, C) columns by falling score, ties by rank; open ones first."""
     return np.lexsort((-scores, ~candidates.open))
 
 
@@ -135,5 +136,7 @@ def _refused(candidates: Candidates, against: Sequence[tuple[int, np.ndarray]]) 
 def _of_rows(
     hashes: np.ndarray, asker: np.ndarray, of: np.ndarray, wanted: np.ndarray
 ) -> np.ndarray:
-    """(Q, C) whether a hash is one of those wanted by its row's asker; `wanted` is by `of`."""
+    """(Q, C) bool: whether a hash is among the values wanted for its query; `wanted` is grouped by
+    `of`.
+    """
     return among(np.sort(pair_hash(wanted, of)), pair_hash(hashes, asker[:, None]))

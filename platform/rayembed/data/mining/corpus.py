@@ -1,8 +1,8 @@
-"""The documents to mine from: what is known of all of them, vectors and texts on disk.
+"""The corpus to mine from: metadata of all documents in memory, vectors and texts on disk.
 
-Documents are the positives of all rows and those of a corpus of their own. A text counts once,
-where it comes first; its id is its place among those. A process holds some 60 bytes of each
-document, 110 while it begins (`benchmarks/index_memory.py`), and reads vectors and texts part by
+Documents are the positives of all rows and those of a separate corpus. A text counts once, at its
+first occurrence; its id is its rank among first occurrences. A process holds some 60 bytes of each
+document, 110 while it starts (`benchmarks/index_memory.py`), and reads vectors and texts part by
 part.
 
 N documents, M distinct texts of a part, D embedding width.
@@ -21,52 +21,52 @@ from rayembed.data.parts import Part, read_index, read_table
 from rayembed.data.vectors.embed import PartTexts, Vectors
 
 MOST_SHARED = 1000
-"""Positives up to which rows that ask the same share theirs. A query of more ("Untitled") tells
-nothing of them; and its positives are read for every part that asks it."""
+"""Maximum number of positives that rows with the same query share. A query with more ("Untitled")
+says nothing about them, and they would be read for every part that has it."""
 
 
 @dataclass(frozen=True)
 class CorpusFiles:
-    """Where the documents lie."""
+    """Locations of the corpus' documents and vectors."""
 
     records: tuple[Part, ...]
     """Parts of rows, whose positives are documents."""
     documents: tuple[Part, ...]
-    """Parts of further documents."""
+    """Parts of additional documents."""
     index: Vectors
-    """Vectors of any teacher; beside them stands which texts a part has."""
+    """Vector files of any teacher; they also record which texts a part has."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of them, in the order of their documents."""
+        """All parts, in the order of their documents."""
         return (*self.records, *self.documents)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is known of all documents in memory."""
+    """In-memory metadata of all documents."""
 
     files: CorpusFiles
     keep: tuple[np.ndarray, ...]
-    """For each part (M,) bool: the text did not come before."""
+    """For each part an (M,) bool mask of texts that occur in no earlier part."""
     starts: np.ndarray
-    """(parts + 1,) int64 id of each part's first document; at the end N."""
+    """(parts + 1,) int64 id of each part's first document; the last entry is N."""
     text_hash: np.ndarray
-    """(N,) int64 by id."""
+    """(N,) int64 text hash by id."""
     by_hash: np.ndarray
-    """(N,) int64 ids in the order of their hashes."""
+    """(N,) int64 ids sorted by hash."""
     classes: np.ndarray
-    """Sorted uint64, one of each text and class that it has; see `of_class`."""
+    """Sorted uint64 hashes of text and class, one for each class of a text; see `of_class`."""
     shared_query: np.ndarray
-    """(S,) int64, sorted: the hash of a query that several rows ask, once for each positive where
-    there are up to `MOST_SHARED`."""
+    """(S,) int64, sorted: hash of a query that several rows have, repeated for each of its
+    positives; only queries with at most `MOST_SHARED`."""
     shared_document: np.ndarray
-    """(S,) int64: a positive of that query."""
+    """(S,) int64 hash of a positive of that query."""
     vague_query: np.ndarray
-    """int64, sorted: the hashes of queries that are not among those, for too many positives."""
+    """int64, sorted: hashes of the queries with more positives than `MOST_SHARED`."""
 
     def shards(self, vectors: Vectors) -> Iterator[np.ndarray]:
-        """The vectors of all documents by id, float16 and part by part."""
+        """Vectors of all documents by id, float16, part by part."""
         for part, keep in zip(self.files.parts, self.keep, strict=True):
             found = vectors.documents(part)
             yield found if keep.all() else found[keep]
@@ -74,8 +74,8 @@ class Corpus:
     def vectors_of(
         self, vectors: Vectors, documents: np.ndarray
     ) -> Iterator[tuple[slice, np.ndarray]]:
-        """(n, D) float16 of documents, sorted ids that may repeat: those of one part at a time,
-        with where they stand among the ids. Only parts that have some are read.
+        """(n, D) float16 vectors of documents, given sorted ids with repetition: one part at a
+        time, with their positions among the ids. Only parts with requested ids are read.
         """
         for number, inside in self._by_part(documents):
             places = np.flatnonzero(self.keep[number])[inside]
@@ -84,7 +84,7 @@ class Corpus:
             yield slice(start, start + len(inside)), found[places]
 
     def texts_of(self, documents: Collection[int]) -> dict[int, str]:
-        """The texts of documents by id; only parts that have some are read."""
+        """Texts of documents by id; only parts with requested ids are read."""
         texts: dict[int, str] = {}
         wanted = np.array(sorted(documents), dtype=np.int64)
         for number, inside in self._by_part(wanted):
@@ -94,24 +94,24 @@ class Corpus:
         return texts
 
     def ids_of(self, text_hash: np.ndarray) -> np.ndarray:
-        """The ids of documents, by hashes that the corpus has."""
+        """Ids of documents by hash; every hash must be in the corpus."""
         places = np.searchsorted(self.text_hash, text_hash, sorter=self.by_hash)
         return np.asarray(self.by_hash[places])
 
     def of_class(self, text_hash: np.ndarray, label_hash: np.ndarray) -> np.ndarray:
-        """Whether texts have a class; both arrays of one shape, bool of that shape comes back."""
+        """Whether texts have a class, elementwise; bool of the arrays' common shape."""
         return among(self.classes, pair_hash(text_hash, label_hash))
 
     def shares(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool: several rows ask the query, and share their positives."""
+        """(n,) bool: several rows have the query and share their positives."""
         return among(self.shared_query, query_hash)
 
-    def asked_too_often(self, query_hash: np.ndarray) -> np.ndarray:
-        """(n,) bool: several rows ask the query, with more positives than `MOST_SHARED`."""
+    def is_vague(self, query_hash: np.ndarray) -> np.ndarray:
+        """(n,) bool: several rows have the query, with more positives than `MOST_SHARED`."""
         return among(self.vague_query, query_hash)
 
     def positives_of(self, query_hash: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of queries that rows share: the place in `query_hash` and a positive, for each."""
+        """Positives of shared queries, as pairs of an index into `query_hash` and a positive."""
         first = np.searchsorted(self.shared_query, query_hash, "left")
         count = np.searchsorted(self.shared_query, query_hash, "right") - first
         of = np.repeat(np.arange(len(query_hash)), count)
@@ -119,7 +119,7 @@ class Corpus:
         return of, self.shared_document[first[of] + within]
 
     def _by_part(self, documents: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Numbers of the parts that have some of the ids (sorted), these counted from its first."""
+        """Parts that have any of the sorted ids, with these counted from the part's first id."""
         edges = np.searchsorted(documents, self.starts)
         for number in np.flatnonzero(np.diff(edges)).tolist():
             inside = documents[edges[number] : edges[number + 1]]
@@ -138,7 +138,7 @@ class Corpus:
 
 @lru_cache(maxsize=1)
 def open_corpus(files: CorpusFiles) -> Corpus:
-    """What is known of the documents, read once a process."""
+    """Load the corpus metadata, once for each process."""
     texts = [files.index.texts(part) for part in files.parts]
     hashes = [known.text_hash for known in texts]
     every = np.concatenate([np.empty(0, np.int64), *hashes])
@@ -164,7 +164,7 @@ def open_corpus(files: CorpusFiles) -> Corpus:
 
 
 def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is one of those wanted, which are sorted; bool of the values' shape."""
+    """Whether each value is in the sorted array `wanted`; bool of the values' shape."""
     if not len(wanted):
         return np.zeros(values.shape, dtype=bool)
     places = np.searchsorted(wanted, values).clip(max=len(wanted) - 1)
@@ -172,15 +172,15 @@ def among(wanted: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def pair_hash(text_hash: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """uint64 that stands for a text and another int64 together, such as its class."""
+    """uint64 hash of a text combined with another int64, such as its class."""
     return mixed(text_hash.view(np.uint64) ^ mixed(other))
 
 
 def _shared(
     parts: tuple[Part, ...], texts: list[PartTexts]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Hashes of queries that several rows ask, sorted, each with the hash of a positive; and of
-    those that have too many positives.
+    """Sorted hashes of queries that several rows have, each with a positive's hash; and queries
+    with too many positives.
     """
     asked = read_index(parts).query_hash
     distinct, times = np.unique(asked, return_counts=True)

@@ -1,4 +1,4 @@
-"""What mining tells of itself: counts, histograms and examples, added up over all parts."""
+"""Mining statistics: counts, histograms and examples, summed over all parts."""
 
 import heapq
 import json
@@ -11,29 +11,30 @@ from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.data.hashes import mixed, text_hash
 from rayembed.data.mining.candidates import EMPTY, REASONS, Candidates
 from rayembed.data.records import Record
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 EXAMPLES = 20
-"""To read, of all rows."""
+"""Examples shown in the audit, over all rows."""
 
 HISTOGRAM_EDGES = np.linspace(-1.0, 1.0, 101)
-"""100 bins of width 0.02; cosines that rounding puts outside count in the outer ones."""
+"""Edges of 100 bins of width 0.02; cosines outside by rounding count in the outer bins."""
 
 _NO_SCORES = np.zeros(len(HISTOGRAM_EDGES) - 1, dtype=np.int64)
 _SHOWN_CHARACTERS = 300
 
 
 def histogram(scores: np.ndarray) -> str:
-    """How many scores fall into each of the 100 bins, as one text: numbers between spaces.
+    """Counts of scores in the 100 bins, as one text of space-separated numbers.
 
-    One process holds those of all parts, and a text takes a tenth of what numbers do.
+    A single process holds the histograms of all parts, and a text takes a tenth of the memory of
+    numbers.
     """
     inside = np.clip(scores.astype(np.float64), -1.0, 1.0)
     return " ".join(map(str, np.histogram(inside, bins=HISTOGRAM_EDGES)[0]))
 
 
 def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict[str, int]:
-    """Reason → candidates that it kept out, over all rows and teachers, those of zero left out.
+    """Reason → refused candidates over all rows and teachers, without zeros.
 
     Args:
         copies: near-duplicates that were met while negatives were chosen.
@@ -47,13 +48,13 @@ def refused_counts(lists: Sequence[Candidates], copies: int, given: int) -> dict
     return {name: count for name, count in by_reason.items() if count}
 
 
-def looked_at(lists: Sequence[Candidates]) -> int:
-    """Candidates of all rows and teachers."""
+def count_candidates(lists: Sequence[Candidates]) -> int:
+    """Number of candidates over all rows and teachers."""
     return sum(int((candidates.status != EMPTY).sum()) for candidates in lists)
 
 
 def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
-    """Order and row of those to show: the lowest by a hash of their ids, in whatever part."""
+    """Order and row number of the examples: rows with the lowest id hashes over all parts."""
     keys = mixed(np.array([text_hash(record.id) for record in records], dtype=np.int64))
     return [(int(keys[row]), int(row)) for row in np.argsort(keys, kind="stable")[:EXAMPLES]]
 
@@ -61,7 +62,7 @@ def rows_to_show(records: Sequence[Record]) -> list[tuple[int, int]]:
 def example(
     record: Record, refused: Sequence[tuple[str, float]], positive_score: float
 ) -> dict[str, Any]:
-    """A mined row to read.
+    """One mined row for the audit.
 
     Args:
         refused: texts that the rule refused, with the scores by which it did.
@@ -87,13 +88,13 @@ def example(
 
 
 def write_examples(folder: str, part: str, examples: Mapping[int, Mapping[str, Any]]) -> None:
-    """Keep a part's rows to read, by their order, for `add_up_mining`."""
+    """Write a part's examples with their order, for `add_up_mining`."""
     content = json.dumps({str(order): one for order, one in examples.items()}, ensure_ascii=False)
     write_atomic(join(folder, f"{part}.json"), content.encode())
 
 
 def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
-    """Entries of the manifest over the results of all parts.
+    """Manifest entries, aggregated over the results of all parts.
 
     Args:
         folder: what `write_examples` was given; only the files of rows that are shown are read.
@@ -122,7 +123,7 @@ def add_up_mining(results: Sequence[Result], folder: str) -> dict[str, Any]:
 
 
 def _sum(of_parts: Iterable[Sequence[Mapping[str, str]]]) -> list[dict[str, list[int]]]:
-    """For each teacher the histograms of all parts as one."""
+    """Sum of the parts' histograms for each teacher."""
     sums: list[dict[str, np.ndarray]] = []
     for of_teachers in of_parts:
         sums = sums or [dict.fromkeys(one, _NO_SCORES) for one in of_teachers]

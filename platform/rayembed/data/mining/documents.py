@@ -1,4 +1,4 @@
-"""A corpus of its own to mine from: files of documents become parts, which a teacher embeds.
+"""A separate corpus to mine from: document files become parts, which a teacher embeds.
 
 Parts of documents are Parquet files of one column, `text`, named by their content.
 """
@@ -17,26 +17,26 @@ from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config import mining as settings
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import DEFAULT_REJECTED_SHARE
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
-from rayembed.data.units import Result, add_up, run_units
-from rayembed.data.vectors.embed import PartTexts, PartUnit, Vectors, finite
+from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.work_items import Result, add_up, run_resumable
 from rayembed.errors import DataError
 
 CODE_VERSION = 2
-"""Of reading documents; raised whenever others come of the same files."""
+"""Code version of reading documents; bump when the same files yield others."""
 
 SCHEMA = pa.schema([("text", pa.string())])
 
 _DOCUMENTS_PER_PART = 16_384
-"""Vectors of 4,096 dimensions are 134 MB then."""
+"""Documents in a part; vectors of 4,096 dimensions then take 134 MB."""
 
 _DUPLICATE = "duplicate"
 _EXAMPLES_PER_UNIT = 3
@@ -45,33 +45,33 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True)
 class DocumentPiece:
-    """A piece of the files as a unit of work."""
+    """Work item: a piece of the document files."""
 
     piece: Piece
 
     @property
     def key(self) -> str:
-        """Hash of which bytes of which file."""
+        """Hash of the file and byte range."""
         return xxhash.xxh3_128_hexdigest(repr(self.piece).encode())
 
 
 @dataclass(frozen=True)
 class ReadDocuments:
-    """Task: parts of the documents of a piece, each text once and none that is held out."""
+    """Task: write the documents of a piece as parts, without duplicates and held-out texts."""
 
     folder: str
     column: str
     held_out: HeldOut
 
-    def __call__(self, unit: DocumentPiece) -> Result:
-        """`parts`, counts and examples of rejected rows; a row may hold several documents."""
+    def __call__(self, item: DocumentPiece) -> Result:
+        """Report `parts`, counts and rejected examples; a row may hold several documents."""
         waiting: dict[str, None] = {}
         seen: set[int] = set()
         parts: list[Part] = []
         rejected: dict[str, int] = {}
         examples: list[dict[str, str]] = []
         rows = 0
-        for row in read_rows(unit.piece, (self.column,)):
+        for row in read_rows(item.piece, (self.column,)):
             rows += 1
             texts = documents_of(row, self.column)
             if not isinstance(texts, str):
@@ -100,9 +100,7 @@ class ReadDocuments:
         }
 
     def _not_held_out(self, row: Row | BadRow, texts: Sequence[str]) -> list[str]:
-        """The row's documents that an evaluation does not show; none where one of the texts that
-        `column` joins is held out.
-        """
+        """Documents of a row but held-out ones; none if a text that `column` joins is held out."""
         held = self.held_out.texts
         level, dot, names = self.column.rpartition(".")
         for name in names.split("+") if held and "+" in names else ():
@@ -114,32 +112,32 @@ class ReadDocuments:
 
 @dataclass(frozen=True)
 class EmbedDocuments:
-    """Task: the vectors of a part of documents."""
+    """Task: embed a part of documents."""
 
     vectors: Vectors
     config: settings.Teacher
     load: Callable[[settings.Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """Counts of documents; vectors that are there are not made again."""
-        rows = unit.part.rows
-        if not self.vectors.has(unit.part):
-            texts = read_table(unit.part.path)["text"].to_pylist()
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report counts of documents; existing vectors are not recomputed."""
+        rows = item.part.rows
+        if not self.vectors.has(item.part):
+            texts = read_table(item.part.path)["text"].to_pylist()
             encoder = self.load(self.config, self.vectors.weights, device)
             found = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save(unit.part, found[:0], found, known_of(texts))
+            self.vectors.save(item.part, found[:0], found, known_of(texts))
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def corpus_of(
-    workshop: Workshop, corpus: settings.Corpus, held_out: HeldOut
-) -> tuple[Making, list[Piece]]:
-    """The folder of the corpus' documents, which need not be there yet, and what it is made of.
+    context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
+) -> tuple[ArtifactWriter, list[Piece]]:
+    """Writer and inputs of the corpus' folder, which may not exist yet.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
     """
-    pieces = list_pieces(_below_root(workshop.root, corpus.path))
+    pieces = list_pieces(_below_root(context.root, corpus.path))
     named = [[file_name(p.path), p.start, p.version] for p in pieces]
     inputs = {
         "code": CODE_VERSION,
@@ -147,32 +145,32 @@ def corpus_of(
         "source": fingerprint(named),
         "held_out": fingerprint(sorted(map(str, held_out.texts))),
     }
-    return Making(workshop.storage, "documents", "corpus", inputs), pieces
+    return ArtifactWriter(context.storage, "documents", "corpus", inputs), pieces
 
 
 def make_documents(
-    workshop: Workshop,
+    context: PipelineContext,
     corpus: settings.Corpus,
-    making: Making,
+    writer: ArtifactWriter,
     pieces: Sequence[Piece],
     held_out: HeldOut,
-) -> Prepared:
-    """The folder of the corpus' documents, made or found.
+) -> DatasetArtifact:
+    """Make or reuse the folder of the corpus' documents.
 
     Raises:
         DataError: no documents, or too many rows without one.
     """
-    if (found := making.found()) is not None:
+    if (found := writer.existing()) is not None:
         return found
-    task = ReadDocuments(making.parts_folder, corpus.text, held_out)
-    units = [DocumentPiece(piece) for piece in pieces]
-    results = run_units(making.folder, "documents", task, units, workshop.execute)
+    task = ReadDocuments(writer.parts_folder, corpus.text, held_out)
+    items = [DocumentPiece(piece) for piece in pieces]
+    results = run_resumable(writer.folder, "documents", task, items, context.execute)
     _accept(corpus, results)
-    return making.finish(results, [part for result in results for part in result["parts"]])
+    return writer.finish(results, [part for result in results for part in result["parts"]])
 
 
 def documents_of(row: Row | BadRow, column: str) -> list[str] | str:
-    """The documents of a row, or the reason why it has none."""
+    """Documents of a row, or the reason why it has none."""
     if isinstance(row, BadRow):
         return row.reason
     value = read_column(row.values, column)
@@ -195,7 +193,7 @@ def _shown(row: Row | BadRow) -> str:
 
 
 def write_documents(folder: str, texts: Sequence[str]) -> Part:
-    """The part below `folder` that holds the texts; writing it again changes nothing."""
+    """Write texts as a part below `folder`; idempotent."""
     content = parquet_bytes(pa.table({"text": list(texts)}, SCHEMA))
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     write_atomic(path, content)
@@ -203,7 +201,7 @@ def write_documents(folder: str, texts: Sequence[str]) -> Part:
 
 
 def known_of(texts: Sequence[str]) -> PartTexts:
-    """What is known of a part's documents: rows it has none, and no classes."""
+    """Metadata of a part of documents: no rows and no classes."""
     nothing = np.empty(0, dtype=np.int64)
     hashes = np.array([text_hash(text) for text in texts], dtype=np.int64)
     return PartTexts(hashes, np.zeros(1, dtype=np.int64), nothing, nothing, nothing)
@@ -214,7 +212,7 @@ def _below_root(root: str, path: str) -> str:
 
 
 def _accept(corpus: settings.Corpus, results: Sequence[Result]) -> None:
-    """Return when there are documents and not too many rows without one."""
+    """Raise when there are no documents, or too many rows without one."""
     rows, documents, rejected = add_up(results)
     counts = ", ".join(f"{count} × {reason}" for reason, count in rejected.items())
     good = (_DUPLICATE, HELD_OUT_TEXT)

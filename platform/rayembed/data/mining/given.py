@@ -1,4 +1,4 @@
-"""Negatives that rows bring as the only candidates (`pool = given`): their vectors and lists."""
+"""Negatives from the rows themselves as the only candidates (`pool = given`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import numpy as np
 from rayembed.config.mining import Teacher
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors, finite
+from rayembed.data.vectors.embed import PartItem, Vectors, finite
 from rayembed.data.vectors.teacher import Encoder, load_teacher
+from rayembed.data.work_items import Result
 from rayembed.search.order import NO_RESULT
 
 _PAIRS_AT_A_TIME = 8192
@@ -18,32 +18,33 @@ _PAIRS_AT_A_TIME = 8192
 
 @dataclass(frozen=True)
 class EmbedGiven:
-    """Task: the vectors of the distinct negatives that a part's rows bring."""
+    """Task: embed the distinct negatives that a part's rows bring."""
 
     vectors: Vectors
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """Counts of rows; vectors that are there are not made again."""
-        rows = unit.part.rows
-        if not self.vectors.has_given(unit.part):
-            texts = given_texts(read_records(unit.part.path))
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report counts of rows; existing vectors are not recomputed."""
+        rows = item.part.rows
+        if not self.vectors.has_given(item.part):
+            texts = given_texts(read_records(item.part.path))
             encoder = self.load(self.config, self.vectors.weights, device)
             made = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save_given(unit.part, made)
+            self.vectors.save_given(item.part, made)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def given_texts(records: Sequence[Record]) -> list[str]:
-    """The distinct negatives of the records, in the order in which they come."""
+    """Distinct negatives of the records, in order of first occurrence."""
     return list(dict.fromkeys(n.text for record in records for n in record.negatives))
 
 
 def given_lists(
     records: Sequence[Record], queries: np.ndarray, given: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and ids of each row's own negatives, best first, as `search.exact.top_k` gives them.
+    """Scores and ids of each row's own negatives, best first, in the format of
+    `search.exact.top_k`.
 
     Args:
         queries: (Q, D) of unit length.

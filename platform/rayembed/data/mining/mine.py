@@ -1,4 +1,4 @@
-"""The mining step: records with hard negatives from a teacher, or from several."""
+"""The mining step: adds hard negatives from one or several teachers to records."""
 
 import logging
 from collections.abc import Sequence
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from rayembed.assets.storage import file_name
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import MiningConfig, Teacher
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
 from rayembed.data.mining.given import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Needs, run_tasks, run_units
-from rayembed.data.vectors.embed import PartUnit, Vectors, embed_parts
+from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
+from rayembed.data.work_items import Needs, run_resumable, run_tasks
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 5
-"""Of mining; raised whenever it chooses other negatives of the same inputs."""
+"""Code version of mining; bump when the same inputs yield other negatives."""
 
 
 def make_mined(
-    workshop: Workshop, dataset: DatasetConfig, before: Prepared, held_out: HeldOut
-) -> Prepared:
-    """The folder of the records with their hard negatives.
+    context: PipelineContext, dataset: DatasetConfig, parent: DatasetArtifact, held_out: HeldOut
+) -> DatasetArtifact:
+    """Mine a data set: folder of the records with their hard negatives.
 
     Args:
         held_out: what documents of `mining.corpus` may not be; the records were checked before.
@@ -41,56 +41,58 @@ def make_mined(
     """
     config = dataset.mining
     assert config is not None
-    weights = [workshop.teaching.fingerprint(one.teacher) for one in _teachers(config)]
+    weights = [context.teacher_loader.fingerprint(one.teacher) for one in _teachers(config)]
     rescoring = config.rescoring
-    cross_encoder = None if rescoring is None else workshop.teaching.fingerprint(rescoring.model)
-    corpus = corpus_of(workshop, config.corpus, held_out) if config.corpus is not None else None
-    inputs = _inputs(config, before, workshop.seed) | {
+    cross_encoder = (
+        None if rescoring is None else context.teacher_loader.fingerprint(rescoring.model)
+    )
+    corpus = corpus_of(context, config.corpus, held_out) if config.corpus is not None else None
+    inputs = _inputs(config, parent, context.seed) | {
         "teachers": weights,
         "cross_encoder": cross_encoder,
         "corpus": corpus and dict(corpus[0].inputs),
     }
-    making = Making(workshop.storage, "mined", dataset.name, inputs, before)
+    writer = ArtifactWriter(context.storage, "mined", dataset.name, inputs, parent)
 
-    def mine() -> Prepared:
+    def mine() -> DatasetArtifact:
         documents: list[Part] = []
         if config.corpus is not None and corpus is not None:
-            documents = make_documents(workshop, config.corpus, *corpus, held_out).parts
-        return _mine(workshop, dataset, before.parts, documents, making, weights, cross_encoder)
+            documents = make_documents(context, config.corpus, *corpus, held_out).parts
+        return _mine(context, dataset, parent.parts, documents, writer, weights, cross_encoder)
 
-    return making.once(mine)
+    return writer.get_or_make(mine)
 
 
 def _mine(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     records: Sequence[Part],
     documents: Sequence[Part],
-    making: Making,
+    writer: ArtifactWriter,
     weights: Sequence[str],
     cross_encoder: str | None,
-) -> Prepared:
-    """The folder; `weights` and `cross_encoder` are fingerprints."""
+) -> DatasetArtifact:
+    """Run the mining; `weights` and `cross_encoder` are fingerprints."""
     config = dataset.mining
     assert config is not None
     teachers = _teachers(config)
-    vectors = [_embedded(workshop, dataset, records, documents, teacher) for teacher in teachers]
-    working = making.working_folder
+    vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]
+    working = writer.working_folder
     task = MinePart(
-        making.parts_folder,
+        writer.parts_folder,
         working,
         CorpusFiles(tuple(records), tuple(documents), vectors[0]),
         tuple(MiningTeacher(*one) for one in zip(vectors, weights, strict=True)),
         config,
-        workshop.seed,
+        context.seed,
         cross_encoder or "",
     )
-    units = [PartUnit(part) for part in records]
+    items = [PartItem(part) for part in records]
     # A cross-encoder uses all CPUs of its machine, the search alone one.
     needs: Needs = "gpu or cpu" if config.rescoring is None else "gpu or machine"
     # Results stay beside the examples that they tell of, and go with them.
-    results = run_units(working, f"mine {dataset.name}", task, units, workshop.execute, needs)
-    made = making.finish(
+    results = run_resumable(working, f"mine {dataset.name}", task, items, context.execute, needs)
+    made = writer.finish(
         results,
         [part for result in results for part in result["parts"]],
         teachers=[
@@ -103,8 +105,8 @@ def _mine(
     return made
 
 
-def _tell(made: Prepared) -> None:
-    """Log what came of it: too few negatives are no error, and easy to overlook."""
+def _tell(made: DatasetArtifact) -> None:
+    """Log the outcome; too few negatives are reported, not an error."""
     told = made.manifest
     rows, none, candidates = told["rows_in"], told["without_negatives"], told["candidates"]
     log.info(
@@ -125,24 +127,24 @@ def _tell(made: Prepared) -> None:
         )
 
 
-def _inputs(config: MiningConfig, before: Prepared, seed: int) -> dict[str, object]:
-    """What decides the outcome beside models and files of documents."""
+def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[str, object]:
+    """Inputs of the folder's fingerprint other than models and document files."""
     return {
         "code": CODE_VERSION,
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
-        "records": before.fingerprint,
+        "records": parent.fingerprint,
         "seed": seed if config.sampling == "uniform" else None,
     }
 
 
 def _teachers(config: MiningConfig) -> tuple[Teacher, ...]:
-    """In the order in which they take turns."""
+    """Teachers in the order in which they take turns."""
     return (config, *config.further_teachers)
 
 
 def _settings(config: MiningConfig) -> dict[str, object]:
-    """All that decides what is chosen but for models and files, whose content counts instead."""
+    """Settings that decide the selection; models and files count by their content instead."""
     return config.model_dump(
         mode="json",
         exclude={
@@ -155,23 +157,23 @@ def _settings(config: MiningConfig) -> dict[str, object]:
 
 
 def _embedded(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     records: Sequence[Part],
     documents: Sequence[Part],
     teacher: Teacher,
 ) -> Vectors:
-    """The teacher's vectors of all that is scored."""
-    teacher = workshop.teaching.settled(teacher)
-    vectors = embed_parts(workshop, dataset.name, records, teacher)
+    """Teacher's vectors of everything to be scored."""
+    teacher = context.teacher_loader.settled(teacher)
+    vectors = embed_parts(context, dataset.name, records, teacher)
     digits = file_name(vectors.folder)
-    load, execute = workshop.teaching.load, workshop.execute
+    load, execute = context.teacher_loader.load, context.execute
     if documents:
-        units = vectors.missing(documents)
+        items = vectors.missing(documents)
         task = EmbedDocuments(vectors, teacher, load)
-        run_tasks(f"embed documents {digits}", task, units, execute, "gpu or machine")
+        run_tasks(f"embed documents {digits}", task, items, execute, "gpu or machine")
     if dataset.mining is not None and dataset.mining.pool == "given":
-        units = vectors.missing_given(records)
+        items = vectors.missing_given(records)
         given = EmbedGiven(vectors, teacher, load)
-        run_tasks(f"embed given {digits}", given, units, execute, "gpu or machine")
+        run_tasks(f"embed given {digits}", given, items, execute, "gpu or machine")
     return vectors

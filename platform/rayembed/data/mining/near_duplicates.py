@@ -1,4 +1,4 @@
-"""Texts that nearly are one another, by the word trigrams that they share."""
+"""Near-duplicate texts by shared word trigrams."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,9 +8,9 @@ from rayembed.data.words import words
 
 
 def trigrams(text: str) -> frozenset[tuple[str, ...]]:
-    """The text's word trigrams, without case and punctuation.
+    """Word trigrams of a text, without case and punctuation.
 
-    A text of fewer words is one shingle of what it has; one without words stands for itself.
+    A text with fewer words gives one n-gram of all its words; a text without words gives itself.
     """
     found = words(text)
     if len(found) < 3:
@@ -21,7 +21,7 @@ def trigrams(text: str) -> frozenset[tuple[str, ...]]:
 def is_near_duplicate(
     text: str, positives: Sequence[frozenset[tuple[str, ...]]], similarity: float
 ) -> bool:
-    """Whether the Jaccard similarity of trigrams with a positive's reaches `similarity`."""
+    """Whether the Jaccard similarity of trigrams with any positive reaches `similarity`."""
     own = trigrams(text)
     for other in positives:
         common = len(own & other)
@@ -38,7 +38,7 @@ def copies_among(
     positives: Sequence[Sequence[str]],
     similarity: float,
 ) -> dict[int, set[int]]:
-    """Of the documents that rows ask about (row → ids), the near-duplicates of their positives.
+    """Documents among the requested ones (row → ids) that nearly duplicate a positive of the row.
 
     Args:
         texts: of the documents by id.

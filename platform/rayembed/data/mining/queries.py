@@ -1,7 +1,7 @@
-"""What must be known of a part's queries to refuse what can be no negative of theirs.
+"""Queries of a part with everything that rules out false negatives.
 
-Rows that ask the same are one query with the positives of all: what follows from these is found
-once and not for each row.
+Rows with the same query form one query with the positives of all, so that dependent results are
+computed once instead of for each row.
 """
 
 from collections.abc import Sequence
@@ -17,31 +17,31 @@ from rayembed.data.vectors.embed import Vectors
 
 @dataclass(frozen=True)
 class Queries:
-    """N rows of a part that ask Q queries with P positives and bring G negatives."""
+    """Queries of a part: N rows with Q distinct queries, P positives and G own negatives."""
 
     query_hash: np.ndarray
-    """(N,) int64."""
+    """(N,) int64 hash of the query's text."""
     label_hash: np.ndarray
-    """(N,) int64, `NO_HASH` where there is no class."""
+    """(N,) int64 class hash, `NO_HASH` without a class."""
     of_row: np.ndarray
-    """(N,) int64: the query of each row."""
+    """(N,) int64 query number of each row."""
     first_row: np.ndarray
-    """(Q,) int64, sorted: the first row that asks it."""
+    """(Q,) int64, sorted: first row with the query."""
     positive_of: np.ndarray
-    """(P,) int64, sorted: the query of each positive; none is left out."""
+    """(P,) int64, sorted: query number of each positive; every query occurs."""
     positive: np.ndarray
-    """(P,) int64 ids of documents, distinct within a query."""
+    """(P,) int64 document ids, distinct within a query."""
     given_of: np.ndarray
-    """(G,) int64, sorted: the row of each given negative."""
+    """(G,) int64, sorted: row of each own negative."""
     given_hash: np.ndarray
-    """(G,) int64 of its text."""
+    """(G,) int64 hash of the negative's text."""
 
 
 def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
-    """What is known of the records' queries; the records are rows of the corpus.
+    """Queries of the records, which must be rows of the corpus.
 
-    A query that has too many positives in the corpus counts as another one in each of its rows,
-    with their own positives.
+    A query with too many positives in the corpus is treated as a separate query in each of its
+    rows, with that row's positives.
     """
     query_hash = _array([text_hash(record.query) for record in records])
     shared = corpus.shares(query_hash)
@@ -75,7 +75,7 @@ def queries_of(records: Sequence[Record], corpus: Corpus) -> Queries:
 def positive_texts(
     records: Sequence[Record], queries: Queries, corpus: Corpus
 ) -> list[tuple[str, ...]]:
-    """The texts of each query's positives; those of a row's own are not read again."""
+    """Texts of each query's positives; those in the rows themselves are not read again."""
     own = [dict.fromkeys(records[row].positives) for row in queries.first_row]
     count = np.bincount(queries.positive_of, minlength=len(own))
     further = (
@@ -91,7 +91,7 @@ def positive_texts(
 def lowest_scores(
     queries: Queries, query_vectors: np.ndarray, corpus: Corpus, vectors: Vectors
 ) -> np.ndarray:
-    """(N,) float32: the teacher's score of each row's query with its lowest-scoring positive.
+    """(N,) float32 teacher score of each row's query with its lowest-scoring positive.
 
     Args:
         query_vectors: (N, D) of unit length.
@@ -111,7 +111,7 @@ def lowest_scores(
 
 
 def lowest_of_queries(query: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The lowest of the scores of each query; `query` is sorted and leaves none out."""
+    """Lowest score of each query; `query` is sorted and has every number."""
     return np.asarray(np.minimum.reduceat(scores, np.flatnonzero(np.diff(query, prepend=-1))))
 
 

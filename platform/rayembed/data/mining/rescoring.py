@@ -1,4 +1,4 @@
-"""Rescoring: a cross-encoder scores positives and candidates in place of the teacher.
+"""Rescoring: a cross-encoder's scores of positives and candidates replace the teacher's.
 
 The model stays loaded in the process that uses it. N rows, C places of a list.
 """
@@ -21,20 +21,20 @@ from rayembed.errors import AssetError, DataError
 from rayembed.models.backbones import num_positions
 
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
-"""(n,) float32 scores in [0, 1] of n pairs of query and document."""
+"""Scores n query-document pairs: (n,) float32 in [0, 1]."""
 
 _QUERIES_AT_A_TIME = 512
-"""Whose candidates' texts are in memory together."""
+"""Queries whose candidate texts are in memory together."""
 
 _PAIRS_PER_BATCH_GPU = 256
 _PAIRS_PER_BATCH_CPU = 16
 
 
 def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") -> Scorer:
-    """The scores of the cross-encoder on `device`, loaded once a process.
+    """Load the cross-encoder on `device`, once for each process.
 
-    Its one output goes through the sigmoid whatever the model's own activation is, so that rules by
-    shares of the positive's score have a zero to go by.
+    Its single output passes through a sigmoid, whatever the model's own activation, so that rules
+    relative to the positive's score have a zero point.
 
     Args:
         weights: fingerprint of the weights; others of the same name are loaded anew.
@@ -46,10 +46,10 @@ def load_cross_encoder(config: CrossEncoder, weights: str, device: str = "cpu") 
 
 
 def check_cross_encoder(folder: Path, reference: str) -> None:
-    """Return when the model in the folder scores pairs with a head that was trained.
+    """Check that the folder holds a model that scores pairs with a trained head.
 
-    Of any other model transformers would make a classifier with random weights. The weights are
-    not read, only their names.
+    From any other model transformers would make a classifier with random weights. Only the names of
+    the weights are read.
 
     Raises:
         AssetError: it is none, or gives more than one number for a pair.
@@ -86,7 +86,7 @@ def check_cross_encoder(folder: Path, reference: str) -> None:
 
 
 def _saved_names(folder: Path) -> set[str]:
-    """Names of the weights in a folder."""
+    """Names of the weights in a model folder."""
     names: set[str] = set()
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -106,7 +106,7 @@ def rescore(
     similarity: float | None,
     score: Scorer,
 ) -> tuple[list[Candidates], list[np.ndarray], np.ndarray]:
-    """The cross-encoder's scores of what is open in the teachers' lists.
+    """Score the open candidates of the teachers' lists with the cross-encoder.
 
     Args:
         lists: one of each teacher; a document that stands in several, or in those of several rows

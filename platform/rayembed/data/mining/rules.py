@@ -1,4 +1,4 @@
-"""Which candidates a rule refuses as likely positives (arXiv 2407.15831, section 4)."""
+"""Rules that refuse likely positives among candidates (arXiv 2407.15831, section 4)."""
 
 import numpy as np
 
@@ -6,11 +6,11 @@ from rayembed.config.mining import MarginPos, MaxScore, PercPos, Rule, TopK
 
 
 def highest_scores(rule: Rule, positive_scores: np.ndarray) -> np.ndarray:
-    """(Q,) float64: the score that a negative of each query may have at most.
+    """(Q,) float64 maximum score of a negative for each query.
 
-    `top_k_perc_pos` takes `max_relative_score` times the positive's score where that is positive.
-    A negative one is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that a
-    negative scores below the positive always; multiplied it would rise above it.
+    `top_k_perc_pos` takes `max_relative_score` times the positive's score if that is positive. A
+    negative score is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that
+    negatives always score below the positive; a product would exceed it.
 
     Args:
         positive_scores: (Q,) of the lowest-scoring positive of each query. All of them are marked

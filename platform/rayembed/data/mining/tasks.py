@@ -1,4 +1,4 @@
-"""Mining over parts: a task that finds the hard negatives of a part's rows."""
+"""The mining task: finds the hard negatives of a part's rows."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,38 +13,38 @@ from rayembed.data.mining.candidates import (
     Candidates,
     candidates_of,
     given_positives,
-    without_never,
+    without_ineligible,
 )
-from rayembed.data.mining.choose import Chosen, choose
 from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
 from rayembed.data.mining.counts import (
+    count_candidates,
     example,
     histogram,
-    looked_at,
     refused_counts,
     rows_to_show,
     write_examples,
 )
-from rayembed.data.mining.decide import Decided, decide, salts
 from rayembed.data.mining.given import given_lists, given_texts
 from rayembed.data.mining.near_duplicates import copies_among
 from rayembed.data.mining.queries import Queries, lowest_scores, positive_texts, queries_of
+from rayembed.data.mining.ranking import RankedCandidates, rank_candidates, salts
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
+from rayembed.data.mining.selection import SelectedNegative, select_negatives
 from rayembed.data.parts import read_records, write_part
 from rayembed.data.records import Negative, Record
-from rayembed.data.units import Result
-from rayembed.data.vectors.embed import PartUnit, Vectors
+from rayembed.data.vectors.embed import PartItem, Vectors
+from rayembed.data.work_items import Result
 from rayembed.search.exact import top_k
 
 _REFUSED_SHOWN = 3
-"""Of an example, the best that the rule refused."""
+"""Best refused candidates shown in an example."""
 
 ReadTexts = Callable[[Collection[int]], Mapping[int, str]]
 
 
 @dataclass(frozen=True)
 class MiningTeacher:
-    """A teacher's vectors of all parts, and the fingerprint of its weights."""
+    """A teacher's vectors of all parts and the fingerprint of its weights."""
 
     vectors: Vectors
     weights: str
@@ -52,31 +52,31 @@ class MiningTeacher:
 
 @dataclass(frozen=True)
 class MinePart:
-    """Task: the records of a part with hard negatives."""
+    """Task: write the records of a part with hard negatives."""
 
     folder: str
-    """Where the new parts go."""
+    """Folder of the output parts."""
     examples: str
-    """Where rows to read go, of each part; `counts.add_up_mining` reads some."""
+    """Folder of each part's examples; `counts.add_up_mining` reads some."""
     files: CorpusFiles
     teachers: tuple[MiningTeacher, ...]
-    """In the order in which they take turns."""
+    """Teachers in the order in which they take turns."""
     config: MiningConfig
     seed: int
-    """Of uniform sampling."""
+    """Seed of uniform sampling."""
     cross_encoder: str = ""
-    """Fingerprint of its weights, where `config` names one."""
+    """Fingerprint of the cross-encoder's weights, if `config` names one."""
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """The new part, and what `counts.add_up_mining` adds up."""
-        records = read_records(unit.part.path)
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report the new part and the statistics that `counts.add_up_mining` aggregates."""
+        records = read_records(item.part.path)
         corpus = open_corpus(self.files)
         queries = queries_of(records, corpus)
         lists, lowest = [], []
         for teacher in self.teachers:
-            vectors = teacher.vectors.queries(unit.part)
-            lists.append(self._candidates(unit, records, queries, corpus, teacher, vectors, device))
+            vectors = teacher.vectors.queries(item.part)
+            lists.append(self._candidates(item, records, queries, corpus, teacher, vectors, device))
             lowest.append(lowest_scores(queries, vectors, corpus, teacher.vectors))
         read = _reader(records, corpus, self.config.pool == "given")
         positives = positive_texts(records, queries, corpus)
@@ -105,9 +105,9 @@ class MinePart:
             "mined": sum(map(len, chosen)),
             "without": sum(not record.negatives for record in done),
             "short": sum(len(r.negatives) < self.config.num_negatives for r in done),
-            "candidates": looked_at(lists),
+            "candidates": count_candidates(lists),
             "refused": refused_counts([one.candidates for one in decided], copies, dropped),
-            "vague": int(corpus.asked_too_often(queries.query_hash).sum()),
+            "vague": int(corpus.is_vague(queries.query_hash).sum()),
             "histograms": _histograms(decided, chosen),
             "part": part.digest,
             "examples_at": list(shown),
@@ -115,7 +115,7 @@ class MinePart:
 
     def _candidates(
         self,
-        unit: PartUnit,
+        item: PartItem,
         records: Sequence[Record],
         queries: Queries,
         corpus: Corpus,
@@ -123,23 +123,23 @@ class MinePart:
         vectors: np.ndarray,
         device: str,
     ) -> Candidates:
-        """The teacher's lists, without what is no negative whatever it scores."""
+        """Candidate lists of a teacher, without certain non-negatives."""
         given = self.config.pool == "given"
         if given:
-            found = given_lists(records, vectors, teacher.vectors.given(unit.part))
+            found = given_lists(records, vectors, teacher.vectors.given(item.part))
             hashes = np.array([text_hash(text) for text in given_texts(records)], dtype=np.int64)
         else:
             shards = corpus.shards(teacher.vectors)
             found = top_k(vectors, shards, self.config.candidates, device)
             hashes = corpus.text_hash
         lists = candidates_of(*found, hashes)
-        return without_never(lists, queries, corpus, skip=self.config.skip, given=not given)
+        return without_ineligible(lists, queries, corpus, skip=self.config.skip, given=not given)
 
     def _kept(
         self, records: Sequence[Record], queries: Queries, corpus: Corpus
     ) -> tuple[list[tuple[Negative, ...]], int]:
-        """The given negatives that stay as they are, of each row, and how many do not: those that
-        are positives of the query, be it in another row.
+        """Own negatives that each row keeps, and the number refused as positives of the same query
+        in any row.
         """
         if self.config.pool == "given":
             return [()] * len(records), 0
@@ -160,7 +160,7 @@ class MinePart:
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
         device: str,
-    ) -> list[Decided]:
+    ) -> list[RankedCandidates]:
         scores: Sequence[np.ndarray | None] = [None] * len(lists)
         if self.config.rescoring is not None:
             asked = [records[row].query for row in queries.first_row]
@@ -171,19 +171,19 @@ class MinePart:
             )
             lowest = [of_positives] * len(lists)
         return [
-            decide(*of_teacher, self.config, salts(records, self.seed, number))
+            rank_candidates(*of_teacher, self.config, salts(records, self.seed, number))
             for number, of_teacher in enumerate(zip(lists, scores, lowest, strict=True))
         ]
 
     def _chosen(
         self,
-        decided: Sequence[Decided],
+        decided: Sequence[RankedCandidates],
         queries: Queries,
         kept: Sequence[Sequence[Negative]],
         positives: Sequence[Sequence[str]],
         read: ReadTexts,
-    ) -> tuple[list[list[Chosen]], dict[int, str], int]:
-        """The negatives of each row, their texts by id, and how many copies were met."""
+    ) -> tuple[list[list[SelectedNegative]], dict[int, str], int]:
+        """Negatives of each row, their texts by id, and the number of copies met."""
         texts: dict[int, str] = {}
 
         def add(documents: Collection[int]) -> None:
@@ -200,17 +200,17 @@ class MinePart:
         wanted = [max(self.config.num_negatives - len(negatives), 0) for negatives in kept]
         by_teacher = [one.documents() for one in decided]
         lists = list(zip(*by_teacher, strict=True))
-        chosen, met = choose(lists, wanted, None if checked else copies)
+        chosen, met = select_negatives(lists, wanted, None if checked else copies)
         add({one.document for of_row in chosen for one in of_row})
         return chosen, texts, met
 
     def _negative(
         self,
         lists: Sequence[Candidates],
-        decided: Sequence[Decided],
+        decided: Sequence[RankedCandidates],
         texts: Mapping[int, str],
         row: int,
-        chosen: Chosen,
+        chosen: SelectedNegative,
     ) -> Negative:
         of_teacher = decided[chosen.teacher]
         rank = int(of_teacher.order[row, chosen.place])
@@ -225,7 +225,7 @@ class MinePart:
 
 
 def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts:
-    """What reads candidates' texts by their ids."""
+    """Function that reads candidates' texts by id."""
     if not given:
         return corpus.texts_of
     texts = given_texts(records)
@@ -233,9 +233,9 @@ def _reader(records: Sequence[Record], corpus: Corpus, given: bool) -> ReadTexts
 
 
 def _histograms(
-    decided: Sequence[Decided], chosen: Sequence[Sequence[Chosen]]
+    decided: Sequence[RankedCandidates], chosen: Sequence[Sequence[SelectedNegative]]
 ) -> list[dict[str, str]]:
-    """For each teacher, of the scores by which the rule decided."""
+    """Histograms of each teacher's scores that the rule used."""
     found = []
     for number, one in enumerate(decided):
         of = [
@@ -253,9 +253,9 @@ def _histograms(
 
 
 def _examples(
-    records: Sequence[Record], decided: Decided, read: ReadTexts
+    records: Sequence[Record], decided: RankedCandidates, read: ReadTexts
 ) -> dict[int, dict[str, Any]]:
-    """Rows to read by their order among those of all parts.
+    """Examples of rows, by their order over all parts.
 
     Each with what the rule refused of the first teacher's list.
     """

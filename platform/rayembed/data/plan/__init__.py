@@ -1,1 +1,1 @@
-"""The batch plan: policies that order rows, its files, and what a worker reads of it."""
+"""The batch plan: policies that order rows, the plan's files, and a worker's view of them."""

@@ -1,4 +1,4 @@
-"""A page beside the batch plan that shows what is trained: counts, lengths, examples."""
+"""Audit page of a batch plan: counts, lengths and examples of what is trained."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _POLICIES = {
 def write_audit(
     plan: BatchPlan, manifests: Mapping[str, Mapping[str, Any]], parts: Mapping[str, Sequence[Part]]
 ) -> str:
-    """Path of `audit.md` in the plan's folder; written where it is not there yet.
+    """Write `audit.md` into the plan's folder, unless it exists; returns its path.
 
     Args:
         manifests: of each data set's records.
@@ -41,7 +41,9 @@ def write_audit(
 
 
 def negatives_warning(plan: BatchPlan) -> str | None:
-    """One line about rows with fewer hard negatives than are asked for; None: all have them."""
+    """One warning line about rows with fewer hard negatives than requested; None if all have
+    enough.
+    """
     told = []
     for name, drawn in plan.manifest["datasets"].items():
         counts = drawn.get("negatives", {"none": 0, "fewer": 0})
@@ -64,7 +66,7 @@ def audit_dataset(
     manifest: Mapping[str, Any],
     records: Sequence[Record],
 ) -> str:
-    """The Markdown section of one data set."""
+    """Markdown section of one data set."""
     drawn = plan["datasets"][name]
     rejected = {**manifest["rejected"], **manifest["dropped"], **drawn["rejected"]}
     words = {
@@ -101,7 +103,7 @@ def audit_dataset(
 
 
 def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """What the stage asks of all rows, against what they have."""
+    """Available hard negatives of all rows against the number that the stage requests."""
     if "negatives" not in drawn:
         return []
     counts = drawn["negatives"]
@@ -112,7 +114,7 @@ def _negatives(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
 
 
 def _false_negatives(manifest: Mapping[str, Any]) -> list[str]:
-    """What clustering masks, where the data set was clustered."""
+    """False negatives that clustering masked, if the data set was clustered."""
     if "masked_share" not in manifest:
         return []
     similar = manifest["similarity"]
@@ -148,7 +150,9 @@ def _shares(values: Mapping[str, Any]) -> str:
 
 
 def _steps(plan: Mapping[str, Any], drawn: Mapping[str, Any]) -> list[str]:
-    """How many of the stage's steps are of the data set, where a step is of one."""
+    """Number of the stage's steps that draw from the data set, for policies with one data set a
+    step.
+    """
     if "steps" not in drawn:
         return []
     lines = [f"- steps: {drawn['steps']:,} of {plan['num_steps']:,}"]

@@ -1,9 +1,8 @@
-"""The batch plan: what stands in each global batch, decided before training and kept in files.
+"""The batch plan: contents of every global batch, fixed before training and stored in files.
 
-The plan knows no workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step, so the
-batches are the same for every W, and the plan can be read from any step with any W; so training may
-go on with another number of workers than wrote its checkpoint. `write` makes it.
-G rows of a global batch.
+The plan is independent of workers: worker r of W reads the slots [r·G/W, (r+1)·G/W) of each step,
+so the batches are the same for every W, and training may resume at any step with another number of
+workers. `write` makes it. G rows of a global batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,11 @@ from rayembed.data.records import SCHEMA, Record
 from rayembed.errors import DataError
 
 VERSION = 2
-"""Of the layout on disk; a plan of another version is made again."""
+"""Version of the layout on disk; plans of another version are remade."""
 
 
 class Pair(NamedTuple):
-    """What a row shows of itself to others of its batch."""
+    """Parts of a row that other rows of its batch need."""
 
     dataset: str
     query_instruction: str
@@ -35,14 +34,14 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """A finished plan on disk. Picklable; files are opened when they are read."""
+    """A finished plan on disk. Picklable; opens its files when they are read."""
 
     folder: str
     manifest: Mapping[str, Any]
 
     @classmethod
     def open(cls, folder: str) -> "BatchPlan":
-        """The plan in the folder (a local path, `s3://…` or `gs://…`).
+        """Open the plan in a folder (a local path, `s3://…` or `gs://…`).
 
         Raises:
             ArtifactError: no finished plan of this version there, or a broken one.
@@ -51,7 +50,7 @@ class BatchPlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the plan."""
+        """Number of steps in the plan."""
         return int(self.manifest["num_steps"])
 
     @property
@@ -61,16 +60,16 @@ class BatchPlan:
 
     @property
     def num_negatives(self) -> int:
-        """Most hard negatives of a row."""
+        """Maximum number of hard negatives of a row."""
         return int(self.manifest["num_negatives"])
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits of the content: every row at its place."""
+        """Content hash in hexadecimal digits: every row at its place."""
         return str(self.manifest["fingerprint"])
 
     def read(self, step: int, worker: int = 0, num_workers: int = 1) -> list[Record]:
-        """The records of one worker in one step, in slot order.
+        """Records of one worker in one step, in slot order.
 
         Raises:
             DataError: no such step or worker, or the workers cannot share the batch equally.
@@ -108,7 +107,7 @@ class BatchPlan:
         return self._files.read(step, first, last, names)
 
     def query_instructions(self) -> set[tuple[str, str]]:
-        """The distinct pairs of a data set's name and a query instruction of its rows.
+        """Distinct pairs of data set name and query instruction.
 
         Reads two columns of all files.
 

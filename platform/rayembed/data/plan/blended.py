@@ -1,29 +1,36 @@
-"""The `blended` order: every batch draws from all data sets, by share (NV-Embed)."""
+"""The `blended` policy: every batch draws from all data sets by share (NV-Embed)."""
 
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rayembed.data.plan.walks import Batch, Rows, Walk, generator, shares, whole_numbers
+from rayembed.data.plan.sampling import (
+    DatasetRows,
+    EpochSampler,
+    PlannedBatch,
+    generator,
+    shares,
+    whole_numbers,
+)
 from rayembed.errors import DataError
 
 
 def blended(
-    datasets: Sequence[Rows],
+    datasets: Sequence[DatasetRows],
     global_pairs: int,
     num_steps: int,
     seed: int,
     key: str,
     temperature: float | None = None,
-) -> Iterator[Batch]:
-    """The batches of all steps, in order.
+) -> Iterator[PlannedBatch]:
+    """Batches of all steps, in order.
 
-    Each batch has of each data set its share, where what rounding leaves over is carried to the
-    next step, so that the shares are exact to one row over any number of steps. A data set is
-    walked in seeded permutations, one an epoch; no row comes again before all others came. A row
-    whose query text the batch already has waits for the next batch, unless its epoch has no other
-    row left. More steps only add to the order.
+    Each batch holds each data set's share of rows; rounding remainders are carried to the next
+    step, so that shares are exact to one row over any number of steps. Data sets are sampled by
+    epoch in seeded permutations, without replacement. A row whose query text is already in the
+    batch waits for the next one, unless its epoch has no other row left. A larger number of steps
+    only extends the order.
 
     Args:
         key: names the stage, so that two stages with one seed differ.
@@ -41,14 +48,16 @@ def blended(
                 f"{global_pairs} pairs takes up to {needed} of them (share {part:.4g}); lower "
                 "batch.global_pairs or its weight, or add rows"
             )
-    walks = [Walk(rows.name, rows.query_hash, seed, key) for rows in datasets]
+    samplers = [EpochSampler(rows.name, rows.query_hash, seed, key) for rows in datasets]
     owed = np.zeros(len(datasets))
     for step in range(num_steps):
         owed += share * global_pairs
         counts = whole_numbers(owed, global_pairs)
         owed -= counts
         used: set[int] = set()
-        drawn = [walk.draw(int(count), used) for walk, count in zip(walks, counts, strict=True)]
+        drawn = [
+            sampler.draw(int(count), used) for sampler, count in zip(samplers, counts, strict=True)
+        ]
         places = np.repeat(np.arange(len(datasets), dtype=np.int32), counts)
         mixed = generator(seed, key, "slots", step).permutation(global_pairs)
-        yield Batch(places[mixed], np.concatenate(drawn)[mixed])
+        yield PlannedBatch(places[mixed], np.concatenate(drawn)[mixed])

@@ -1,4 +1,4 @@
-"""In-context examples before the queries of a step, as bge-en-icl draws them (arXiv 2409.15700).
+"""In-context examples in front of the queries of a step, as in bge-en-icl (arXiv 2409.15700).
 
 Examples are other pairs of the same global batch, so they need no data of their own. They depend on
 the plan, the step and the row's slot alone: every number of workers sees the same ones.
@@ -22,12 +22,12 @@ def with_examples(
     first_slot: int,
     tokenizer: InContextTokenizer,
 ) -> list[Record]:
-    """The records, each query's instruction with examples of its own before it.
+    """Records with in-context examples added to each query's instruction.
 
-    A query gets from none to `max_examples`, each number as likely, drawn without repetition from
-    the pairs of its data set with its instruction, and of these as many as the tokenizer's budget
-    has room for. Its own text and its positives are never shown. A query without instruction has
-    no template in which examples could stand, and gets none.
+    A query gets from none to `max_examples` examples, uniformly distributed, drawn without
+    replacement from the pairs of its data set with its instruction, as far as the tokenizer's
+    budget allows. Its own text and its positives are never shown. A query without instruction has
+    no template for examples and gets none.
 
     Args:
         first_slot: place of the first record in the global batch.

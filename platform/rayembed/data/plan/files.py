@@ -1,7 +1,7 @@
-"""How a plan gets from parts to files: rows are scattered by block of steps, then gathered.
+"""Writing of plan files: rows are scattered by block of steps, then gathered.
 
-Each part is read once and each block is put together once, so memory is bounded by a part and a
-block whatever the size of the data. Both are tasks over units, run here or by Ray Data.
+Each part is read once and each block is assembled once, so memory is bounded by a part and a block
+for any data size. Both are tasks over work items, run here or by Ray Data.
 """
 
 import json
@@ -18,30 +18,30 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.data.parts import read_table
 from rayembed.data.plan.step_files import write_steps
 from rayembed.data.records import NEGATIVE, SCHEMA
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
 ROWS_PER_FILE = 8192
-"""Rows of a file of the plan: some 50 MB of text with seven negatives a row."""
+"""Rows in a plan file: about 50 MB of text with seven negatives a row."""
 
 
 @dataclass(frozen=True)
 class PartPlaces:
-    """Where rows of one part stand in the plan; a row may stand in many places."""
+    """Plan positions of one part's rows; a row may have several."""
 
     path: str
     row: np.ndarray
-    """(m,) int64 rows of the part."""
+    """(m,) int64 row numbers of the part."""
     step: np.ndarray
-    """(m,) int64."""
+    """(m,) int64 step of each position."""
     slot: np.ndarray
-    """(m,) int32."""
+    """(m,) int32 slot of each position."""
 
     @property
     def key(self) -> str:
-        """Names the unit by part and places."""
+        """Unique name from part and positions."""
         digest = xxhash.xxh3_64()
         for array in (self.row, self.step, self.slot):
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -50,21 +50,21 @@ class PartPlaces:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Task: the rows of a part, each at its places, in one file for each block of steps."""
+    """Task: scatter a part's rows to their positions, one file for each block of steps."""
 
     folder: str
     steps_per_file: int
     num_negatives: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
-        """`files`: block → path of the rows of this part that stand in the block."""
-        table = _trim(read_table(unit.path), self.num_negatives)
-        return {"files": write_blocks(self.folder, table, unit, self.steps_per_file)}
+    def __call__(self, item: PartPlaces) -> Result:
+        """Report `files`: block → path of this part's rows in the block."""
+        table = _trim(read_table(item.path), self.num_negatives)
+        return {"files": write_blocks(self.folder, table, item, self.steps_per_file)}
 
 
 @dataclass(frozen=True)
 class Block:
-    """The steps of one file of the plan."""
+    """Work item: the steps of one plan file."""
 
     number: int
     first_step: int
@@ -74,19 +74,19 @@ class Block:
 
     @property
     def key(self) -> str:
-        """Names the unit by its number and its inputs."""
+        """Unique name from its number and inputs."""
         return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Task: one file of the plan, rows by step and slot, in row groups that workers read."""
+    """Task: gather one plan file, rows sorted by step and slot, in row groups that workers read."""
 
     folder: str
     global_pairs: int
 
     def __call__(self, block: Block) -> Result:
-        """`file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
+        """Report `file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
         table = read_block(self.folder, block, self.global_pairs).cast(PLAN_SCHEMA)
         name = write_steps(
             self.folder,
@@ -106,24 +106,24 @@ class Gather:
 
 
 def write_blocks(
-    folder: str, table: pa.Table, unit: PartPlaces, steps_per_block: int
+    folder: str, table: pa.Table, item: PartPlaces, steps_per_block: int
 ) -> dict[str, str]:
-    """Block → path of a file with the rows of the part that stand in it, and their places."""
-    block = unit.step // steps_per_block
+    """Write a part's rows by block, with their positions: block → path."""
+    block = item.step // steps_per_block
     files: dict[str, str] = {}
     for number in np.unique(block).tolist():
         chosen = np.flatnonzero(block == number)
-        rows = table.take(pa.array(unit.row[chosen]))
-        rows = rows.add_column(0, "slot", pa.array(unit.slot[chosen], pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(unit.step[chosen], pa.int64()))
-        path = join(folder, "scattered", f"{number:06d}", f"{unit.key}.parquet")
+        rows = table.take(pa.array(item.row[chosen]))
+        rows = rows.add_column(0, "slot", pa.array(item.slot[chosen], pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(item.step[chosen], pa.int64()))
+        path = join(folder, "scattered", f"{number:06d}", f"{item.key}.parquet")
         write_atomic(path, parquet_bytes(rows))
         files[str(number)] = path
     return files
 
 
 def blocks_of(scattered: Sequence[Result], num_steps: int, steps_per_block: int) -> list[Block]:
-    """The blocks of what `write_blocks` wrote, by the results of its tasks."""
+    """Blocks from the results of tasks that called `write_blocks`."""
     files: dict[int, list[str]] = {}
     for result in scattered:
         for block, path in result["files"].items():
@@ -140,7 +140,7 @@ def blocks_of(scattered: Sequence[Result], num_steps: int, steps_per_block: int)
 
 
 def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
-    """The rows of a block by step and slot.
+    """Rows of a block, sorted by step and slot.
 
     Raises:
         ArtifactError: the scattered files do not fill it.
@@ -159,7 +159,7 @@ def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
 
 
 def step_hash(rows: pa.Table) -> str:
-    """Hexadecimal digits of the content of the rows of a step, in their order."""
+    """Content hash of a step's rows in their order, in hexadecimal digits."""
     digest = xxhash.xxh3_64()
     for row in rows.to_pylist():
         digest.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode())
@@ -174,7 +174,7 @@ def part_places(
     slot: np.ndarray,
     most: int | None = None,
 ) -> list[PartPlaces]:
-    """The places of rows that count through the parts, for each part that has any.
+    """Positions of global row numbers, split by part; parts without any are left out.
 
     Args:
         most: places of a unit; a part with more of them gives several. None: no limit.
@@ -192,7 +192,7 @@ def part_places(
 
 
 def _trim(table: pa.Table, num_negatives: int) -> pa.Table:
-    """The table with at most the first `num_negatives` negatives of each row."""
+    """Table with at most the first `num_negatives` negatives of each row."""
     place = table.schema.get_field_index("negatives")
     if num_negatives:
         trimmed = pc.list_slice(table["negatives"], 0, num_negatives)

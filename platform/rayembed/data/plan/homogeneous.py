@@ -1,31 +1,38 @@
-"""The `homogeneous` order: every batch is of one data set and one language.
+"""The `homogeneous` policy: every batch has a single data set and language.
 
-So do Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental details): a query's negatives
-are then of its own kind, and are not told by the style of another data set.
+As in Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental details): a query's negatives
+are then of its own kind and not recognisable by another data set's style.
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rayembed.data.plan.walks import Batch, Rows, Walk, sequence, shares, whole_numbers
+from rayembed.data.plan.sampling import (
+    DatasetRows,
+    EpochSampler,
+    PlannedBatch,
+    sequence,
+    shares,
+    whole_numbers,
+)
 from rayembed.errors import DataError
 
 
 def homogeneous(
-    datasets: Sequence[Rows],
+    datasets: Sequence[DatasetRows],
     global_pairs: int,
     num_steps: int,
     seed: int,
     key: str,
     temperature: float | None = None,
-) -> Iterator[Batch]:
-    """The batches of all steps, in order.
+) -> Iterator[PlannedBatch]:
+    """Batches of all steps, in order.
 
-    Of the steps each data set has its share, and of a data set's steps each of its languages the
-    share of its rows to the power 1/T (None: of its rows), in whole numbers by largest remainder.
-    The steps stand in seeded order. Rows are walked as in `blended`, each language by itself.
-    Another number of steps is another order.
+    Steps are divided among data sets by share, and a data set's steps among its languages by rows
+    to the power 1/T (None: by rows), in whole numbers by largest remainder. The steps are in seeded
+    order. Rows are drawn as in `blended`, separately for each language. Another number of steps
+    gives another order.
 
     Args:
         datasets: with `language_hash`; each language has rows for a batch, see `large_enough`. One
@@ -41,7 +48,7 @@ def homogeneous(
     steps_of = whole_numbers(share * num_steps, num_steps)
     dataset_of: list[int] = []
     rows_of: list[np.ndarray] = []
-    walks: list[Walk] = []
+    samplers: list[EpochSampler] = []
     counts: list[int] = []
     for number, rows in enumerate(datasets):
         if not len(rows.query_hash):
@@ -60,14 +67,18 @@ def homogeneous(
         for language, chosen in zip(languages.tolist(), by_language, strict=True):
             dataset_of.append(number)
             rows_of.append(chosen)
-            walks.append(Walk(f"{rows.name}\0{language}", rows.query_hash[chosen], seed, key))
+            samplers.append(
+                EpochSampler(f"{rows.name}\0{language}", rows.query_hash[chosen], seed, key)
+            )
     for group in sequence(np.array(counts), seed, key).tolist():
-        drawn = walks[group].draw(global_pairs, set())
-        yield Batch(np.full(global_pairs, dataset_of[group], dtype=np.int32), rows_of[group][drawn])
+        drawn = samplers[group].draw(global_pairs, set())
+        yield PlannedBatch(
+            np.full(global_pairs, dataset_of[group], dtype=np.int32), rows_of[group][drawn]
+        )
 
 
 def large_enough(language_hash: np.ndarray, global_pairs: int) -> np.ndarray:
-    """(n,) bool: the row's language has rows for at least one batch.
+    """(n,) bool mask of rows whose language has enough rows for at least one batch.
 
     Args:
         language_hash: (n,) int64.

@@ -1,7 +1,7 @@
-"""From a batch back to the rows of the source: records, their origin, and what was done on the way.
+"""Lineage: traces a batch back to source rows, with the processing steps in between.
 
-A plan names the folder that each data set's rows came from, and each folder names the one before
-it, up to the converted records; see `prepare` for where they lie.
+A plan names the folder that each data set's rows came from, and each folder names its parent, up to
+the converted records; see `prepare` for their locations.
 """
 
 import posixpath
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayembed.assets.storage import exists, join
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
 from rayembed.data.plan.audit import negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Negative
 from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import ArtifactError
@@ -26,23 +26,23 @@ _KINDS = ("clustered", "mined", "filtered", "records", "synthetic")
 
 @dataclass(frozen=True)
 class RowLineage:
-    """Where one row of a batch came from."""
+    """Origin of one row of a batch."""
 
     slot: int
     dataset: str
     record: str
-    """Its id."""
+    """Record id."""
     origin: tuple[str, ...]
-    """Rows of the source that the record was made of."""
+    """Source rows that the record was made from."""
     negatives: tuple[Negative, ...]
-    """Those that the plan kept, each with rank, score, rule and teacher."""
-    chain: tuple[Prepared, ...]
+    """Negatives that the plan kept, each with rank, score, rule and teacher."""
+    chain: tuple[DatasetArtifact, ...]
     """Folders of the data set, from the one that the plan read back to the converted records. Their
-    manifests tell settings, teachers, counts and what was rejected."""
+    manifests have settings, teachers, counts and rejections."""
 
 
 def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
-    """The lineage of each row of a global batch, in slot order.
+    """Lineage of each row of a global batch, in slot order.
 
     Raises:
         DataError: no such step.
@@ -57,7 +57,7 @@ def lineage(plan: BatchPlan, step: int) -> list[RowLineage]:
     ]
 
 
-def folders_of(plan: BatchPlan) -> dict[str, tuple[Prepared, ...]]:
+def folders_of(plan: BatchPlan) -> dict[str, tuple[DatasetArtifact, ...]]:
     """Data set → its folders, from the one that the plan read back to the converted records.
 
     Raises:
@@ -75,8 +75,8 @@ def folders_of(plan: BatchPlan) -> dict[str, tuple[Prepared, ...]]:
     return {name: _chain(storage, name, str(found)) for name, found in inputs.items()}
 
 
-def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]:
-    found: list[Prepared] = []
+def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[DatasetArtifact, ...]:
+    found: list[DatasetArtifact] = []
     wanted: str | None = fingerprint
     while wanted is not None:
         folders = [join(storage, "data", kind, f"{dataset}-{wanted}") for kind in _KINDS]
@@ -86,14 +86,14 @@ def _chain(storage: str, dataset: str, fingerprint: str) -> tuple[Prepared, ...]
                 f"there is no folder of the records {dataset}-{wanted} below "
                 f"{join(storage, 'data')!r}; it was removed, or the plan was copied without it"
             )
-        found.append(open_prepared(folder))
+        found.append(open_artifact(folder))
         wanted = found[-1].manifest["inputs"].get("records")
     return tuple(found)
 
 
 def data_warnings(plan_folder: str) -> list[str]:
-    """What the stage's settings ask of its data and these do not give, and columns of theirs that
-    nobody reads: the lines that preparation ended with.
+    """Warnings that preparation ended with: data that the stage's settings request and the rows
+    lack, and columns that no setting reads.
 
     Raises:
         ArtifactError: as `lineage`.
@@ -104,9 +104,9 @@ def data_warnings(plan_folder: str) -> list[str]:
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:
-    """Data set → its folders, first to last, with what their manifests say of inputs and rows.
+    """Data set → its folders in order, with the inputs and row counts of their manifests.
 
-    For a model's run: plain values that stay when the folders are gone.
+    Stored with a model's run: plain values that remain when the folders are deleted.
 
     Raises:
         ArtifactError: as `lineage`.

@@ -1,7 +1,7 @@
-"""A worker's steps on Ray: processes of Ray Data make them ahead.
+"""A worker's input pipeline on Ray: Ray Data actors build step batches ahead of use.
 
-Training's workers and those processes import this module and not cleaning, mining and sources: each
-of them waits for its imports.
+Training workers and their processes import this module but not cleaning, mining and sources, as
+each of them waits for its imports.
 """
 
 import logging
@@ -15,25 +15,27 @@ from ray.data import ActorPoolStrategy
 from rayembed.errors import RayembedError
 
 _STEPS_PER_TASK = 16
-"""An actor's one after the other."""
+"""Consecutive steps that an actor builds in one task."""
 
 _STEPS_PER_EXECUTION = 8192
-"""20,000 tasks take Ray 17 s to set up before the first batch, and new actors take seconds too."""
+"""Steps of one Ray Data execution. Ray takes 17 s to set up 20,000 tasks before the first batch;
+starting new actors takes seconds too."""
 
 _BLOCK_BYTES = 4 << 20
-"""Small batches come together, as every block costs Ray some milliseconds; large ones alone."""
+"""Block size in bytes. Small batches share a block, as each block costs Ray some milliseconds; a
+large batch has its own."""
 
 _BYTES_READ_AHEAD = 256 << 20
-"""Batches of one worker that wait in the object store take at most so many bytes."""
+"""Maximum bytes of prefetched batches of one worker in the object store."""
 
 
-def made_on_ray(
+def prefetched_on_ray(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, processes: int
 ) -> Generator[Any]:
-    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
+    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.
 
-    Ray Data's actors make a few steps ahead on whatever CPUs there are. They reserve none, so that
-    they run beside training workers that hold all CPUs of a small machine.
+    Ray Data actors build a few steps ahead on any CPUs. They reserve none, so that they run beside
+    training workers that hold all CPUs of a small machine.
 
     Args:
         make: picklable, as `stream.PairSteps`; each actor has one copy of it, with what that has
@@ -64,7 +66,7 @@ def made_on_ray(
 
 
 class _StepActor:
-    """Keeps what makes steps, with what it has opened: a tokenizer, the footer of a file."""
+    """Ray actor with the step builder and what it has opened: a tokenizer, Parquet footers."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
@@ -74,9 +76,7 @@ class _StepActor:
 
 
 def result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
-    """What is made, pickled, or an error of ours as a value: raised, Ray Data would keep only its
-    text.
-    """
+    """Pickled result or rayembed error; if raised, Ray Data would keep only the error's text."""
     try:
         return pickle.dumps(make(*arguments))
     except RayembedError as error:
@@ -84,7 +84,7 @@ def result_or_error(make: Callable[..., Any], *arguments: Any) -> bytes:
 
 
 def keep_order(dataset: Any) -> Any:
-    """The execution options of the data set, whose rows will come in order and without noise."""
+    """Ray Data options for ordered rows without progress output."""
     dataset.context.print_on_execution_start = False
     dataset.context.enable_progress_bars = False
     # It would warn that the bars are off.
@@ -94,7 +94,7 @@ def keep_order(dataset: Any) -> Any:
 
 
 def results(dataset: Any) -> Iterator[Any]:
-    """The results in order; an error of ours in a worker is raised as itself."""
+    """Results in order; rayembed errors from workers are raised with their own class."""
     for row in dataset.iter_rows():
         result = pickle.loads(row["result"])
         if isinstance(result, RayembedError):

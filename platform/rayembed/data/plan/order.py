@@ -1,4 +1,4 @@
-"""From parts and settings to an order: which rows can be used, and where each stands."""
+"""Row order of a plan: selects usable rows and assigns each to steps and slots."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,16 @@ from rayembed.data.parts import Part, PartIndex, read_index, read_table
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.clustered import clustered
 from rayembed.data.plan.homogeneous import homogeneous, large_enough
-from rayembed.data.plan.walks import Rows
+from rayembed.data.plan.sampling import DatasetRows
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 MAX_SHARE_WITHOUT_NEGATIVES = 0.5
-"""Where rows learn from hard negatives alone, those that have none are left out and counted: of
-Wikipedia's descriptions 3, of its sentences 7 percent have a positive that scores so low that all
-100 candidates exceed the limit. More of them than this share are a mistake in the settings."""
+"""Maximum share of rows without hard negatives, where a stage learns from hard negatives alone.
+Such rows are left out and counted; a larger share indicates wrong settings. Typical shares: of
+Wikipedia's descriptions 3 and of its sentences 7 percent have a positive that scores so low that
+all 100 candidates exceed the limit."""
 
 NO_NEGATIVE = "no negative"
 SMALL_LANGUAGE = "fewer rows of its language than a batch"
@@ -27,58 +28,58 @@ SMALL_LANGUAGE = "fewer rows of its language than a batch"
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """What decides a plan, beside the rows."""
+    """Settings that decide a plan, besides the rows."""
 
     weights: Mapping[str, float]
-    """Share of each data set."""
+    """Sampling weight of each data set."""
     global_pairs: int
     num_negatives: int
     num_steps: int
     seed: int
     in_batch_negatives: bool
-    """Whether the stage uses in-batch negatives at all; otherwise every row needs hard ones."""
+    """Whether the stage uses in-batch negatives; if not, every row needs hard negatives."""
     key: str = ""
-    """Names the stage, so that two stages with one seed draw differently."""
+    """Name of the stage; separates the random draws of stages with equal seeds."""
     policy: Literal["blended", "homogeneous", "clustered"] = "blended"
     temperature: float | None = None
-    """T of `BatchConfig`."""
+    """Temperature T of `BatchConfig`."""
 
 
 @dataclass(frozen=True)
 class UsableRows:
-    """Of one data set."""
+    """Usable rows of one data set."""
 
     index: PartIndex
     place: np.ndarray
-    """(n,) int64 places in the index, in an order that only the rows' content decides."""
+    """(n,) int64 index positions, in an order that only the rows' content decides."""
     rejected: dict[str, int]
-    """Reason → rows that are not among them."""
+    """Reason → number of rows left out."""
 
     @property
     def num_negatives(self) -> np.ndarray:
-        """(n,) int32."""
+        """(n,) int32 number of hard negatives."""
         return np.asarray(self.index.num_negatives[self.place])
 
     @property
     def language_hash(self) -> np.ndarray:
-        """(n,) int64."""
+        """(n,) int64 hash of the language code."""
         return np.asarray(self.index.language_hash[self.place])
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which row stands in which slot of which step."""
+    """Assignment of rows to the slots of each step."""
 
     dataset: np.ndarray
-    """(steps, G) int32 places among the data sets."""
+    """(steps, G) int32 data set numbers."""
     row: np.ndarray
-    """(steps, G) int64 places among the data set's usable rows."""
+    """(steps, G) int64 positions among the data set's usable rows."""
 
 
 def usable_rows(
     parts: Mapping[str, Sequence[Part]], config: PlanConfig, batch_pairs: Mapping[str, int]
 ) -> dict[str, UsableRows]:
-    """The usable rows of each data set of `config.weights`.
+    """Usable rows of each data set of `config.weights`.
 
     Args:
         batch_pairs: as in `write_plan`.
@@ -114,13 +115,13 @@ def usable_rows(
 
 
 def order_rows(usable: Mapping[str, UsableRows], config: PlanConfig) -> Order:
-    """The order by the stage's policy.
+    """Order the rows by the stage's policy.
 
     Raises:
         DataError: a data set has too few rows.
     """
     rows = [
-        Rows(
+        DatasetRows(
             name,
             config.weights[name] if len(of.place) else 0.0,
             of.index.query_hash[of.place],
@@ -143,7 +144,7 @@ def describe(
     config: PlanConfig,
     parts: Mapping[str, Sequence[Part]],
 ) -> dict[str, dict[str, Any]]:
-    """What stands in the manifest of each data set: rows, draws, epochs, steps, languages."""
+    """Manifest entries of each data set: rows, draws, epochs, steps, languages."""
     told: dict[str, dict[str, Any]] = {}
     for number, (name, rows) in enumerate(usable.items()):
         drawn = int((order.dataset == number).sum())
@@ -181,7 +182,7 @@ def describe(
 
 
 def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> None:
-    """Return when the stage asks for no hard negatives, or a row of it has one.
+    """Raise when the stage requests hard negatives and no row of its data sets has any.
 
     Raises:
         DataError: it asks for some, and there is none.
@@ -198,14 +199,14 @@ def _check_negatives(usable: Mapping[str, UsableRows], config: PlanConfig) -> No
 
 
 def _negatives(rows: UsableRows, asked: int) -> dict[str, int]:
-    """Rows by how many of the hard negatives they have that the stage asks for."""
+    """Histogram of the rows' available hard negatives, up to the number requested."""
     none = int((rows.num_negatives == 0).sum())
     enough = int((rows.num_negatives >= asked).sum())
     return {"none": none, "fewer": len(rows.place) - none - enough, "enough": enough}
 
 
 def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
-    """(rows,) bool: the row has negatives to learn from.
+    """(rows,) bool mask of rows that have negatives to learn from.
 
     Raises:
         DataError: too few rows have.
@@ -233,7 +234,9 @@ def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
 def _of_single_rows(
     name: str, index: PartIndex, learns: np.ndarray, config: PlanConfig, parts: Sequence[Part]
 ) -> UsableRows:
-    """Rows that learn, with `homogeneous` those of languages with rows for a batch, maybe none."""
+    """Usable rows of policies that draw single rows; `homogeneous` drops languages too small for a
+    batch.
+    """
     order = np.lexsort((np.arange(len(learns)), index.id_hash))
     place = order[learns[order]]
     rejected = {NO_NEGATIVE: len(order) - len(place)}
@@ -256,7 +259,7 @@ def _of_single_rows(
 def _of_whole_batches(
     name: str, index: PartIndex, config: PlanConfig, batch_pairs: int | None
 ) -> UsableRows:
-    """All rows, batch after batch; batches by the smallest hash of an id in them."""
+    """All rows in whole batches; batches ordered by the smallest id hash in them."""
     if batch_pairs != config.global_pairs:
         has = f"batches of {batch_pairs} pairs" if batch_pairs else "no clusters"
         raise DataError(
@@ -269,7 +272,7 @@ def _of_whole_batches(
 
 
 def _language(parts: Sequence[Part], place: int) -> str | None:
-    """The language of a row that counts through the parts."""
+    """Language of a row, by global row number."""
     for part in parts:
         if place < part.rows:
             return read_table(part.path, ["language"])["language"][place].as_py()  # type: ignore[no-any-return]

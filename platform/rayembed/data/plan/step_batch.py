@@ -1,4 +1,4 @@
-"""What one worker gets for one step: its rows' distinct texts, tokenised, and how rows use them.
+"""One worker's input for one step: tokenised distinct texts, and which rows use them.
 
 b rows of this worker, K negative places a row, U distinct texts.
 """
@@ -13,43 +13,43 @@ from rayembed.data.records import Record
 from rayembed.models.contract import Role, Tokenizer, Tokens
 
 NO_TEXT = -1
-"""Stands in index arrays for a negative that a row does not have."""
+"""Placeholder in index arrays for a missing negative."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One worker's slice of a global batch."""
+    """One worker's slice of a global batch: b rows with U distinct texts."""
 
     step: int
     tokens: list[Tokens]
-    """(U) distinct texts by text, role and instruction: each is encoded once."""
+    """(U) distinct texts by text, role and instruction, each encoded once."""
     query: np.ndarray
-    """(b,) int64 places in `tokens`."""
+    """(b,) int64 indices into `tokens`."""
     positive: np.ndarray
-    """(b,) int64 places in `tokens`."""
+    """(b,) int64 indices into `tokens`."""
     negatives: np.ndarray
-    """(b, K) int64 places in `tokens`, `NO_TEXT` where a row has fewer."""
+    """(b, K) int64 indices into `tokens`, `NO_TEXT` for missing negatives."""
     in_batch: np.ndarray
     """(b,) bool: the row takes part in in-batch negatives, as query and as source of documents."""
     query_hash: np.ndarray
-    """(b,) int64 of the query's text."""
+    """(b,) int64 hash of the query's text."""
     positive_hash: np.ndarray
-    """(b,) int64 of the positive's text."""
+    """(b,) int64 hash of the positive's text."""
     negative_hash: np.ndarray
-    """(b, K) int64, `NO_HASH` where a row has fewer."""
+    """(b, K) int64 hash of each negative's text, `NO_HASH` for missing ones."""
     not_negative_hash: np.ndarray
-    """(b, P) int64 of all texts that are no negatives of the query, `NO_HASH` where fewer: its
-    positives, and the record's false negatives.
+    """(b, P) int64 hashes of texts that are not negatives of the query, padded with `NO_HASH`: its
+    positives and the record's false negatives.
 
     P is the largest number that a row of this worker has.
     """
     label_hash: np.ndarray
-    """(b,) int64 of data set and class, `NO_HASH` where there is no class."""
+    """(b,) int64 hash of data set and class, `NO_HASH` without a class."""
     dataset: list[str]
-    """(b) names, for losses by data set."""
+    """(b) data set names."""
 
     def occurrences(self) -> np.ndarray:
-        """(U,) int64: how often each text stands in the worker's rows."""
+        """(U,) int64 number of uses of each text in the worker's rows."""
         places = np.concatenate([self.query, self.positive, self.negatives.ravel()])
         return np.bincount(places[places != NO_TEXT], minlength=len(self.tokens))
 
@@ -60,7 +60,7 @@ def make_step_batch(
     num_negatives: int,
     tokenizer: Tokenizer,
 ) -> StepBatch:
-    """The step batch of the records, each with its first positive and first `num_negatives`.
+    """Build the step batch of records, each with its first positive and first `num_negatives`.
 
     Raises:
         DataError: a text tokenises to nothing.

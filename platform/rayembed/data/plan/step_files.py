@@ -1,4 +1,4 @@
-"""Parquet files of a plan, in which the rows of a step lie together and can be read by slot."""
+"""Parquet files of a plan: the rows of a step lie together and can be read by slot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,22 +17,22 @@ from rayembed.errors import ArtifactError
 MANIFEST = "manifest.json"
 
 FILES = "files"
-"""In the manifest: name of each file of steps → its bytes."""
+"""Manifest key: name → size in bytes of each file of steps."""
 
 ROWS_PER_GROUP = 64
-"""Rows of a row group, the least that a worker reads: some 0.5 MB."""
+"""Rows in a Parquet row group, the least that a worker reads: about 0.5 MB."""
 
 
 @dataclass(frozen=True)
 class StepFiles:
-    """Finished files. Picklable; they are opened when they are read."""
+    """Finished plan files. Picklable; opened when they are read."""
 
     folder: str
     rows_per_step: int
     steps_per_file: int
 
     def read(self, step: int, first: int, last: int, names: Sequence[str]) -> pa.Table:
-        """Columns of the slots `first` to `last` of a step, that one excluded.
+        """Columns of the slots `first` to `last` (exclusive) of a step.
 
         Raises:
             ArtifactError: a file is missing or broken.
@@ -68,7 +68,7 @@ class StepFiles:
 
 
 def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step: int) -> str:
-    """The name of a file that holds whole steps, whose rows stand in their order.
+    """Write whole steps as one file, rows in their order; returns the file's name.
 
     Args:
         table: with the columns `step` and `slot`.
@@ -80,7 +80,7 @@ def write_steps(folder: str, table: pa.Table, *, first_step: int, rows_per_step:
 
 
 def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Finish a plan, with the sizes of its files in the manifest.
+    """Write the manifest that finishes a plan, with the sizes of its files.
 
     Args:
         manifest: `num_steps` and `steps_per_file` among others.
@@ -99,7 +99,7 @@ def write_manifest(folder: str, manifest: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[str, Any]:
-    """The manifest of a finished plan.
+    """Read the manifest of a finished plan.
 
     Raises:
         ArtifactError: there is no finished plan of this version and kind, or a broken one.
@@ -123,7 +123,7 @@ def read_manifest(folder: str, version: int, kind: str | None = None) -> dict[st
 
 
 def check_files(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Return when all files of a finished plan are there, as long as they were written.
+    """Check that all files of a finished plan exist with their recorded sizes.
 
     Raises:
         ArtifactError: one is not; the first is named.
@@ -138,5 +138,5 @@ def check_files(folder: str, manifest: Mapping[str, Any]) -> None:
 
 
 def file_name(first_step: int) -> str:
-    """Name of the file whose first step it is."""
+    """Name of the file that starts with the step."""
     return f"steps-{first_step:09d}.parquet"

@@ -1,4 +1,4 @@
-"""A worker's steps without Ray: a thread of it makes them ahead."""
+"""A worker's input pipeline without Ray: a thread builds step batches ahead of use."""
 
 import queue
 import threading
@@ -14,13 +14,14 @@ from rayembed.models.contract import InContextTokenizer, Tokenizer
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 _ENDING_SECONDS = 5.0
-"""That are waited for the thread: one that stands in a read must not hold up the error."""
+"""Seconds to wait for the thread at the end; a thread blocked in a read must not delay the error.
+"""
 
 
-def made_ahead(
+def prefetched(
     make: Callable[[int], Any], first_step: int, num_steps: int, *, read_ahead: int = 4
 ) -> Generator[Any]:
-    """What `make` gives for each step from `first_step` up to `num_steps`, in order.
+    """Results of `make` for steps `first_step` to `num_steps` (exclusive), in order.
 
     Closing the iterator ends the thread.
 
@@ -66,7 +67,7 @@ def made_ahead(
 
 @dataclass(frozen=True)
 class PairSteps:
-    """Makes one worker's batches of a plan, by their step. Picklable."""
+    """Builds one worker's batches of a plan by step number. Picklable."""
 
     plan: BatchPlan
     tokenizer: Tokenizer
@@ -74,7 +75,7 @@ class PairSteps:
     num_workers: int = 1
 
     def __call__(self, step: int) -> StepBatch:
-        """The batch of a step, counted from 0.
+        """Batch of a step, counted from 0.
 
         Raises:
             DataError: workers that cannot share a batch equally, or a text without tokens.

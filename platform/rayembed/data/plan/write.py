@@ -1,4 +1,6 @@
-"""A batch plan from parts: rows in order, scattered and gathered into files, the manifest last."""
+"""Writing of a batch plan: rows are ordered, scattered, gathered into files; the manifest comes
+last.
+"""
 
 import hashlib
 import logging
@@ -38,7 +40,7 @@ from rayembed.data.plan.order import (
     usable_rows,
 )
 from rayembed.data.plan.step_files import MANIFEST, check_files, write_manifest
-from rayembed.data.units import Execute, in_process, run_units
+from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -53,11 +55,11 @@ def write_plan(
     batch_pairs: Mapping[str, int] | None = None,
     execute: Execute = in_process,
 ) -> BatchPlan:
-    """The finished plan in `folder`; one that is there with the same inputs is taken as it is.
+    """Write a plan into `folder`; an existing one with the same inputs is reused.
 
-    Locally the folder appears when it is complete, and a lock beside it lets one run at a time
-    make it: others that want the same plan wait and open what is there then. In object storage the
-    manifest is written last and nothing is locked: let one run finish a plan before others start.
+    A local folder appears when it is complete, and a lock beside it admits one writer at a time:
+    others that want the same plan wait and reuse it. In object storage the manifest is written last
+    and nothing is locked: let one run finish a plan before others start.
 
     Args:
         parts: of each data set that `config.weights` names.
@@ -89,7 +91,7 @@ def write_plan(
 
 @contextmanager
 def one_at_a_time(folder: str) -> Iterator[None]:
-    """A lock beside a local folder, which others that want to make it wait for; none for remote."""
+    """Lock beside a local folder against concurrent writers; no lock for remote folders."""
     if is_remote(folder):
         yield
         return
@@ -126,10 +128,10 @@ def _write(
     order = order_rows(usable, config)
     places = _all_places(usable, order, parts)
     scatter = Scatter(work, steps_per_file, config.num_negatives)
-    scattered = run_units(work, f"plan {config.key} scatter", scatter, places, execute)
+    scattered = run_resumable(work, f"plan {config.key} scatter", scatter, places, execute)
     blocks = blocks_of(scattered, config.num_steps, steps_per_file)
     gather = Gather(work, config.global_pairs)
-    gathered = run_units(work, f"plan {config.key} gather", gather, blocks, execute)
+    gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     told = describe(usable, order, config, parts)
     for name in datasets:
@@ -167,7 +169,7 @@ def _plain(config: PlanConfig) -> dict[str, Any]:
 def _all_places(
     usable: Mapping[str, UsableRows], order: Order, parts: Mapping[str, Sequence[Part]]
 ) -> list[PartPlaces]:
-    """The places of every part's rows, over all data sets."""
+    """Plan positions of every part's rows, over all data sets."""
     places: list[PartPlaces] = []
     for number, (name, rows) in enumerate(usable.items()):
         step, slot = np.nonzero(order.dataset == number)

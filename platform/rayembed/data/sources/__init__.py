@@ -1,1 +1,1 @@
-"""Where rows come from: files, the hub, mteb, samples; and how they become records."""
+"""Data sources (files, the hub, mteb, samples) and their conversion to records."""

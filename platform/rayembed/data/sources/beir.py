@@ -1,11 +1,11 @@
-"""BEIR's layout: judgements joined with queries and documents, whatever the size of the corpus.
+"""BEIR format: joins judgements with queries and documents for a corpus of any size.
 
     judgements ──► buckets by query          which documents are needed, and in which buckets
     queries    ──► the same buckets
     documents  ──► the buckets of the queries that need them; others are passed over
     a bucket   ──► its queries' records
 
-Held in memory are 12 bytes for each judgement, and one bucket.
+Memory holds 12 bytes for each judgement, and one bucket.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +30,17 @@ from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.sources.tasks import NOT_RELEVANT, HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 NO_QUERY = "query is not among the queries"
 NO_DOCUMENT = "document is not in the corpus"
 
 BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
-"""Some 40,000 judgements as text; their documents are some hundred times as large."""
+"""Bytes of judgements in a bucket: about 40,000 of them; their documents are a hundred times as
+large."""
 
 IDS = ("_id", "id")
-"""Columns of a document's or query's id: BEIR's, and that of mteb's newer copies."""
+"""Column names of document and query ids: BEIR's, and mteb's newer one."""
 
 _JUDGEMENTS = pa.schema(
     [("query", pa.string()), ("document", pa.string()), ("origin", pa.string())]
@@ -50,34 +51,34 @@ _NEEDED = np.dtype([("hash", np.int64), ("bucket", np.int32)])
 
 @dataclass(frozen=True)
 class Scattering:
-    """What the tasks of one data set share."""
+    """Shared inputs of one data set's tasks."""
 
     folder: str
-    """Of parts."""
+    """Folder of the parts."""
     scattered: str
     dataset: DatasetConfig
     buckets: int
 
     @property
     def source(self) -> BeirSource:
-        """The data set's."""
+        """The data set's source."""
         assert isinstance(self.dataset.source, BeirSource)
         return self.dataset.source
 
 
 @dataclass(frozen=True)
 class ScatterJudgements:
-    """Task: the judgements of a piece by query, and which documents they need."""
+    """Task: scatter a piece's judgements by query, and list the documents that they need."""
 
     shared: Scattering
 
-    def __call__(self, unit: Piece) -> Result:
-        """`scattered` and `needed` name files; rows in are the rejected ones."""
+    def __call__(self, item: Piece) -> Result:
+        """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
         writer = RecordWriter(shared.folder, HeldOut())
         scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
         needed: set[tuple[int, int]] = set()
-        for row in read_rows(unit, columns_of(shared.source).values()):
+        for row in read_rows(item, columns_of(shared.source).values()):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
@@ -90,28 +91,28 @@ class ScatterJudgements:
             needed.add((text_hash(document), bucket))
             told = {"query": query, "document": document, "origin": row.origin}
             scatter.add(bucket, told)
-        name = f"needed-{unit.key}.npy"
+        name = f"needed-{item.key}.npy"
         save_array(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
         return {**writer.finish(), "scattered": scatter.finish(), "needed": name}
 
 
 @dataclass(frozen=True)
 class ScatterTexts:
-    """Task: the queries of a piece by their id, or its documents by the queries that need them."""
+    """Task: scatter a piece's queries by id, or its documents by the queries that need them."""
 
     shared: Scattering
     column: str
-    """Of the text."""
+    """Column of the text."""
     needed: str | None = None
-    """Path of what documents are needed; None: the unit's rows are queries."""
+    """Path of the list of needed documents; None if the rows are queries."""
 
-    def __call__(self, unit: Piece) -> Result:
-        """`scattered` names files; `unread` counts rows that could not be read."""
+    def __call__(self, item: Piece) -> Result:
+        """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
         shared, language = self.shared, self.shared.source.language
         scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
         unread = 0
         columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
-        for row in read_rows(unit, columns):
+        for row in read_rows(item, columns):
             if isinstance(row, BadRow):
                 unread += 1
                 continue
@@ -148,21 +149,21 @@ class ScatterTexts:
 
 @dataclass(frozen=True)
 class ConvertJudged:
-    """Task: the records of a bucket's queries, each with all its documents."""
+    """Task: make the records of a bucket's queries, each with all its documents."""
 
     shared: Scattering
     judgements: tuple[str, ...]
-    """Files of all pieces, as the next two."""
+    """Judgement files of all pieces; the next two fields likewise."""
     queries: tuple[str, ...]
     documents: tuple[str, ...]
     held_out: HeldOut
 
-    def __call__(self, unit: Bucket) -> Result:
-        """`parts`, counts and examples of rejected judgements."""
-        queries = _first_by_id(self._gathered(self.queries, unit))
-        documents = _first_by_id(self._gathered(self.documents, unit))
+    def __call__(self, item: Bucket) -> Result:
+        """Report `parts`, counts and examples of rejected judgements."""
+        queries = _first_by_id(self._gathered(self.queries, item))
+        documents = _first_by_id(self._gathered(self.documents, item))
         by_query: dict[str, list[dict[str, Any]]] = {}
-        for row in self._gathered(self.judgements, unit):
+        for row in self._gathered(self.judgements, item):
             by_query.setdefault(row["query"], []).append(row)
         writer = RecordWriter(self.shared.folder, self.held_out)
         for name, rows in by_query.items():
@@ -177,8 +178,8 @@ class ConvertJudged:
                 self._take(writer, queries[name], known, documents)
         return writer.finish()
 
-    def _gathered(self, files: Sequence[str], unit: Bucket) -> list[dict[str, Any]]:
-        return gather(self.shared.scattered, files, unit.number)
+    def _gathered(self, files: Sequence[str], item: Bucket) -> list[dict[str, Any]]:
+        return gather(self.shared.scattered, files, item.number)
 
     def _take(
         self,
@@ -206,7 +207,7 @@ class ConvertJudged:
 
 
 def merge_needed(folder: str, names: Sequence[str]) -> str:
-    """Path of what all judgements need, written into the folder: (hash of document, bucket)."""
+    """Merge the lists of needed documents into one file of (hash of document, bucket); its path."""
     found = [_read(join(folder, name)) for name in names]
     merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
     path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
@@ -215,7 +216,7 @@ def merge_needed(folder: str, names: Sequence[str]) -> str:
 
 
 def id_of(row: Mapping[str, Any]) -> str | None:
-    """The id of a document or a query.
+    """Id of a document or a query.
 
     Raises:
         RowError: it is neither a text nor a number.
@@ -224,7 +225,7 @@ def id_of(row: Mapping[str, Any]) -> str | None:
 
 
 def _judgement(source: BeirSource, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Ids of query and document, where the score is high enough."""
+    """Query and document ids of a judgement, if its score is high enough."""
     query, document = name_in(row, source.query_id), name_in(row, source.document_id)
     if query is None or document is None:
         raise RowError("no id")
@@ -248,6 +249,8 @@ def _read(path: str) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _read_needed(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes, sorted, and buckets; each by itself, for a search in a field would copy it."""
+    """Sorted hashes and their buckets; separate arrays, as a search in a struct field would copy
+    it.
+    """
     needed = _read(path)
     return np.ascontiguousarray(needed["hash"]), np.ascontiguousarray(needed["bucket"])

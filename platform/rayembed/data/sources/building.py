@@ -1,4 +1,4 @@
-"""From the texts of a row to a record, or the reason why there is none."""
+"""Construction of a record from a row's texts, or the reason for its rejection."""
 
 import json
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ def record_of(
     language: str | None = None,
     instruction: str | None = None,
 ) -> Record:
-    """The record of these texts.
+    """Build a record from texts.
 
-    Texts without a visible character, positives that equal the query, and negatives that equal the
-    query or a positive are left out of it. The same texts get the same id, where their class and
-    language, which tell pairs apart too, are the same.
+    Texts without a visible character, positives equal to the query, and negatives equal to the
+    query or a positive are dropped. Equal texts get equal ids if their class and language are
+    equal, too.
 
     Args:
         rule: how the negatives were chosen.
@@ -72,7 +72,7 @@ def both_ways(
     origin: Sequence[str],
     language: str | None = None,
 ) -> list[Record]:
-    """Two records of a pair whose texts each ask for the other.
+    """Two records of a symmetric pair, one in each direction.
 
     Raises:
         RowError: as `record_of`.

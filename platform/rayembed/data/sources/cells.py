@@ -1,4 +1,4 @@
-"""What a cell of a row holds: texts, the name of a class, a number, a code."""
+"""Parsing of row cells: texts, class names, numbers, codes."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from rayembed.data.sources.columns import read_column
 
 
 class RowError(Exception):
-    """A row cannot be used; the message is the reason, in few words that many rows share."""
+    """A row cannot be used; the message is the reason, short and common to many rows."""
 
 
 def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -> list[str]:
-    """The texts in a cell: of one text, of a list of texts, none where it is empty.
+    """Texts in a cell with a text or a list of texts; none if it is empty.
 
     Args:
         json_lists: a text that is a JSON list of texts stands for these, as in the cells of CSV
@@ -33,7 +33,7 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
 
 
 def text_in(row: Mapping[str, Any], column: str) -> str | None:
-    """The text in a cell, or None where it is empty.
+    """Text in a cell, or None if it is empty.
 
     Raises:
         RowError: it holds something else.
@@ -47,10 +47,10 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def name_in(row: Mapping[str, Any], column: str) -> str | None:
-    """The name in a cell of a class, a relation or an id; None where it is empty.
+    """Name of a class, a relation or an id in a cell; None if it is empty.
 
-    Numbers are named by their digits, however the file stores them; a list of one element is that
-    element.
+    Numbers are named by their digits, in any storage format; a list of one element is treated as
+    that element.
 
     Raises:
         RowError: it holds several, or an object.
@@ -77,7 +77,7 @@ def name_in(row: Mapping[str, Any], column: str) -> str | None:
 
 
 def number_in(row: Mapping[str, Any], column: str) -> float:
-    """The number in a cell, also of one that holds its digits.
+    """Number in a cell, also given as digits in a text.
 
     Raises:
         RowError: it is empty or holds something else.
@@ -95,7 +95,7 @@ def number_in(row: Mapping[str, Any], column: str) -> float:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text can be written; JSON lets half of a surrogate pair through."""
+    """Whether the text is encodable; JSON admits unpaired surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

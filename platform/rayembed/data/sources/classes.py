@@ -1,9 +1,9 @@
-"""Texts with classes: positives and negatives are other examples, or the classes' names.
+"""Classification texts as records: positives and negatives are other examples, or class names.
 
 NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
-of the smallest seeded hash, so that the records depend on no order and on no number of pieces. A
-second one finds the further classes of these examples: a text of two classes may be kept for one of
-them alone.
+with the smallest seeded hash, so that records are independent of the order and number of pieces. A
+second pass finds further classes of these examples, as a text of two classes may be kept for only
+one of them.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
 from rayembed.data.sources.wikipedia import seeded_hash
 from rayembed.data.sources.wikipedia_records import OTHER_CLASS
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 _FURTHER = pa.schema([("class", pa.string()), ("hash", pa.uint64())])
 _SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
@@ -40,16 +40,16 @@ _TRIES_PER_NEGATIVE = 10
 
 @dataclass(frozen=True)
 class ExampleFiles:
-    """Where that lies what the records of texts with classes are drawn from."""
+    """Paths of the example pool that classification records are sampled from."""
 
     pool: str = ""
     """Path of the examples."""
     further: str = ""
-    """Path of the further classes of the examples; empty: none are known."""
+    """Path of additional classes of the examples; empty if none are known."""
 
 
 class _Hashes:
-    """Hashes by class, in a table that is ordered by class and hash."""
+    """Hashes grouped by class, in a table sorted by class and hash."""
 
     def __init__(self, table: pa.Table) -> None:
         self._hashes = table["hash"].to_numpy()
@@ -58,7 +58,7 @@ class _Hashes:
             name: range(bisect_left(found, name), bisect_right(found, name))
             for name in dict.fromkeys(found)
         }
-        """Class → its rows."""
+        """Class → its row range."""
 
     def has(self, name: str, wanted: int) -> bool:
         """Whether the class has the hash."""
@@ -66,14 +66,14 @@ class _Hashes:
         return _among(self._hashes[rows.start : rows.stop], wanted)
 
     def distinct(self) -> np.ndarray:
-        """(n,) uint64 of all classes, sorted."""
+        """(n,) uint64 distinct hashes of all classes, sorted."""
         return np.unique(self._hashes)
 
 
 class Examples:
-    """The classes of a data set and the texts that are drawn from.
+    """Example pool of a data set, by class.
 
-    Texts lie in Arrow's memory: as many bytes as they have, of `examples_per_class` of each class.
+    Texts are in Arrow memory, in their size in bytes, for `examples_per_class` of each class.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Examples:
         names: Iterable[str] = (),
         further: pa.Table | None = None,
     ) -> None:
-        """Rows of the pool, ordered by class and hash; `names` of classes without any row; classes
-        of the pool's texts beside those that they are kept for, in the same order.
+        """Pool sorted by class and hash; `names` of classes without examples; additional classes of
+        the pool's texts, in the same order.
         """
         self.seed = seed
         self._texts = pool["text"].combine_chunks()
@@ -97,39 +97,39 @@ class Examples:
         return len(self._kept.of_class.get(name, ()))
 
     def text(self, name: str, place: int) -> str:
-        """The example of a class at a place, in the order of the hashes."""
+        """Example of a class by index, in hash order."""
         return str(self._texts[self._kept.of_class[name][place]].as_py())
 
     def keeps(self, name: str, text: str) -> bool:
-        """Whether the text is among the examples of the class."""
+        """Whether the text is among the class's examples."""
         return self._kept.has(name, _place(self.seed, text))
 
     def has(self, name: str, text: str) -> bool:
-        """Whether an example, of any class, is a text of this class too."""
+        """Whether an example of any class also belongs to this class."""
         place = _place(self.seed, text)
         return self._kept.has(name, place) or self._further.has(name, place)
 
     def hashes(self) -> np.ndarray:
-        """(n,) uint64 of all examples, sorted."""
+        """(n,) uint64 hashes of all examples, sorted."""
         return self._kept.distinct()
 
 
 @dataclass(frozen=True)
 class CollectExamples:
-    """Task: the examples of one piece that may be drawn from."""
+    """Task: collect the examples of one piece."""
 
     folder: str
     dataset: DatasetConfig
     held_out: HeldOut
     seed: int
 
-    def __call__(self, unit: Piece) -> Result:
-        """`pool`, the name of a Parquet file in the folder."""
+    def __call__(self, item: Piece) -> Result:
+        """Report `pool`, the name of a Parquet file in the folder."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)
         smallest: dict[str, dict[int, str]] = {}
         limit = source.examples_per_class if source.label_form == "example" else 0
-        for row in read_rows(unit, [source.text, source.label]):
+        for row in read_rows(item, [source.text, source.label]):
             if not isinstance(row, Row):
                 continue
             try:
@@ -157,7 +157,7 @@ class CollectExamples:
 
 @dataclass(frozen=True)
 class FindFurtherClasses:
-    """Task: classes that examples have in one piece beside those that they are kept for."""
+    """Task: find additional classes of the examples in one piece."""
 
     folder: str
     dataset: DatasetConfig
@@ -165,14 +165,14 @@ class FindFurtherClasses:
     """Path of the examples."""
     seed: int
 
-    def __call__(self, unit: Piece) -> Result:
-        """`further`, the name of a Parquet file in the folder: no more than the pool's texts."""
+    def __call__(self, item: Piece) -> Result:
+        """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)
         examples = open_examples(ExampleFiles(self.pool), self.seed, ())
         kept = examples.hashes()
         found: set[tuple[str, int]] = set()
-        for row in read_rows(unit, [source.text, source.label]):
+        for row in read_rows(item, [source.text, source.label]):
             if not isinstance(row, Row):
                 continue
             try:
@@ -186,7 +186,7 @@ class FindFurtherClasses:
 
 
 def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> str:
-    """Path of the examples of all pieces together, written into the folder."""
+    """Merge the examples of all pieces into one file in the folder; its path."""
     merged = _SCHEMA.empty_table()
     for name in pools:
         merged = _limited(
@@ -199,7 +199,7 @@ def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> 
 
 
 def merge_further(folder: str, names: Sequence[str]) -> str:
-    """Path of the further classes of examples in all pieces together, written into the folder."""
+    """Merge the additional classes from all pieces into one file in the folder; its path."""
     found: set[tuple[str, int]] = set()
     for name in names:
         table = read_table(join(folder, name))
@@ -209,15 +209,15 @@ def merge_further(folder: str, names: Sequence[str]) -> str:
 
 @lru_cache(maxsize=2)
 def open_examples(files: ExampleFiles, seed: int, names: tuple[str, ...]) -> Examples:
-    """The examples that `merge_examples` and `merge_further` wrote, and the classes that settings
-    name.
+    """Open the example pool written by `merge_examples` and `merge_further`, with the class names
+    of the settings.
     """
     further = read_table(files.further) if files.further else None
     return Examples(read_table(files.pool), seed, names, further)
 
 
 def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, str]:
-    """A row's text and the name of its class.
+    """Text and class name of a row.
 
     Raises:
         RowError: one of them is missing, of another type, or the row is of several classes.
@@ -237,7 +237,7 @@ def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, 
 def class_record(
     dataset: DatasetConfig, row: Mapping[str, Any], origin: str, examples: Examples
 ) -> Record:
-    """The record of a row; what is drawn depends on seed, data set and text alone.
+    """Record of a classification text; its samples depend on seed, data set and text only.
 
     Raises:
         RowError: the row gives none; the message says why.
@@ -280,7 +280,7 @@ def _example_of(examples: Examples, name: str, text: str, key: str) -> str:
 def _other_examples(
     examples: Examples, name: str, taken: set[str], key: str, number: int
 ) -> list[str]:
-    """Distinct examples of other classes, from as many classes as there are, class by class."""
+    """Distinct examples of other classes, spread over as many classes as possible."""
     classes = [c for c in _classes(examples, name, key, number) if examples.size(c)]
     texts: list[str] = []
     for tried in range(_TRIES_PER_NEGATIVE * (number + len(classes))):
@@ -297,7 +297,7 @@ def _other_examples(
 
 
 def _classes(examples: Examples, own: str, key: str, number: int) -> Iterator[str]:
-    """Other classes in seeded order, each once: a shuffle that goes as far as it is asked."""
+    """Other classes in seeded order, each once: a lazy shuffle."""
     names = examples.names
     place = bisect_left(names, own)
     present = place < len(names) and names[place] == own
@@ -315,7 +315,7 @@ def _place(seed: int, text: str) -> int:
 
 
 def _among(hashes: np.ndarray, wanted: int) -> bool:
-    """Whether sorted uint64 hashes have the wanted one."""
+    """Whether sorted uint64 hashes contain the wanted one."""
     place = np.searchsorted(hashes, np.uint64(wanted))
     return bool(place < len(hashes) and hashes[place] == np.uint64(wanted))
 
@@ -329,7 +329,7 @@ def _write_further(folder: str, found: Collection[tuple[str, int]]) -> str:
 
 
 def _limited(table: pa.Table, limit: int) -> pa.Table:
-    """Of each class the rows of the smallest hashes, each text once, by class and hash."""
+    """Rows with the smallest hashes in each class, each text once, sorted by class and hash."""
     if not len(table):
         return table
     order = [("class", "ascending"), ("hash", "ascending"), ("text", "ascending")]

@@ -1,6 +1,6 @@
-"""The value of a column in a row, where a column may be a path into nested cells.
+"""Column access in rows; a column may be a path into nested cells.
 
-The grammar stands in `rayembed.config.sources`; all columns that settings name are read by it.
+The grammar is described in `rayembed.config.sources`; it applies to all columns that settings name.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _LINES = ("first_line", "other_lines")
 
 
 def read_column(row: Mapping[str, Any], column: str) -> Any:
-    """What a row has in a column; None where it has none.
+    """Value of a column in a row; None if missing.
 
     A column of exactly this name counts first, dots or not. Otherwise dots lead into nested cells:
     `answers.text`. A list on the way, of objects or of lists, gives one flat list; a number leads
@@ -30,12 +30,11 @@ def read_column(row: Mapping[str, Any], column: str) -> Any:
 
 
 def level_of(row: Mapping[str, Any], column: str) -> tuple[list[str], Mapping[str, Any]]:
-    """The names that `column` looks up in the deepest object it reaches, and that object.
+    """Names looked up by `column` in the deepest object that it reaches, and that object.
 
-    For messages about a column that is not there: the names beside it are the ones to choose from.
-    Of a list on the way its first object counts. No names where a cell on the way is empty, so that
-    the row does not tell; the whole column where one is neither object nor list nor, for its lines,
-    a text.
+    Used in messages about a missing column, to suggest the names beside it. For a list on the path,
+    its first object counts. Returns no names if a cell on the path is empty, so that the row does
+    not tell; the whole column if a cell is neither object nor list nor, for its lines, a text.
     """
     head, dot, rest = column.partition(".")
     if column in row or not dot:
@@ -75,7 +74,7 @@ def _below(value: Any, rest: str) -> Any:
 
 
 def _lines_of(text: str, which: str) -> str | None:
-    """The first line of a text or the others, without space around them."""
+    """First line of a text, or the remaining lines, stripped."""
     if which not in _LINES:
         return None
     first, _, others = text.partition("\n")
@@ -83,7 +82,7 @@ def _lines_of(text: str, which: str) -> str | None:
 
 
 def _joined(fields: Mapping[str, Any]) -> Any:
-    """The texts of the fields as one, or as one for each place of lists that are equally long."""
+    """Texts of several fields joined into one; lists of equal length are joined elementwise."""
     lengths = {len(value) for value in fields.values() if isinstance(value, list)}
     if not lengths:
         return _joined_texts(list(fields.values()))

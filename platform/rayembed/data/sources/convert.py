@@ -1,4 +1,4 @@
-"""The first step: a source's rows become records, cleaned, without duplicates, sampled."""
+"""The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
 
 import hashlib
 import logging
@@ -19,10 +19,10 @@ from rayembed.config.sources import (
     RecordsSource,
     WikipediaSource,
 )
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import ROWS_PER_PART, Part
-from rayembed.data.prepared import Making, Prepared, Workshop
 from rayembed.data.sources import joins
 from rayembed.data.sources.classes import (
     CollectExamples,
@@ -45,33 +45,33 @@ from rayembed.data.sources.tasks import (
 )
 from rayembed.data.sources.unread import unread_columns
 from rayembed.data.sources.wikipedia import read_articles
-from rayembed.data.units import Result, add_up, in_process, run_units
+from rayembed.data.work_items import Result, add_up, in_process, run_resumable
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 6
-"""Of converting and cleaning; raised whenever they make other records of the same inputs."""
+"""Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 _EXAMPLES_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A data set whose source was found and has the columns that its settings name."""
+class ResolvedDataset:
+    """A data set whose source exists and has the columns that the settings name."""
 
     dataset: DatasetConfig
-    """Its source's paths stand below the root."""
+    """Settings with the source's paths resolved below the root."""
     content: str
-    """Fingerprint of what the source holds."""
+    """Content fingerprint of the source."""
     files: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
-    """Setting → pieces of what lies there, for sources of files."""
+    """Setting → pieces of its files, for sources of files."""
     unread: Mapping[str, str] = field(default_factory=dict)
-    """Column of the files at `path` that no setting reads → what it looks like."""
+    """Unread column of the files at `path` → what it looks like."""
 
 
-def check_source(dataset: DatasetConfig, root: str) -> Checked:
-    """The data set's source, before any row is converted.
+def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
+    """Check a data set's source before any row is converted.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -85,12 +85,14 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
             digest = hashlib.sha256()
             for path in paths_of(source).values():
                 digest.update(resolve(path).read_bytes())
-            return Checked(dataset, digest.hexdigest()[:12])
+            return ResolvedDataset(dataset, digest.hexdigest()[:12])
         case MtebSource() as source:
-            return Checked(dataset, check_task(source))
+            return ResolvedDataset(dataset, check_task(source))
         case RecordsSource() as source:
             earlier = open_earlier(source)
-            return Checked(dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]]))
+            return ResolvedDataset(
+                dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
+            )
         case source:
             files = {name: tuple(list_pieces(path)) for name, path in paths_of(source).items()}
             columns = {f"source.{name}": column for name, column in columns_of(source).items()}
@@ -99,19 +101,21 @@ def check_source(dataset: DatasetConfig, root: str) -> Checked:
                 joins.check_texts(source, files["corpus"][0], files["queries"][0])
             told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
             unread = unread_columns(files["path"][0], columns.values())
-            return Checked(dataset, fingerprint(told), files, unread)
+            return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
 
-def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Prepared:
-    """The folder of the data set's records.
+def make_records(
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut
+) -> DatasetArtifact:
+    """Make or reuse the folder of a data set's records.
 
     Raises:
         DataError: no usable row, or more bad ones than `max_rejected_share`.
         ConfigError, AssetError: texts of benchmarks that are named cannot be had.
     """
     dataset = checked.dataset
-    making = Making(
-        workshop.storage,
+    writer = ArtifactWriter(
+        context.storage,
         "records",
         dataset.name,
         {
@@ -128,33 +132,33 @@ def make_records(workshop: Workshop, checked: Checked, held_out: HeldOut) -> Pre
             ),
             "source": checked.content,
             "held_out": fingerprint(sorted(map(str, (*held_out.titles, *held_out.texts)))),
-            "overlap": overlap_identity(dataset.cleaning.overlap, workshop.root),
-            "seed": workshop.seed,
+            "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
+            "seed": context.seed,
         },
     )
-    made = making.once(lambda: _converted_and_cleaned(workshop, checked, held_out, making))
+    made = writer.get_or_make(lambda: _converted_and_cleaned(context, checked, held_out, writer))
     _accept(dataset, made.manifest)  # another run may have taken more bad rows
     return made
 
 
 def _converted_and_cleaned(
-    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
-) -> Prepared:
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
+) -> DatasetArtifact:
     dataset = checked.dataset
-    results = _converted(workshop, checked, held_out, making)
+    results = _converted(context, checked, held_out, writer)
     told = _told_of(results)
     _accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
-    parts = [Part(join(making.parts_folder, name), rows) for name, rows in made]
-    cleaned = clean(workshop, dataset, making, parts)
+    parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]
+    cleaned = clean(context, dataset, writer, parts)
     log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
     unread = {"unread_columns": dict(checked.unread)} if checked.unread else {}
-    return making.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
+    return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
-    """The data set with its source's paths below `root`, where they are neither absolute nor
-    references.
+    """Data set with relative source paths resolved below `root`; absolute paths and references
+    stay.
     """
     below = {
         name: join(root, path)
@@ -167,12 +171,12 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
 
 
 def _converted(
-    workshop: Workshop, checked: Checked, held_out: HeldOut, making: Making
+    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
 ) -> list[Result]:
-    """Results of the tasks that convert; their parts lie in the folder."""
+    """Results of the conversion tasks; their parts are in the folder."""
     dataset = checked.dataset
     what = f"records {dataset.name}"
-    target = making.parts_folder
+    target = writer.parts_folder
     match dataset.source:
         case WikipediaSource(path=path):
             count = len(read_articles(resolve(path)))
@@ -180,62 +184,66 @@ def _converted(
                 ArticleRange(first, min(first + ROWS_PER_PART, count))
                 for first in range(0, count, ROWS_PER_PART)
             ]
-            task = ConvertArticles(target, path, checked.content, dataset, workshop.seed, held_out)
-            return run_units(making.folder, what, task, ranges, workshop.execute)
+            task = ConvertArticles(target, path, checked.content, dataset, context.seed, held_out)
+            return run_resumable(writer.folder, what, task, ranges, context.execute)
         case RecordsSource() as source:
             parts = [EarlierPart(part) for part in open_earlier(source).parts]
             take = TakeRecords(target, dataset, held_out)
-            return run_units(making.folder, what, take, parts, workshop.execute)
+            return run_resumable(writer.folder, what, take, parts, context.execute)
         case MtebSource() as source:
-            folder = join(making.working_folder, "staged")
+            folder = join(writer.working_folder, "staged")
             # Here, where the check has loaded the task.
-            run_units(
-                making.working_folder,
+            run_resumable(
+                writer.working_folder,
                 f"stage {dataset.name}",
                 StageTask(folder),
                 [SplitOfTask(source)],
                 in_process,
             )
             dataset, pieces = staged(dataset, folder)
-            return _of_files(workshop, dataset, {"path": pieces}, held_out, making)
-    return _of_files(workshop, dataset, checked.files, held_out, making)
+            return _of_files(context, dataset, {"path": pieces}, held_out, writer)
+    return _of_files(context, dataset, checked.files, held_out, writer)
 
 
 def _of_files(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     files: Mapping[str, Sequence[Piece]],
     held_out: HeldOut,
-    making: Making,
+    writer: ArtifactWriter,
 ) -> list[Result]:
-    """Results of the tasks that convert a source of files."""
+    """Results of the conversion tasks of a source of files."""
     match dataset.source:
         case NLISource():
-            return joins.convert_premises(workshop, dataset, files["path"], held_out, making)
+            return joins.convert_premises(context, dataset, files["path"], held_out, writer)
         case BeirSource():
-            return joins.convert_judged(workshop, dataset, files, held_out, making)
+            return joins.convert_judged(context, dataset, files, held_out, writer)
         case ClassesSource() as source:
-            folder = join(making.working_folder, "examples")
-            collect = CollectExamples(folder, dataset, held_out, workshop.seed)
+            folder = join(writer.working_folder, "examples")
+            collect = CollectExamples(folder, dataset, held_out, context.seed)
             what = f"examples {dataset.name}"
-            pools = run_units(making.working_folder, what, collect, files["path"], workshop.execute)
+            pools = run_resumable(
+                writer.working_folder, what, collect, files["path"], context.execute
+            )
             pool = merge_examples(folder, [pool["pool"] for pool in pools], source)
             further = ""
             if source.label_form == "example":
-                find = FindFurtherClasses(folder, dataset, pool, workshop.seed)
+                find = FindFurtherClasses(folder, dataset, pool, context.seed)
                 what = f"classes {dataset.name}"
-                done = run_units(making.working_folder, what, find, files["path"], workshop.execute)
+                done = run_resumable(
+                    writer.working_folder, what, find, files["path"], context.execute
+                )
                 further = merge_further(folder, [one["further"] for one in done])
             examples = ExampleFiles(pool, further)
         case _:
             examples = ExampleFiles()
-    task = ConvertRows(making.parts_folder, dataset, held_out, workshop.seed, examples)
+    task = ConvertRows(writer.parts_folder, dataset, held_out, context.seed, examples)
     what = f"records {dataset.name}"
-    return run_units(making.folder, what, task, files["path"], workshop.execute)
+    return run_resumable(writer.folder, what, task, files["path"], context.execute)
 
 
 def _told_of(results: Sequence[Result]) -> dict[str, Any]:
-    """Of results what a manifest tells of rows and records."""
+    """Manifest entries on rows and records, from results."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
     return {
@@ -247,9 +255,10 @@ def _told_of(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
-    """Return when the rows are enough and not too many are bad.
+    """Raise when there are too few rows or too many bad ones.
 
-    The settings' share is no part of the folder's name, so that raising it costs no new conversion.
+    The share in the settings is not part of the folder's name, so that raising it needs no new
+    conversion.
 
     Args:
         told: a manifest, or as much of it as `_told_of` gives.
@@ -278,7 +287,7 @@ def _counts(rejected: Mapping[str, int]) -> str:
 
 
 def _summary(told: Mapping[str, Any], dropped: Mapping[str, int]) -> str:
-    """What became of the rows; a row may give several records."""
+    """One-line summary of the conversion; a row may yield several records."""
     rejected, lost = told["rejected"], {why: count for why, count in dropped.items() if count}
     return (
         f"{told['rows_in']:,} rows read, {sum(rejected.values()):,} rejected"

@@ -1,45 +1,45 @@
-"""Records of an earlier job, taken over with their provenance."""
+"""Import of an earlier job's records, with their provenance."""
 
 from dataclasses import dataclass, replace
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import RecordsSource
+from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
 from rayembed.data.parts import Part, read_records
-from rayembed.data.prepared import MANIFEST, Prepared, open_prepared
 from rayembed.data.records import Record
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError, DataError
 
 
 @dataclass(frozen=True)
 class EarlierPart:
-    """A part of the earlier job as a unit of work."""
+    """Work item: a part of the earlier job."""
 
     part: Part
 
     @property
     def key(self) -> str:
-        """Digest of its content."""
+        """Content hash of the part."""
         return self.part.digest
 
 
 @dataclass(frozen=True)
 class TakeRecords:
-    """Task: the records of a part, as records of this data set.
+    """Task: copy a part's records into this data set.
 
-    They keep their ids, negatives, scores, task and origins. Instructions that the data set gives
-    replace theirs; documents of others are negatives only where both allow it.
+    Records keep their ids, negatives, scores, task and origins. Instructions of the data set
+    replace theirs; other rows' documents are negatives only if both allow it.
     """
 
     folder: str
     dataset: DatasetConfig
     held_out: HeldOut
 
-    def __call__(self, unit: EarlierPart) -> Result:
-        """`parts`, counts and examples of rejected records."""
+    def __call__(self, item: EarlierPart) -> Result:
+        """Report `parts`, counts and examples of rejected records."""
         writer = RecordWriter(self.folder, self.held_out)
-        for record in read_records(unit.part.path):
+        for record in read_records(item.part.path):
             writer.take([self._taken(record)], record.query)
         return writer.finish()
 
@@ -54,14 +54,14 @@ class TakeRecords:
         )
 
 
-def open_earlier(source: RecordsSource) -> Prepared:
-    """The earlier job's finished folder.
+def open_earlier(source: RecordsSource) -> DatasetArtifact:
+    """Open the earlier job's finished folder.
 
     Raises:
         DataError: it has no manifest: the job has not finished, or the folder is none of a job's.
     """
     try:
-        return open_prepared(source.path)
+        return open_artifact(source.path)
     except ArtifactError as error:
         raise DataError(
             f"source.path = {source.path!r} has no {MANIFEST}; take the folder that a data job "

@@ -1,4 +1,4 @@
-"""Files of rows and the pieces that tasks read of them: Parquet, JSONL, CSV and TSV.
+"""Row files (Parquet, JSONL, CSV, TSV) and their division into pieces.
 
 A piece is what one task reads: a byte range of a JSONL file, a few row groups of a Parquet file,
 a whole CSV, TSV or compressed file. Pieces depend on the files alone, not on the cluster.
@@ -39,28 +39,29 @@ _BYTES_TO_TELL = 4096
 
 @dataclass(frozen=True)
 class Piece:
-    """What one task reads of a file."""
+    """Part of a file that one task reads."""
 
     path: str
     name: str
-    """The file's, relative to the source's path; origins of rows start with it."""
+    """File name relative to the source's path; prefix of its rows' origins."""
     kind: Kind
     start: int = 0
-    """First byte (a line belongs to the piece in which it starts) or first row group."""
+    """First byte (a line belongs to the piece that it starts in) or first row group."""
     stop: int | None = None
-    """Byte or row group after the last; None: to the end."""
+    """Byte or row group after the last; None means the end of the file."""
     first_row: int = 0
-    """Of a Parquet file: rows before the first row group."""
+    """Rows of a Parquet file before the first row group."""
     size: int = 0
-    """Bytes, not compressed where the file tells."""
+    """Size in bytes, uncompressed if the file records it."""
     version: str = ""
-    """Size and content hash (local), time of change (object storage) or blob (hub) of the file."""
+    """Version of the file: size and content hash (local), modification time (object storage) or
+    blob (hub)."""
     origins: str | None = None
-    """Column in which rows tell their own origin; None: they are where they stand in the file."""
+    """Column with the rows' own origins; None if their position in the file is their origin."""
 
     @property
     def key(self) -> str:
-        """Hash of which rows of which content, wherever the file lies; names a unit of work."""
+        """Hash of row range and content, independent of the file's location; names a work item."""
         told = [self.name, self.kind, self.start, self.stop, self.version]
         return xxhash.xxh3_128_hexdigest(repr(told).encode())
 
@@ -71,14 +72,14 @@ class _File:
     name: str
     size: int
     version: str
-    """Empty: still to be read of the content."""
+    """Version of the file; empty if it must be computed from the content."""
 
 
 def list_pieces(path: str) -> list[Piece]:
-    """All pieces of a file, a folder, a prefix or a pattern (`*`, `**`), files sorted by name.
+    """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
-    Of a folder hidden files and those that start with `_` are left out, as Spark and Ray do; in one
-    of the hub also files of other kinds, such as its card.
+    In folders, hidden files and those starting with `_` are skipped, as by Spark and Ray; on the
+    hub also files of other kinds, such as the card.
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
@@ -134,7 +135,7 @@ def _stored_files(path: str) -> list[_File]:
 
 
 def _hub_files(path: str) -> list[_File]:
-    """Files of a data set on the hub, at one commit."""
+    """Files of a hub data set at one commit."""
     base, pattern = _split_pattern(path)
     found = list_hub_files(base)
     inside = parse_hub_reference(base).inside
@@ -166,7 +167,7 @@ def _hub_files(path: str) -> list[_File]:
 
 
 def _split_pattern(path: str) -> tuple[str, str | None]:
-    """The folder above the first name with a `*`, and the pattern of names below it."""
+    """Folder above the first name with a `*`, and the pattern below it."""
     address, question, query = path.partition("?") if "://" in path else (path, "", "")
     if "*" not in address:
         return path, None
@@ -242,7 +243,7 @@ def _pieces_of(file: _File) -> list[Piece]:
 
 
 def _starts(sizes: list[int]) -> list[int]:
-    """First row group of each piece: groups in their order up to the size of a piece."""
+    """First row group of each piece: consecutive groups up to the piece size."""
     starts: list[int] = []
     filled = 0
     for group, size in enumerate(sizes):
@@ -254,7 +255,7 @@ def _starts(sizes: list[int]) -> list[int]:
 
 
 def _check_is_no_array(path: str, filesystem: pa.fs.FileSystem, inside: str) -> None:
-    """A row may be a list (of texts), but not one that begins with an object or a list."""
+    """Raise when a JSON file starts with an array of rows; a row itself may be a list of texts."""
     with filesystem.open_input_stream(inside) as stream:
         begin = stream.read(_BYTES_TO_TELL).lstrip()
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b"{", b"["):

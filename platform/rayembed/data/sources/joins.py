@@ -1,6 +1,6 @@
-"""Sources whose records need rows that stand far apart: premises, judgements with their texts.
+"""Sources that join distant rows: premises of NLI, judgements with their texts.
 
-Rows are scattered into buckets by what joins them, and each bucket is converted by itself.
+Rows are scattered into buckets by their join key, and each bucket is converted separately.
 """
 
 import logging
@@ -10,7 +10,7 @@ from functools import partial
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import BeirSource
-from rayembed.data.prepared import Making, Workshop
+from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.shuffle import Bucket, number_of_buckets
 from rayembed.data.sources.beir import (
     BYTES_OF_JUDGEMENTS_PER_BUCKET,
@@ -25,47 +25,47 @@ from rayembed.data.sources.files import Piece
 from rayembed.data.sources.nli import ConvertPremises, ScatterPremises
 from rayembed.data.sources.rows import check_columns
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import Result, run_units
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 
 def convert_premises(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     pieces: Sequence[Piece],
     held_out: HeldOut,
-    making: Making,
+    writer: ArtifactWriter,
 ) -> list[Result]:
-    """Results of the tasks that convert natural-language inference."""
-    folder = join(making.working_folder, "scattered")
+    """Results of the conversion tasks for natural-language inference."""
+    folder = join(writer.working_folder, "scattered")
     buckets = number_of_buckets(sum(piece.size for piece in pieces))
-    scatter = ScatterPremises(making.parts_folder, folder, dataset, buckets)
-    run = partial(run_units, execute=workshop.execute)
-    sent = run(making.working_folder, f"scatter {dataset.name}", scatter, pieces)
-    task = ConvertPremises(making.parts_folder, folder, _files(sent), buckets, dataset, held_out)
+    scatter = ScatterPremises(writer.parts_folder, folder, dataset, buckets)
+    run = partial(run_resumable, execute=context.execute)
+    sent = run(writer.working_folder, f"scatter {dataset.name}", scatter, pieces)
+    task = ConvertPremises(writer.parts_folder, folder, _files(sent), buckets, dataset, held_out)
     numbers = [Bucket(number) for number in range(buckets)]
-    made = run(making.folder, f"records {dataset.name}", task, numbers)
+    made = run(writer.folder, f"records {dataset.name}", task, numbers)
     return [*sent, *made]
 
 
 def convert_judged(
-    workshop: Workshop,
+    context: PipelineContext,
     dataset: DatasetConfig,
     files: Mapping[str, Sequence[Piece]],
     held_out: HeldOut,
-    making: Making,
+    writer: ArtifactWriter,
 ) -> list[Result]:
-    """Results of the tasks that convert judgements with their queries and documents."""
+    """Results of the conversion tasks for judgements with queries and documents."""
     source = dataset.source
     assert isinstance(source, BeirSource)
-    folder = join(making.working_folder, "scattered")
+    folder = join(writer.working_folder, "scattered")
     size = sum(piece.size for piece in files["path"])
     buckets = number_of_buckets(size, BYTES_OF_JUDGEMENTS_PER_BUCKET)
-    shared = Scattering(making.parts_folder, folder, dataset, buckets)
-    run = partial(run_units, execute=workshop.execute)
-    send = partial(run, making.working_folder)
+    shared = Scattering(writer.parts_folder, folder, dataset, buckets)
+    run = partial(run_resumable, execute=context.execute)
+    send = partial(run, writer.working_folder)
     judged = send(f"judgements {dataset.name}", ScatterJudgements(shared), files["path"])
     needed = merge_needed(folder, [result["needed"] for result in judged])
     queries = send(f"queries {dataset.name}", ScatterTexts(shared, source.query), files["queries"])
@@ -76,7 +76,7 @@ def convert_judged(
     )
     task = ConvertJudged(shared, _files(judged), _files(queries), _files(documents), held_out)
     numbers = [Bucket(number) for number in range(buckets)]
-    made = run(making.folder, f"records {dataset.name}", task, numbers)
+    made = run(writer.folder, f"records {dataset.name}", task, numbers)
     unread = sum(result["unread"] for result in (*queries, *documents))
     if unread:
         log.warning(
@@ -88,9 +88,9 @@ def convert_judged(
 
 
 def check_texts(source: BeirSource, corpus: Piece, queries: Piece) -> None:
-    """Return when documents and queries have ids and the columns that make them texts.
+    """Check that documents and queries have ids and their text columns.
 
-    A title need not be there where the settings do not ask for it by themselves.
+    The title may be missing if the settings do not name it explicitly.
 
     Raises:
         ConfigError: they do not; the message names the nearest column.

@@ -1,4 +1,4 @@
-"""Which columns and files each kind of source has."""
+"""Columns and files of each kind of source."""
 
 from rayembed.config.sources import (
     BeirSource,
@@ -21,7 +21,7 @@ _FILES = ("path", "corpus", "queries", "translations")
 
 
 def columns_of(source: Source) -> dict[str, str]:
-    """Setting → column of the files at `path`, for those that are set.
+    """Setting → its column of the files at `path`, if set.
 
     Several columns of negatives are there one by one: `negatives[0]`, `negatives[1]`.
     """
@@ -33,12 +33,12 @@ def columns_of(source: Source) -> dict[str, str]:
 
 
 def negatives_of(source: PairsSource) -> tuple[str, ...]:
-    """The columns of its negatives."""
+    """Columns of a source's negatives."""
     given = source.negatives
     return (given,) if isinstance(given, str) else given or ()
 
 
 def paths_of(source: Source) -> dict[str, str]:
-    """Setting → where it says that files lie."""
+    """Setting → path of its files."""
     named = ((setting, getattr(source, setting, None)) for setting in _FILES)
     return {setting: path for setting, path in named if path is not None}

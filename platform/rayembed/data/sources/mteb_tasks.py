@@ -1,9 +1,9 @@
-"""Splits of mteb tasks as rows that the other kinds of sources convert.
+"""Splits of mteb tasks as rows for the converters of other sources.
 
-mteb's own loader brings a task's data; its type says what its rows are. They are written as
-Parquet files, from which on a task is pairs, sentences with a similarity, or texts with classes.
-The origin of a row is `task/split/subset#row`, with the place after it where a row holds a list,
-or the id of the query.
+mteb's own loader provides a task's data; the task's type determines what its rows are. They are
+written as Parquet files and then treated as pairs, sentences with a similarity, or texts with
+classes. The origin of a row is `task/split/subset#row`, followed by the position if a row holds a
+list, or by the query id.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSS
 from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.files import Piece, list_pieces
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 from rayembed.errors import ConfigError, DataError
 
 Rows = Literal["pairs", "translations", "sts", "alike", "classes", "clusters"]
@@ -42,7 +42,8 @@ _ROWS_OF_TYPE: dict[str, Rows] = {
 }
 
 _SIMILAR = 0.8
-"""Of a task's range of scores: at least 4 of 5 (NV-Embed, section 4.2)."""
+"""Relative similarity threshold within a task's score range: at least 4 of 5 (NV-Embed, section
+4.2)."""
 
 _PAIRS = pa.schema(
     [
@@ -81,7 +82,7 @@ _SCHEMAS: dict[Rows, pa.Schema] = {
 
 
 def check_task(source: MtebSource) -> str:
-    """Fingerprint of a task's data, which was loaded and has the split.
+    """Load a task, check its split and return the fingerprint of its data.
 
     Raises:
         ConfigError: no such task or subset, a type that gives no records, or a split that the task
@@ -105,13 +106,13 @@ def check_task(source: MtebSource) -> str:
 
 @dataclass(frozen=True)
 class StageTask:
-    """Task: a split of an mteb task as Parquet files in a folder."""
+    """Task: write a split of an mteb task as Parquet files."""
 
     folder: str
 
-    def __call__(self, unit: "SplitOfTask") -> Result:
-        """`staged` names the files."""
-        source = unit.source
+    def __call__(self, item: "SplitOfTask") -> Result:
+        """Report the names of the `staged` files."""
+        source = item.source
         task = _loaded(source.task, source.split, source.subset)
         kind = _ROWS_OF_TYPE[task.metadata.type]
         names: list[str] = []
@@ -127,18 +128,18 @@ class StageTask:
 
 @dataclass(frozen=True)
 class SplitOfTask:
-    """What `StageTask` stages."""
+    """Work item of `StageTask`."""
 
     source: MtebSource
 
     @property
     def key(self) -> str:
-        """The only one of its data set."""
+        """Constant, as a data set has a single item."""
         return "split"
 
 
 def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[Piece, ...]]:
-    """The data set as one of staged files, and their pieces."""
+    """Data set that reads the staged files, with their pieces."""
     source = dataset.source
     assert isinstance(source, MtebSource)
     task = _task(source.task, source.split, source.subset)
@@ -173,7 +174,7 @@ def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[Pi
 
 
 def _task(name: str, split: str, subset: str | None) -> Any:
-    """The task without its data, of which that split will be loaded."""
+    """The mteb task without data, restricted to the split."""
     import mteb
     from mteb.get_tasks import _TASKS_REGISTRY
 
@@ -232,10 +233,10 @@ def _loaded(name: str, split: str, subset: str | None) -> Any:
 
 
 def _check_judgements(task: Any, name: str, split: str) -> None:
-    """Return when the judgements have the split.
+    """Check that the judgements have the split.
 
-    mteb's loader takes the only split that there is for any that is asked for, so that the test
-    split would pass for training data.
+    mteb's loader substitutes the only available split for any requested one, so that the test split
+    would pass for training data.
     """
     from datasets import get_dataset_config_names, get_dataset_split_names
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -267,7 +268,7 @@ def _splits(task: Any, subset: str) -> Mapping[str, Any]:
 
 
 def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
-    """All rows of all subsets in their order."""
+    """All rows of all subsets, in order."""
     kind = _ROWS_OF_TYPE[task.metadata.type]
     for subset in task.hf_subsets:
         start = f"{task.metadata.name}/{split}/{subset}"
@@ -293,7 +294,7 @@ def _rows(task: Any, split: str) -> Iterator[dict[str, Any]]:
 
 
 def _judged(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Queries by their id, with the documents that were judged relevant, or not."""
+    """Queries by id, with the documents judged relevant or not."""
     relevant = data["relevant_docs"]
     needed = {document for judged in relevant.values() for document in judged}
     corpus = data["corpus"]
@@ -310,12 +311,12 @@ def _judged(data: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _document(row: Mapping[str, Any]) -> str:
-    """Title and text as one, as mteb shows them to a model."""
+    """Title and text concatenated as mteb shows them to a model."""
     return " ".join(t for t in (row.get("title"), row.get("text")) if t and t.strip())
 
 
 def _query(row: Mapping[str, Any]) -> str | None:
-    """The query, and its own instruction after it; turns of a conversation as one text."""
+    """Query followed by its own instruction; conversation turns joined into one text."""
     text = row["text"]
     if isinstance(text, list):
         turns = [f"{t['role']}: {t['content']}" if isinstance(t, dict) else str(t) for t in text]
@@ -340,7 +341,7 @@ def _sentences(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, A
 def _labelled(
     data: Any, text: str, label: str, levels: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Texts with the names of their classes; of levels of clusters the finest."""
+    """Texts with class names; the finest level of hierarchical clusters."""
     feature = data.features[label]
     feature = getattr(feature, "feature", feature)
     class_names = getattr(feature, "names", None)
@@ -362,7 +363,7 @@ def _named(value: Any, names: list[str] | None) -> str | None:
 
 
 def _exploded(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows by their number; a row whose first column holds a list is as many rows."""
+    """Numbered rows; a row whose first column is a list is expanded."""
     for number, row in enumerate(data.select_columns(list(dict.fromkeys(columns)))):
         if not isinstance(row[columns[0]], list):
             yield str(number), row
@@ -372,7 +373,7 @@ def _exploded(data: Any, columns: list[str]) -> Iterator[tuple[str, dict[str, An
 
 
 def _language(task: Any, subset: str) -> str | None:
-    """Code of the subset's language, or of its languages; None where they are not told apart."""
+    """Language code or codes of a subset; None if languages are not distinguished."""
     scripts = task.metadata.hf_subsets_to_langscripts.get(subset, [])
     codes = sorted({script.partition("-")[0] for script in scripts})
     return "-".join(codes) if len(codes) == 1 or task.metadata.is_multilingual else None

@@ -1,4 +1,4 @@
-"""Natural-language inference: the rows of a premise, wherever they stand, become one record."""
+"""Natural-language inference: all rows of a premise become one record."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import NO_ENTAILMENT, HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 Relation = Literal["entailment", "contradiction", "other"]
 
@@ -33,20 +33,22 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ScatterPremises:
-    """Task: the rows of a piece by premise; those that cannot be read are rejected."""
+    """Task: scatter a piece's rows by premise; unreadable rows are rejected."""
 
     folder: str
     scattered: str
     dataset: DatasetConfig
     buckets: int
 
-    def __call__(self, unit: Piece) -> Result:
-        """`scattered` names files; rows in are the rejected ones, the others are counted later."""
+    def __call__(self, item: Piece) -> Result:
+        """Report file names in `scattered`; rows in are the rejected ones, others are counted
+        later.
+        """
         source = self.dataset.source
         assert isinstance(source, NLISource)
         writer = RecordWriter(self.folder, HeldOut())
         scatter = Scatter(self.scattered, _SCHEMA, self.buckets)
-        for row in read_rows(unit, columns_of(source).values()):
+        for row in read_rows(item, columns_of(source).values()):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
@@ -61,20 +63,20 @@ class ScatterPremises:
 
 @dataclass(frozen=True)
 class ConvertPremises:
-    """Task: the records of the premises of a bucket, in the order of their first rows."""
+    """Task: make the records of a bucket's premises, in the order of their first rows."""
 
     folder: str
     scattered: str
     files: tuple[str, ...]
-    """Of all pieces."""
+    """Scattered files of all pieces."""
     buckets: int
     dataset: DatasetConfig
     held_out: HeldOut
 
-    def __call__(self, unit: Bucket) -> Result:
-        """`parts`, counts and examples of rejected rows."""
+    def __call__(self, item: Bucket) -> Result:
+        """Report `parts`, counts and examples of rejected rows."""
         by_premise: dict[str, list[dict[str, Any]]] = {}
-        for row in gather(self.scattered, self.files, unit.number):
+        for row in gather(self.scattered, self.files, item.number):
             by_premise.setdefault(row["premise"], []).append(row)
         writer = RecordWriter(self.folder, self.held_out)
         for rows in by_premise.values():
@@ -111,7 +113,7 @@ def _told(source: NLISource, row: Row) -> dict[str, Any]:
 
 
 def _record(dataset: DatasetConfig, rows: Sequence[dict[str, Any]]) -> Record:
-    """The record of all rows of a premise."""
+    """Record of all rows of a premise."""
     texts: dict[Relation, list[str]] = {"entailment": [], "contradiction": [], "other": []}
     for row in rows:
         texts[row["relation"]].append(row["hypothesis"])

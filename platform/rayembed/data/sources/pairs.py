@@ -1,4 +1,4 @@
-"""Rows that become records by themselves: pairs, and sentences with a similarity."""
+"""Rows that become records individually: pairs, and sentences with a similarity."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,10 +16,10 @@ from rayembed.data.sources.tasks import NOT_SIMILAR
 def pair_records(
     dataset: DatasetConfig, row: Mapping[str, Any], origin: str, *, json_lists: bool = False
 ) -> list[Record]:
-    """The record of a row with a query and its positives, and where the settings want it one for
-    each positive that asks for the query.
+    """Record of a row with a query and positives; if the settings are symmetric, also one for each
+    positive as query.
 
-    The latter have no negatives: those of the row were chosen for its query.
+    The latter have no negatives, as the row's were chosen for its query.
 
     Args:
         json_lists: as of `texts_in`.
@@ -50,7 +50,7 @@ def pair_records(
 
 
 def sts_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:
-    """Two records, one in each direction, of a row whose sentences are similar enough.
+    """Two records, one in each direction, of a row with sufficiently similar sentences.
 
     Raises:
         RowError: `NOT_SIMILAR`, or a cell that is empty or of another type.

@@ -1,4 +1,4 @@
-"""The rows of a piece, each with its origin, and whether the columns are there that settings name.
+"""Row reader of a piece: rows with their origins, and a check of the columns that settings name.
 
     file#row        Parquet, CSV, TSV: number of the row in the file, from 0
     file@byte       JSONL: where its line starts, in the content that a .gz file holds
@@ -33,7 +33,7 @@ _NOT_UTF8 = "not UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row as it was read."""
+    """A row as read."""
 
     origin: str
     values: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not even be read."""
+    """A row that could not be read."""
 
     origin: str
     reason: str
@@ -49,7 +49,7 @@ class BadRow:
 
 
 def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
-    """The rows of a piece, in their order.
+    """Rows of a piece, in order.
 
     A line of JSONL that is a list has columns `0`, `1`, ….
 
@@ -77,7 +77,7 @@ def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[
 
 
 def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[str] = ()) -> None:
-    """Return when the first rows of the piece have the columns.
+    """Check that the first rows of the piece have the columns.
 
     Args:
         columns: setting → column.
@@ -99,14 +99,14 @@ def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[
 
 
 def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
-    """The names that `column` looks up and no row has."""
+    """Names that `column` looks up and no row has."""
     looked_up = (level_of(row, column) for row in rows)
     absent = [[n for n in names if n not in level] for names, level in looked_up if names]
     return [name for name in absent[0] if all(name in names for names in absent)] if absent else []
 
 
 def _beside(piece: Piece, column: str) -> dict[str, None]:
-    """All names of the level at which `column` ends."""
+    """All names at the level where `column` ends."""
     rows = islice(read_rows(piece), _ROWS_TO_FIND_COLUMNS)
     levels = (level_of(row.values, column)[1] for row in rows if isinstance(row, Row))
     return {name: None for level in levels for name in level}
@@ -137,9 +137,9 @@ def _read_parquet(
 
 
 def _values_of(batch: pa.RecordBatch) -> Iterable[dict[str, Any] | UnicodeDecodeError]:
-    """The rows of a batch, the error in place of one with a text that is not UTF-8.
+    """Rows of a batch, with an error in place of each row that is not UTF-8.
 
-    Parquet writers are trusted with their texts: Arrow looks at them only here.
+    Parquet texts are not validated by writers; Arrow checks them only here.
     """
     try:
         return list(batch.to_pylist())
@@ -155,7 +155,7 @@ def _value_of(row: pa.RecordBatch) -> dict[str, Any] | UnicodeDecodeError:
 
 
 def names_at_the_top(column: str) -> set[str]:
-    """Names of whole columns that may be needed to read one that settings name."""
+    """Top-level columns needed to read the columns that settings name."""
     head = column.partition(".")[0]
     return {column, head, *head.split("+")}
 
@@ -185,7 +185,7 @@ def _read_jsonl(
 def _lines(
     filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
 ) -> Iterator[tuple[int, bytes]]:
-    """First byte and content of the lines, without empty ones, that start in the piece."""
+    """Offset and content of the non-empty lines that start in the piece."""
     compressed = piece.name.endswith(".gz")
     with (
         filesystem.open_input_stream(inside)

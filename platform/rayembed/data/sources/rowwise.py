@@ -1,4 +1,4 @@
-"""The task that converts sources whose rows become records one by one."""
+"""Conversion task for sources whose rows become records individually."""
 
 from dataclasses import dataclass, field
 
@@ -12,30 +12,30 @@ from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.pairs import pair_records, sts_records
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
 
 @dataclass(frozen=True)
 class ConvertRows:
-    """Task: the records of a piece of pairs, sentences or texts with classes."""
+    """Task: convert a piece of pairs, sentences or classification texts."""
 
     folder: str
     dataset: DatasetConfig
     held_out: HeldOut
     seed: int = 0
     examples: ExampleFiles = field(default_factory=ExampleFiles)
-    """What texts with classes draw from."""
+    """Example pool for classification texts."""
 
-    def __call__(self, unit: Piece) -> Result:
-        """`parts`, counts and examples of rejected rows."""
+    def __call__(self, item: Piece) -> Result:
+        """Report `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out)
         columns = columns_of(self.dataset.source).values()
-        for row in read_rows(unit, columns):
+        for row in read_rows(item, columns):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
             try:
-                made = self._records(unit, row)
+                made = self._records(item, row)
             except RowError as problem:
                 writer.reject(str(problem), row.values)
             else:

@@ -1,4 +1,4 @@
-"""From sources to parts: tasks that convert and reject with reasons."""
+"""Conversion tasks: write parts of records and reject rows with reasons."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.records import Record
 from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
 from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
-from rayembed.data.units import Result
+from rayembed.data.work_items import Result
 
-EXAMPLES_PER_UNIT = 3
+EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TITLE = "held-out title"
@@ -29,25 +29,25 @@ ONLY_EXAMPLE = "only example of its class"
 NOT_BAD = frozenset(
     {HELD_OUT_TITLE, HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE}
 )
-"""Reasons for which good rows are left out; they do not count against `max_rejected_share`."""
+"""Rejection reasons of good rows; they do not count against `max_rejected_share`."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What no training row may touch."""
+    """Articles and texts excluded from training."""
 
     titles: frozenset[str] = frozenset()
     texts: frozenset[int] = frozenset()
     """Hashes of the texts that an evaluation may show."""
 
     def touches(self, record: Record) -> bool:
-        """Whether one of the record's texts is held out."""
+        """Whether any of the record's texts is held out."""
         texts = [record.query, *record.positives, *(n.text for n in record.negatives)]
         return bool(self.texts) and any(text_hash(text.strip()) in self.texts for text in texts)
 
 
 def hold_out(articles: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOut:
-    """What is held out of the given sources, each with `num_titles` of its own."""
+    """Held-out articles and texts of the given sources, each with `num_titles` of its own."""
     sources = list(articles)
     titles = frozenset[str]().union(*(held_out_titles(s, num_titles, seed) for s in sources))
     texts = frozenset[str]().union(*(held_out_texts(s, titles) for s in sources))
@@ -56,36 +56,36 @@ def hold_out(articles: Iterable[Sequence[Article]], num_titles: int, seed: int) 
 
 @dataclass(frozen=True)
 class ArticleRange:
-    """Articles of a source, by their place in the file."""
+    """Articles of a source by position in the file."""
 
     first: int
     last: int
 
     @property
     def key(self) -> str:
-        """Names the unit by its borders."""
+        """Unique name from the range."""
         return f"{self.first}-{self.last}"
 
 
 @dataclass(frozen=True)
 class ConvertArticles:
-    """Task: the records of a range of articles."""
+    """Task: convert a range of articles."""
 
     folder: str
     reference: str
     content: str
-    """Fingerprint of the file: a process that read it before it changed reads it again."""
+    """Content fingerprint of the file; a process that read an older version reads it again."""
     dataset: DatasetConfig
     seed: int
     held_out: HeldOut
 
-    def __call__(self, unit: ArticleRange) -> Result:
-        """`parts`, counts and examples of rejected articles."""
+    def __call__(self, item: ArticleRange) -> Result:
+        """Report `parts`, counts and examples of rejected articles."""
         articles = _articles(resolve(self.reference), self.content)
         examples = self._examples(articles)
         translations = self._translations()
         writer = RecordWriter(self.folder, self.held_out)
-        for article in articles[unit.first : unit.last]:
+        for article in articles[item.first : item.last]:
             if article.title in self.held_out.titles:
                 writer.reject(HELD_OUT_TITLE, article.title)
                 continue
@@ -113,7 +113,7 @@ class ConvertArticles:
 
 
 class RecordWriter:
-    """Collects the records and reasons of one task; writes a part whenever enough are there."""
+    """Collects one task's records and rejections; writes a part whenever it is full."""
 
     def __init__(self, folder: str, held_out: HeldOut) -> None:
         self.folder, self.held_out = folder, held_out
@@ -124,7 +124,7 @@ class RecordWriter:
         self.examples: list[dict[str, str]] = []
 
     def take(self, records: Sequence[Record], shown: Any, rows: int = 1) -> None:
-        """Keep the records that were made of so many rows, unless one has a held-out text."""
+        """Add the records made from `rows` rows, unless one has a held-out text."""
         if any(map(self.held_out.touches, records)):
             self.reject(HELD_OUT_TEXT, shown, rows)
             return
@@ -135,15 +135,15 @@ class RecordWriter:
                 self._flush()
 
     def reject(self, reason: str, shown: Any, rows: int = 1) -> None:
-        """Count so many rows as rejected, and keep some examples."""
+        """Count rows as rejected, keeping some examples."""
         self.rejected[reason] = self.rejected.get(reason, 0) + rows
         seen = sum(example["reason"] == reason for example in self.examples)
-        if seen < EXAMPLES_PER_UNIT:
+        if seen < EXAMPLES_PER_ITEM:
             text = str(shown)[:_SHOWN_CHARACTERS].encode("utf-8", "replace").decode()
             self.examples.append({"reason": reason, "row": text})
 
     def finish(self) -> Result:
-        """`parts`, counts and examples of rejected rows."""
+        """Write the rest; `parts`, counts and examples of rejected rows."""
         self._flush()
         return {
             "rows_in": self.rows_used + sum(self.rejected.values()),

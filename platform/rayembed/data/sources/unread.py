@@ -1,4 +1,4 @@
-"""Columns of files that look like part of a record and that no setting reads."""
+"""Detection of columns that look like part of a record but are not read."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -22,19 +22,19 @@ _LOOKS = {
     LABELS: r"labels?|class(es)?|category|categories|topics?|cluster(_id)?",
     INSTRUCTIONS: r"(query_)?(instructions?|prompts?|tasks?|task_(description|definition))",
 }
-"""What a column looks like by its name, in small letters."""
+"""Meaning of a column by its lower-case name."""
 
 _SETTINGS = {NEGATIVES: "negatives", LABELS: "label", INSTRUCTIONS: "instruction"}
-"""Settings of a source of pairs that read such columns."""
+"""Settings of a pair source that read such columns."""
 
 _ID = re.compile(r"[!-~]*")
-"""What one word of ASCII is rather than a text. Not all languages put spaces between words."""
+"""A single ASCII word, as of ids. Some languages write texts without spaces, but not in ASCII."""
 
 _ROWS_LOOKED_AT = 1000
 
 
 def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
-    """Column → what it looks like, of those in the first rows that are not read.
+    """Unread column → what it looks like, from the first rows.
 
     Args:
         piece: of the files that the columns are of.
@@ -60,10 +60,10 @@ def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
 
 
 def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> ConfigError | None:
-    """What is wrong with a data set of which a stage asks for hard negatives, when its rows bring
-    texts in columns that are named like them and that nobody reads; None: nothing is.
+    """Error text when a stage requests hard negatives and the data set has some in an unread
+    column; None if it has none.
 
-    Single words are no texts here but ids, of documents or of classes.
+    Single words count as ids of documents or classes, not as texts.
     """
     source = dataset.source
     if not isinstance(source, PairsSource) or dataset.has_negatives:
@@ -83,7 +83,7 @@ def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> Confi
 
 
 def unread_warning(manifest: Mapping[str, Any]) -> str | None:
-    """One line about the columns of a data set that nobody reads; None: there are none.
+    """One warning line about a data set's unread columns; None if there are none.
 
     Args:
         manifest: of its converted records, with what `unread_columns` found.
@@ -121,7 +121,7 @@ def _named(columns: Sequence[str]) -> str:
 
 
 def _value(columns: Sequence[str]) -> str:
-    """The columns as the value of a setting on the command line."""
+    """Columns as a command-line setting value."""
     return columns[0] if len(columns) == 1 else f"[{', '.join(columns)}]"
 
 
@@ -131,7 +131,7 @@ def _look(name: str) -> str | None:
 
 
 def _names(piece: Piece) -> list[str]:
-    """The columns of the piece; those of its first rows where no schema tells them."""
+    """Columns of the piece, from its schema or its first rows."""
     if piece.kind != "parquet":
         rows = islice(read_rows(piece), _ROWS_LOOKED_AT)
         return list({name: None for row in rows if isinstance(row, Row) for name in row.values})
@@ -144,6 +144,6 @@ def _names(piece: Piece) -> list[str]:
 
 
 def _elements(value: Any) -> list[Any]:
-    """What a cell holds beside empty places."""
+    """Non-empty elements of a cell."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if one is not None and (not isinstance(one, str) or one.strip())]

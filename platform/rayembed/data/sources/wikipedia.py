@@ -1,6 +1,6 @@
-"""The sample of Wikipedia summaries: articles, the held-out split, masked titles, sentences.
+"""The sample of Wikipedia summaries: articles, held-out split, masked titles, sentences.
 
-Pure functions of texts and a seed. How articles become records stands in `wikipedia_records`.
+Pure functions of texts and a seed. `wikipedia_records` turns articles into records.
 """
 
 import json
@@ -15,11 +15,11 @@ import xxhash
 from rayembed.errors import DataError
 
 MASK = "it"
-"""Stands where a title stood. A pronoun keeps the grammar, is one token for every tokenizer and,
-being in every text, gives retrieval nothing to match."""
+"""Replacement for a masked title. A pronoun keeps the grammar, is one token for every tokenizer
+and, being in every text, gives retrieval nothing to match."""
 
 NO_TOPIC = "Uncategorized"
-"""The sample's mark of an article without a topic; no class of its own."""
+"""The sample's label of articles without a topic; not a class."""
 
 _FIELDS = ("title", "extract", "description", "topic")
 
@@ -40,19 +40,19 @@ _BREAK = re.compile(
 
 @dataclass(frozen=True)
 class Article:
-    """One summary."""
+    """One article summary."""
 
     title: str
     extract: str
-    """The text: the introduction of the encyclopedia's article."""
+    """Introduction of the article."""
     description: str
-    """One line; empty for some."""
+    """One-line description; may be empty."""
     topic: str
     """One of eleven classes, or `NO_TOPIC`."""
 
 
 def read_articles(path: Path) -> list[Article]:
-    """All articles of the JSON file, in its order.
+    """All articles of the JSON file, in order.
 
     Args:
         path: an object of titles, or a list, of objects with title, extract, description, topic.
@@ -81,9 +81,9 @@ def read_articles(path: Path) -> list[Article]:
 
 
 def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> frozenset[str]:
-    """The `num_titles` titles that are smallest by a hash of seed and title.
+    """The `num_titles` titles with the smallest hash of seed and title.
 
-    Whether a title is among them depends on no order, so adding articles moves few titles.
+    Selection is independent of order, so adding articles changes few titles.
     """
     return frozenset(held_out_in_order(articles, num_titles, seed))
 
@@ -91,9 +91,9 @@ def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> 
 def validation_titles(
     articles: Iterable[Article], num_titles: int, num_validation: int, seed: int
 ) -> frozenset[str]:
-    """Of the `num_titles` held-out titles the last `num_validation` by that hash.
+    """The last `num_validation` of the `num_titles` held-out titles, by the same hash.
 
-    The others are those that would be held out alone with `num_titles - num_validation`.
+    The remaining ones are those that `num_titles - num_validation` alone would hold out.
     """
     ordered = held_out_in_order(articles, num_titles, seed)
     return frozenset(ordered[max(0, num_titles - num_validation) :])
@@ -107,20 +107,20 @@ def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -
 
 
 def seeded_hash(seed: int, purpose: str, text: str) -> int:
-    """64 bits that depend on the three arguments alone, on every machine."""
+    """64-bit hash of the three arguments, the same on every machine."""
     return xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}\0{text}".encode())
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:
-    """The texts that an evaluation of the held-out titles may show, as they are and title-masked.
+    """Texts that an evaluation of the held-out titles may show, plain and title-masked.
 
-    Those of each held-out article: title, text, description, every sentence, the text's other
-    sentences, and its two halves. A title that also names a topic ("History") is not among them:
-    the name of a class stands in training rows of every article of it. Texts are compared whole,
-    so neither a part of one nor one that an evaluation cuts to its first words is recognised.
+    For each held-out article: title, text, description, every sentence, the text's other sentences,
+    and its two halves. A title that also names a topic ("History") is excluded, as the class name
+    occurs in training rows of its articles. Texts are compared whole, so parts of them or texts
+    truncated by an evaluation are not recognised.
 
-    A training row of any source that has one of them, in any place, is rejected: also a
-    description such as "Family of birds" that a training article shares with a held-out one.
+    A training row of any source that contains one of them is rejected, including a description such
+    as "Family of birds" that a training article shares with a held-out one.
     """
     articles = list(articles)
     topics = {article.topic for article in articles}
@@ -137,7 +137,7 @@ def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> froze
 
 
 def _rests(sentences: list[str]) -> list[str]:
-    """For each sentence the others: without the one at its place, and without all equal to it."""
+    """The other sentences for each sentence, without it and its exact repetitions."""
     by_place = (sentences[:i] + sentences[i + 1 :] for i in range(len(sentences)))
     by_text = ([other for other in sentences if other != text] for text in sentences)
     return [" ".join(rest) for rest in (*by_place, *by_text)]
@@ -149,7 +149,7 @@ def _halves(sentences: Sequence[str]) -> list[str]:
 
 
 def mask_title(text: str, title: str) -> str:
-    """The text with `MASK` in place of its title, so that no string match finds it.
+    """Text with `MASK` in place of its title, so that no string match finds it.
 
     Masked are, whatever their accents: the title, and the title without what stands in
     parentheses or after a comma, in any case and with a plural s; then every single word that the
@@ -175,7 +175,7 @@ def _pattern(name: str) -> str:
 
 
 def _fold(text: str) -> str:
-    """The text without accents, character for character, so that places stay the same."""
+    """Text without accents, with unchanged character positions."""
     return "".join(unicodedata.normalize("NFD", character)[0] for character in text)
 
 
@@ -187,7 +187,7 @@ def _spans(text: str, patterns: Sequence[str], flags: int) -> list[tuple[int, in
 
 
 def _replace(text: str, spans: list[tuple[int, int]]) -> str:
-    """The text with `MASK` for each run of spans that only space or hyphens separate."""
+    """Text with `MASK` for each run of spans separated only by space or hyphens."""
     runs: list[list[int]] = []
     for start, end in sorted(spans):
         if runs and re.fullmatch(r"[\s-]*", text[runs[-1][1] : start]):
@@ -202,7 +202,7 @@ def _replace(text: str, spans: list[tuple[int, int]]) -> str:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a text, without space around them, none empty.
+    """Sentences of a text, stripped and non-empty.
 
     A sentence ends at a line's end, or at `.`, `!` or `?` before space and a capital or a digit,
     unless the full stop belongs to an initial ("J. S. Bach"), to "U.S." or to a known
@@ -221,7 +221,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _abbreviated(before: str) -> bool:
-    """Whether the full stop at the end of `before` belongs to its last word."""
+    """Whether the full stop at the end of `before` is part of an abbreviation."""
     if not before.endswith("."):
         return False
     word = re.split(r"[\s(\[\"“]", before[:-1])[-1]

@@ -1,6 +1,6 @@
 """Records of Wikipedia summaries: description pairs, sentence pairs, topic examples and labels.
 
-Pure functions of articles and a seed: the record of an article depends on no order.
+Pure functions of articles and a seed: an article's record is independent of the order of articles.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,27 @@ from rayembed.data.sources.wikipedia import (
 )
 
 MIN_WORDS = 5
-"""A text of fewer words says too little to be told from others; as in the evaluation."""
+"""Minimum number of words of a text; shorter ones are too unspecific. The evaluation has the same.
+"""
 
 MIN_WORDS_OF_DESCRIPTION = 2
 
 OTHER_CLASS = "other_class"
-"""Rule of negatives that are examples, or names, of other classes."""
+"""Rule name of negatives that are examples, or names, of other classes."""
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What topic records draw from: the training articles' texts by class."""
+    """Example pool of topic records: texts of training articles by class."""
 
     by_class: Mapping[str, tuple[str, ...]]
-    """Distinct texts of each class, sorted."""
+    """Sorted distinct texts of each class."""
 
 
 def examples_of(
     articles: Sequence[Article], source: WikipediaSource, banned: frozenset[int]
 ) -> Examples:
-    """The examples by class that positives and negatives of topic records are drawn from.
+    """Build the example pool of topic records.
 
     Args:
         articles: training articles only.
@@ -59,7 +60,7 @@ def convert(
     examples: Examples | None = None,
     translations: Mapping[str, Article] | None = None,
 ) -> Record | str:
-    """The record of a training article, or the reason why it gives none.
+    """Record of a training article, or the reason for its rejection.
 
     Args:
         dataset: one whose source is a `WikipediaSource`.
@@ -85,7 +86,7 @@ def convert(
 
 
 def description_pair(article: Article) -> tuple[str, str] | str:
-    """Description and title-masked text, or why there is no such pair."""
+    """Description and title-masked text, or the reason for rejection."""
     query = mask_title(article.description, article.title).strip()
     positive = mask_title(article.extract, article.title).strip()
     if not article.description.strip():
@@ -98,7 +99,7 @@ def description_pair(article: Article) -> tuple[str, str] | str:
 
 
 def translation_pair(article: Article, other: Article | None) -> tuple[str, str] | str:
-    """The title-masked texts of an article in two languages, or why there is no such pair.
+    """Title-masked texts of an article in two languages, or the reason for rejection.
 
     Args:
         other: the article of the same title in the other language; None: there is none. Most such
@@ -113,10 +114,10 @@ def translation_pair(article: Article, other: Article | None) -> tuple[str, str]
 
 
 def sentence_pair(article: Article, seed: int) -> tuple[str, str] | str:
-    """A sentence and the rest of its article, both title-masked, or why there is no such pair.
+    """A sentence and the rest of its article, both title-masked, or the reason for rejection.
 
-    The sentence is the one that is smallest by a hash among those that are long enough and leave
-    a rest that is; where it occurs twice, the rest is without both.
+    The sentence is the one with the smallest hash among those of sufficient length that leave a
+    rest of sufficient length; if it occurs twice, the rest lacks both.
     """
     sentences = [mask_title(text, article.title) for text in split_sentences(article.extract)]
     if len(sentences) < 2:
@@ -171,7 +172,7 @@ def _other_examples(
     examples: Examples,
     taken: set[str],
 ) -> list[str]:
-    """Distinct examples of other classes, from as many classes as there are, class by class."""
+    """Distinct examples of other classes, spread over as many classes as possible."""
     # A text of two classes (a description that both use) cannot be told apart: never a negative.
     own = set(examples.by_class.get(topic, ()))
     order = sorted(others, key=lambda other: seeded_hash(seed, f"class {other}", key))
@@ -213,7 +214,7 @@ def _record(
 
 
 def _classified_text(article: Article, source: WikipediaSource) -> str | None:
-    """The text that is classified, title-masked as in the evaluation; None: it is too short."""
+    """Title-masked text to classify, as in the evaluation; None if it is too short."""
     whole = article.extract if source.text == "extract" else article.description
     text = mask_title(whole, article.title).strip()
     shortest = MIN_WORDS if source.text == "extract" else MIN_WORDS_OF_DESCRIPTION

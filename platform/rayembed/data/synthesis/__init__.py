@@ -1,1 +1,1 @@
-"""Pairs that a language model writes: prompts, validation, requests."""
+"""Synthetic pairs from a language model: prompts, validation, requests."""

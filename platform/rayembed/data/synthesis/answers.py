@@ -1,7 +1,7 @@
-"""From the text of an LLM's answer to tasks or to a pair, or to the reason why it is neither.
+"""Parsing of LLM answers into tasks or a pair, or the reason for rejection.
 
-An answer is anything that a model or a broken server may send: explained, fenced, cut off, nested a
-thousand deep, with texts that no file can hold. Nothing here raises for what it reads.
+An answer may be anything that a model or a broken server sends: with explanations, fenced, cut off,
+nested a thousand deep, with unencodable texts. Nothing here raises because of its content.
 """
 
 import json
@@ -20,10 +20,10 @@ from rayembed.data.synthesis.requests import Answer
 
 MAX_TASK_WORDS = 60
 MIN_TASK_WORDS = 3
-"""One word is a heading, not a task."""
+"""Minimum number of words of a task; a single word is a heading."""
 
 _STARTS_TRIED = 16
-"""Places in an answer where JSON may begin; each costs a pass over the text at worst."""
+"""Maximum number of places where JSON may begin; each costs up to one pass over the text."""
 
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks within strings
 
@@ -33,8 +33,8 @@ _ESCAPED_UNDERSCORE = re.compile(r"(?<!\\)((?:\\\\)*)\\_")  # Mixtral writes Mar
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff]+")
 
 
-class Rejected(Exception):  # noqa: N818 - an answer, not a fault of the program
-    """Why an answer is unusable, in a few words by which such answers are counted."""
+class RejectedAnswer(Exception):  # noqa: N818 - an answer, not a fault of the program
+    """An unusable answer; the message is a short reason for counting."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pair:
 
 
 class _Example(BaseModel):
-    """Fields of an example; further ones that a model adds do no harm."""
+    """Fields of an example; additional ones are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", str_strip_whitespace=True)
 
@@ -79,21 +79,21 @@ _FIELDS: Mapping[PairKind, type[_Example]] = {
 
 
 _FAULTS = {"missing": "missing", "string_unicode": "not valid Unicode"}
-"""Pydantic's names of what is wrong with a field."""
+"""Short names of pydantic's error types."""
 
 
 def read_tasks(answer: Answer) -> list[str]:
-    """The tasks that an answer of the first step lists, in its order; unusable ones are left out.
+    """Tasks listed by an answer of the first step, in order; unusable ones are left out.
 
     Raises:
         Rejected: there is no list of tasks.
     """
     lists = [_usable_tasks(value) for value in _values(answer, list)]
     if not lists:
-        raise Rejected(_no_json(answer))
+        raise RejectedAnswer(_no_json(answer))
     tasks = max(lists, key=len)  # explanations may hold lists too
     if not tasks:
-        raise Rejected("no task in the list")
+        raise RejectedAnswer("no task in the list")
     return tasks
 
 
@@ -105,7 +105,7 @@ def _usable_tasks(values: list[Any]) -> list[str]:
 def read_pair(
     kind: PairKind, answer: Answer, *, language: str = "en", least_words: float = 0.0
 ) -> Pair:
-    """The pair that an answer of the second step holds.
+    """The pair in an answer of the second step.
 
     Args:
         kind: of the pair.
@@ -120,38 +120,38 @@ def read_pair(
     query, positive, *negatives = texts.values()
     reason = reject_reason({"query": query, "positives": [positive]})
     if reason is not None:
-        raise Rejected(reason)
+        raise RejectedAnswer(reason)
     if normalised(positive) == normalised(query):
-        raise Rejected("positive equals query")
+        raise RejectedAnswer("positive equals query")
     _check_negatives(query, positive, negatives)
     for text in (positive, *negatives) if kind == "short-long" else (query,):
         if count_words(text) < least_words:
-            raise Rejected("too short")
+            raise RejectedAnswer("too short")
     if not in_script_of(language, " ".join(texts.values())):
-        raise Rejected("not in the script of its language")
+        raise RejectedAnswer("not in the script of its language")
     return Pair(query, positive, tuple(negatives))
 
 
 def count_words(text: str) -> int:
-    """Words; of Chinese and Japanese, which put no spaces, characters."""
+    """Number of words; of characters for Chinese and Japanese, which have no spaces."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def normalised(text: str) -> str:
-    """The words of a text in one form: texts that differ in case, marks or spaces have the same."""
+    """Normalised words, equal for texts that differ only in case, punctuation or spaces."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _check_negatives(query: str, positive: str, negatives: list[str]) -> None:
     for negative in negatives:
         if reject_reason({"query": query, "positives": [negative]}) is not None:
-            raise Rejected("negative is empty or equals query")
+            raise RejectedAnswer("negative is empty or equals query")
         if normalised(negative) == normalised(positive):
-            raise Rejected("negative equals positive")
+            raise RejectedAnswer("negative equals positive")
 
 
 def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
-    """The texts of the first object in the answer that has all fields."""
+    """Texts of the first object in the answer that has all fields."""
     reason = None
     for value in _values(answer, dict):
         try:
@@ -163,11 +163,11 @@ def _fields(kind: PairKind, answer: Answer) -> dict[str, str]:
             continue
         texts: dict[str, str] = example.model_dump()
         return texts
-    raise Rejected(reason or _no_json(answer))
+    raise RejectedAnswer(reason or _no_json(answer))
 
 
 def _values(answer: Answer, wanted: type) -> Iterator[Any]:
-    """The JSON values of this type that the answer holds, the likeliest first."""
+    """JSON values of this type in the answer, most likely first."""
     text = _THOUGHTS.sub("", answer.text)
     for candidate in _candidates(text, "{" if wanted is dict else "["):
         for form in (candidate, _ESCAPED_UNDERSCORE.sub(r"\1_", candidate)):
@@ -181,7 +181,7 @@ def _values(answer: Answer, wanted: type) -> Iterator[Any]:
 
 
 def _candidates(text: str, opening: str) -> Iterator[str]:
-    """Where the value may begin: the text, its fenced blocks, each place with the bracket."""
+    """Places where the value may begin: the text, its fenced blocks, each opening bracket."""
     yield text.strip()
     for block in _FENCE.findall(text)[:_STARTS_TRIED]:
         yield block.strip()
@@ -198,7 +198,9 @@ def _no_json(answer: Answer) -> str:
 
 
 def _storable(text: str) -> bool:
-    """Whether the text is Unicode: JSON can escape halves of characters, which no file takes."""
+    """Whether the text is valid Unicode: JSON can escape unpaired surrogates, which cannot be
+    written.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The numbers of a synthesis for its manifest and its audit."""
+"""Statistics of a synthesis for its manifest and audit."""
 
 import heapq
 from collections import Counter
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from rayembed.config.synthesis import PairKind
+from rayembed.data.artifacts import EXAMPLES_KEPT
 from rayembed.data.hashes import text_hash
-from rayembed.data.prepared import EXAMPLES_KEPT
 from rayembed.data.records import Record
 from rayembed.data.synthesis.answers import count_words
 from rayembed.data.synthesis.requests import Answer
@@ -17,11 +17,11 @@ _QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "most": 1.0}
 
 
 class Audit:
-    """Counts while records are made, a few numbers a record."""
+    """Running counts while records are made, a few numbers a record."""
 
     def __init__(self) -> None:
         self.rejected: Counter[str] = Counter()
-        """Reason → examples, all kinds together."""
+        """Reason → number of examples, over all kinds."""
         self._asked: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
         self._duplicates: Counter[str] = Counter()
@@ -34,37 +34,37 @@ class Audit:
 
     @property
     def rows_in(self) -> int:
-        """Examples asked for."""
+        """Number of requested examples."""
         return self._asked.total()
 
     @property
     def duplicates(self) -> int:
-        """Records that repeat others."""
+        """Number of duplicate records."""
         return self._duplicates.total()
 
     @property
     def records_made(self) -> int:
-        """Records, those that repeat others too."""
+        """Number of records, including duplicates."""
         return self._kept.total() + self.duplicates
 
     def count_tries(self, kind: PairKind, failed: list[str], answers: list[Answer]) -> None:
-        """Count an example that was asked for: why tries of it failed, and what tries cost."""
+        """Count a requested example: failure reasons and token costs of its tries."""
         self._asked[kind] += 1
         self._failed_tries.update(failed)
         self._tokens["prompt"] += sum(answer.prompt_tokens for answer in answers)
         self._tokens["answer"] += sum(answer.answer_tokens for answer in answers)
 
     def reject(self, kind: PairKind, reason: str) -> None:
-        """Count an example that has no usable answer."""
+        """Count an example without usable answer."""
         self.rejected[reason] += 1
         self._rejected.setdefault(kind, Counter())[reason] += 1
 
     def duplicate(self, kind: PairKind) -> None:
-        """Count a record that repeats another."""
+        """Count a duplicate record."""
         self._duplicates[kind] += 1
 
     def keep(self, kind: PairKind, record: Record) -> None:
-        """Count a record that stays."""
+        """Count a kept record."""
         self._kept[kind] += 1
         self._languages[str(record.language)] += 1
         texts = {
@@ -77,7 +77,7 @@ class Audit:
         self._draw(kind, record)
 
     def _draw(self, kind: PairKind, record: Record) -> None:
-        """Hold the records of the smallest hashes: a draw that only the records decide."""
+        """Keep the records with the smallest hashes: a sample that depends only on the records."""
         shown = {
             "id": record.id,
             "task": record.query_instruction,
@@ -91,7 +91,7 @@ class Audit:
             heapq.heappop(held)
 
     def examples(self) -> list[dict[str, Any]]:
-        """Twenty records to read, of all kinds alike."""
+        """Twenty example records, spread over all kinds."""
         ordered = [
             [shown for _, _, shown in sorted(held, key=lambda item: (-item[0], item[1]))]
             for _, held in sorted(self._examples.items())
@@ -100,7 +100,7 @@ class Audit:
         return [shown for shown, _ in zip(turns, range(EXAMPLES_KEPT), strict=False)]
 
     def numbers(self) -> dict[str, Any]:
-        """Further entries of the manifest; lengths in words."""
+        """Additional manifest entries; lengths in words."""
         return {
             "asked": dict(sorted(self._asked.items())),
             "rejected_by_kind": {

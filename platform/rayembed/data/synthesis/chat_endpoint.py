@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint as an asynchronous session that never fails.
+"""Asynchronous session with an OpenAI-compatible endpoint; failures are results, not exceptions.
 
 Ray's HTTP processor calls `post` for a batch of payloads and then waits for one after the other:
 plain aiohttp would send them one after the other. It raises, and with it ends the job, for a
@@ -22,16 +22,17 @@ from rayembed.data.synthesis.requests import Outcome
 
 _SENT_AGAIN = frozenset({408, 409, 425, 429})
 _REFUSES_ALL = frozenset({401, 402, 403, 404, 405})
-"""Wrong key, no money, wrong address or model: the next request would be refused too."""
+"""Fatal status codes (wrong key, no credit, wrong address or model): the next request would fail
+too."""
 
 _LONGEST_WAIT_SECONDS = 60.0
 _CHARACTERS_OF_PROBLEM = 300
 _MOST_TOKENS = 1 << 32
-"""Of one answer; what an endpoint counts is not checked otherwise."""
+"""Sanity limit on the token count of one answer as reported by an endpoint."""
 
 
 class ChatEndpoint:
-    """Makes sessions that share one bound of requests in flight. Picklable until first used."""
+    """Makes sessions that share one limit of concurrent requests. Picklable until first used."""
 
     def __init__(self, settings: OpenAICompatible, key: str | None) -> None:
         self.settings = settings
@@ -42,19 +43,19 @@ class ChatEndpoint:
 
     @property
     def url(self) -> str:
-        """Of chat completions."""
+        """URL of chat completions."""
         base, question, query = self.settings.url.partition("?")
         return f"{base.rstrip('/')}/chat/completions{question}{query}"
 
     def __call__(self) -> "ChatSession":
-        """A session for one batch, within a running event loop."""
+        """Open a session for one batch, within a running event loop."""
         if self._slots is None:
             self._slots = asyncio.Semaphore(self.settings.concurrency)
         return ChatSession(self, self._slots, self._headers)
 
 
 class _Response:
-    """What Ray's processor reads of a response."""
+    """Response fields that Ray's processor reads."""
 
     status = 200
     reason = "OK"
@@ -73,7 +74,7 @@ class _Response:
 
 
 class ChatSession:
-    """Requests of one batch; `post` gives a task that ends with a response whatever happens."""
+    """Requests of one batch; `post` returns a task that always ends with a response."""
 
     def __init__(
         self, endpoint: ChatEndpoint, slots: asyncio.Semaphore, headers: Mapping[str, str]
@@ -99,7 +100,7 @@ class ChatSession:
         await self._session.close()
 
     def post(self, url: str, *, headers: Mapping[str, str], data: str) -> asyncio.Task[_Response]:
-        """The task of a request that is on its way. Address and headers are the endpoint's own."""
+        """Start a request; its task. Address and headers are the endpoint's own."""
         task = asyncio.create_task(self._post(data))
         self._tasks.append(task)
         return task
@@ -116,7 +117,7 @@ class ChatSession:
         return _Response(found)
 
     async def _send(self, data: str) -> tuple[dict[str, Any], float]:
-        """What came of sending once, and the seconds that the endpoint asks to wait."""
+        """Outcome of one attempt, and the seconds that the endpoint asks to wait."""
         try:
             async with self._session.post(self._url, data=data, headers=self._headers) as response:
                 body = await response.text(errors="replace")
@@ -150,7 +151,7 @@ def payload(
     top_p: float,
     max_tokens: int,
 ) -> dict[str, Any]:
-    """The body of a chat completion with one message of the user."""
+    """Body of a chat completion with one user message."""
     body: dict[str, Any] = {
         "model": settings.model,
         "messages": [{"role": "user", "content": prompt}],
@@ -162,7 +163,7 @@ def payload(
 
 
 def _read_completion(body: str) -> dict[str, Any]:
-    """The answer in the body of a completion; whatever else stands there counts as none."""
+    """Answer in the body of a completion; any other content counts as no answer."""
     try:
         completion = json.loads(body)
         choice = completion["choices"][0]
@@ -200,7 +201,7 @@ def _failed(outcome: Outcome, problem: str) -> dict[str, Any]:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of a `Retry-After` header; a date counts as none."""
+    """Seconds of a `Retry-After` header; a date is ignored."""
     try:
         return max(float(retry_after or 0), 0.0)
     except ValueError:

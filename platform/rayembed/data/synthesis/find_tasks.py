@@ -1,4 +1,4 @@
-"""The first step: tasks that an LLM thinks up, each once."""
+"""The first step: distinct tasks proposed by an LLM."""
 
 import json
 import logging
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig
-from rayembed.data.synthesis.answers import Rejected, normalised, read_tasks
-from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep, missing
+from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store, missing
+from rayembed.data.synthesis.answers import RejectedAnswer, normalised, read_tasks
 from rayembed.data.synthesis.prompts import prompts_fingerprint
 from rayembed.data.synthesis.requests import Answer, Ask, TaskRequest
 from rayembed.errors import DataError
@@ -17,33 +17,33 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of the first step; raised whenever other tasks come of the same answers."""
+"""Code version of step 1; bump when the same answers yield other tasks."""
 
 
 @dataclass
 class Tasks:
-    """The different tasks of a kind, in the order of the requests."""
+    """Distinct tasks of a kind, in request order."""
 
     wanted: int
     asked: int = 0
-    """Requests."""
+    """Number of requests."""
     texts: list[str] = field(default_factory=list)
-    """At most `wanted`."""
+    """Task texts, at most `wanted`."""
     repeated: int = 0
-    """Tasks that another one equals but for case, marks and spaces."""
+    """Number of tasks equal to another one up to case, punctuation and spaces."""
     rejected: dict[str, int] = field(default_factory=dict)
-    """Reason → answers."""
+    """Reason → number of rejected answers."""
 
     @property
     def lacking(self) -> int:
-        """Tasks that are wanted still."""
+        """Number of tasks still needed."""
         return self.wanted - len(self.texts)
 
 
 def find_tasks(
-    config: SynthesisConfig, seed: int, ask: Ask, kept: KeptAnswers
+    config: SynthesisConfig, seed: int, ask: Ask, kept: AnswerStore
 ) -> dict[PairKind, Tasks]:
-    """Kind → as many different tasks as its examples need.
+    """Kind → as many distinct tasks as its examples need.
 
     Each round asks for as many as are lacking, at the rate at which the answers so far gave new
     ones. Requests are numbered through and tasks taken in their order, so that more tasks begin
@@ -51,7 +51,7 @@ def find_tasks(
     put other tasks under the examples that are there.
 
     Raises:
-        AssetError: as `ask_and_keep`.
+        AssetError: as `ask_and_store`.
         DataError: there are too few after the last round.
     """
     files = {kind: _file(config, kind, seed, kept.folder) for kind in config.examples}
@@ -75,7 +75,7 @@ def find_tasks(
         what = "tasks" if round_ == 0 else f"tasks, round {round_ + 1}"
         open_ = missing(requests, kept)
         # Where all of a round are lost, another round would be too.
-        ask_and_keep(what, open_, ask, kept, lost_in_a_row=len(open_))
+        ask_and_store(what, open_, ask, kept, lost_in_a_row=len(open_))
         for kind, tasks in lacking.items():
             found[kind] = _read(config, kind, seed, kept, tasks)
     for kind, tasks in found.items():
@@ -88,7 +88,7 @@ def find_tasks(
 
 
 def _file(config: SynthesisConfig, kind: PairKind, seed: int, folder: str) -> str:
-    """Where the tasks are written down, named by all that decides them beside the answers."""
+    """File of the tasks, named by all its inputs other than the answers."""
     wanted = -(-config.examples[kind] // config.examples_per_task)
     prompt = prompts_fingerprint(kind)
     decides = [CODE_VERSION, prompt, seed, wanted, config.tasks_per_request, list(config.topics)]
@@ -114,7 +114,7 @@ def _requests(config: SynthesisConfig, kind: PairKind, seed: int, number: int) -
 
 
 def _read(
-    config: SynthesisConfig, kind: PairKind, seed: int, kept: KeptAnswers, before: Tasks
+    config: SynthesisConfig, kind: PairKind, seed: int, kept: AnswerStore, before: Tasks
 ) -> Tasks:
     tasks = Tasks(before.wanted, before.asked)
     rejected: Counter[str] = Counter()
@@ -138,11 +138,11 @@ def _read(
 def _tasks_of(answer: Answer | None, rejected: Counter[str]) -> list[str]:
     try:
         if answer is None:
-            raise Rejected("no answer")
+            raise RejectedAnswer("no answer")
         if answer.outcome == "refused":
-            raise Rejected("refused by the endpoint")
+            raise RejectedAnswer("refused by the endpoint")
         return read_tasks(answer)
-    except Rejected as error:
+    except RejectedAnswer as error:
         rejected[str(error)] += 1
         return []
 

@@ -1,4 +1,4 @@
-"""Whether a text is written in a script of its language: what can be told without a model."""
+"""Script check: whether a text is written in a script of its language. Needs no model."""
 
 import unicodedata
 from collections import Counter
@@ -33,22 +33,22 @@ _SCRIPTS = {
     "ur": {"ARABIC"},
     "zh": {"CJK"},
 }
-"""Scripts as Unicode's names of their letters begin; of languages with another than Latin."""
+"""Non-Latin scripts by language, as prefixes of Unicode letter names."""
 
 _LATIN = (
     "af ca cs cy da de en es et eu fi fr ga gl hr hu id is it lt lv ms nl no pl pt ro sk sl sq sv "
     "sw tl tr vi"
 )
-"""Codes of languages that are written in Latin letters."""
+"""Codes of languages written in Latin letters."""
 
 _LEAST_SHARE = 0.5
-"""Of the letters; names, formulas and code keep their own script."""
+"""Minimum share of letters in the language's script; names, formulas and code keep their own."""
 
 _LETTERS_READ = 2000
 
 
 def in_script_of(language: str, text: str) -> bool:
-    """Whether at least half of the letters are of a script of the language; unknown codes pass.
+    """Whether at least half of the letters are in a script of the language; unknown codes pass.
 
     Args:
         language: code, of which only what stands before `-` or `_` counts: `zh-Hans`.

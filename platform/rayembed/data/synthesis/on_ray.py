@@ -1,6 +1,6 @@
 """The LLM on Ray: requests go through `ray.data.llm`, to vLLM on the cluster or to an endpoint.
 
-What is asked and what is made of the answers stands in `synthesize`; here is only who asks.
+`synthesize` defines requests and the use of answers; this module only sends requests.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import VLLM, OpenAICompatible, SynthesisConfig, SynthesisRun
-from rayembed.data.prepared import Prepared
+from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
 from rayembed.data.synthesis.requests import Answer, Ask, Request
 from rayembed.data.synthesis.synthesize import make_synthetic
@@ -33,19 +33,19 @@ from rayembed.errors import ConfigError, PlacementError, RayembedError
 from rayembed.models.fingerprints import weights_fingerprint
 
 _BLOCK_BYTES = 64 << 10
-"""Answers leave their task in blocks of this size: a kill loses those that have not left."""
+"""Block size in bytes; a kill loses answers of unfinished blocks."""
 
 _BATCHES_AT_ONCE = 4
-"""Ray Data has so many batches of one task in an asynchronous actor."""
+"""Batches of one task that Ray Data runs concurrently in an asynchronous actor."""
 
 _BATCHES_PER_TASK = 64
-"""At the end of a task an endpoint idles until its last answer is there."""
+"""Batches in a task; an endpoint idles at the end of each task until the last answer arrives."""
 
 _COMMIT = re.compile(r"hf://.+@[0-9a-f]{40}")
 
 
-def synthesize(run: SynthesisRun) -> Prepared:
-    """The folder of the records that the run's LLM wrote; see `make_synthetic`.
+def synthesize(run: SynthesisRun) -> DatasetArtifact:
+    """Folder of records written by the run's LLM; see `make_synthetic`.
 
     Raises:
         ConfigError: the variable of the endpoint's key is not set, or vLLM is not installed.
@@ -65,7 +65,7 @@ def synthesize(run: SynthesisRun) -> Prepared:
 
 
 def read_key(endpoint: OpenAICompatible) -> str | None:
-    """The endpoint's key from this process's environment; None where it needs none.
+    """API key from this process's environment; None if the endpoint needs none.
 
     Raises:
         ConfigError: the variable is not set.
@@ -83,7 +83,7 @@ def read_key(endpoint: OpenAICompatible) -> str | None:
 
 
 def ask_endpoint(config: SynthesisConfig, endpoint: OpenAICompatible, key: str | None) -> Ask:
-    """An `Ask` that sends requests to an endpoint, from one process of the cluster."""
+    """`Ask` that sends requests to an endpoint, from one process of the cluster."""
     made = http_processor_config(endpoint, key)
     rows_per_task = made.batch_size * _BATCHES_PER_TASK
 
@@ -111,7 +111,7 @@ def ask_endpoint(config: SynthesisConfig, endpoint: OpenAICompatible, key: str |
 
 
 def http_processor_config(endpoint: OpenAICompatible, key: str | None) -> ProcessorConfig:
-    """Ray's settings for an endpoint; `ChatEndpoint` does what they leave to be desired."""
+    """Ray's settings for an endpoint; `ChatEndpoint` adds what they lack."""
     sessions = ChatEndpoint(endpoint, key)
     return HttpRequestProcessorConfig(
         url=sessions.url,
@@ -125,7 +125,7 @@ def http_processor_config(endpoint: OpenAICompatible, key: str | None) -> Proces
 
 
 def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
-    """An `Ask` that starts engines on the cluster's GPUs, asks them and stops them.
+    """`Ask` that starts engines on the cluster's GPUs, queries and stops them.
 
     Args:
         config: has the sampling.
@@ -161,7 +161,7 @@ def ask_vllm(config: SynthesisConfig, engine: VLLM, path: str) -> Ask:
 
 
 def vllm_answer(row: Mapping[str, Any], max_tokens: int) -> Answer:
-    """The answer in a row of the vLLM processor, whose failures have their own columns."""
+    """Answer in a row of the vLLM processor, whose failures have their own columns."""
     names = {name: row[name] for name in _NAMES}
     problem = str(row.get("__inference_error__") or "")
     if problem:
@@ -203,7 +203,7 @@ def vllm_processor_config(engine: VLLM, path: str) -> ProcessorConfig:
 
 
 def fetch_llm(reference: str) -> tuple[str, str]:
-    """Folder of the model, on all nodes with a GPU, and what tells its weights apart.
+    """Download the model to all GPU nodes; its folder and weights fingerprint.
 
     Raises:
         AssetError: a node cannot have it.
@@ -238,7 +238,9 @@ def fetch_llm(reference: str) -> tuple[str, str]:
 
 
 def _fetch_here(reference: str, weigh: bool) -> tuple[str, str] | RayembedError:
-    """Folder and fingerprint of the model on this node; raised, an error would lose its class."""
+    """Folder and fingerprint of the model on this node, or an error as a value: if raised, it would
+    lose its class.
+    """
     if importlib.util.find_spec("vllm") is None:
         return ConfigError(
             "synthesis.llm.kind='vllm' needs vLLM, which the nodes with GPUs do not have; put it "
@@ -260,7 +262,7 @@ def _names(request: Request) -> dict[str, str]:
 
 
 def _dataset(requests: Sequence[Request], rows_per_task: int) -> Any:
-    """A row for each request, a few hundred bytes; prompts are made where they are sent."""
+    """One row of a few hundred bytes for each request; prompts are built when sent."""
     rows = [{"request": pickle.dumps(request)} for request in requests]
     dataset = ray.data.from_items(rows, override_num_blocks=-(-len(rows) // rows_per_task))
     context = dataset.context

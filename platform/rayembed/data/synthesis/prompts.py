@@ -1,6 +1,6 @@
-"""What the LLM is asked, in our own words; steps, fields and values as in NV-Embed, Tables 15, 16.
+"""Prompts for the LLM in our own words; steps, fields and values as in NV-Embed, Tables 15, 16.
 
-Tasks come from an LLM's answer, so they are put in as they are and never formatted again.
+Tasks come from an LLM's answer, so they are inserted verbatim and never used as format strings.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from rayembed.data.synthesis.placeholders import VALUES
 
 
 class _Brainstorm(NamedTuple):
-    """What differs in the first step from kind to kind."""
+    """Texts of the first step that differ by kind."""
 
     wanted: str
     rules: tuple[str, ...]
@@ -61,7 +61,7 @@ _BRAINSTORM: Mapping[PairKind, _Brainstorm] = {
 
 
 def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
-    """The prompt of the first step: about `how_many` tasks of a kind, as a JSON list.
+    """Prompt of the first step: about `how_many` tasks of a kind, as a JSON list.
 
     Args:
         kind: of the pairs that the tasks are for.
@@ -86,7 +86,7 @@ def task_prompt(kind: PairKind, how_many: int, topic: str | None = None) -> str:
 def example_prompt(
     kind: PairKind, task: str, values: Mapping[str, str], language: str = "English"
 ) -> str:
-    """The prompt of the second step: one example of the task, as a JSON object.
+    """Prompt of the second step: one example of the task, as a JSON object.
 
     Args:
         kind: of the pair.
@@ -115,7 +115,7 @@ def example_prompt(
 
 
 def prompts_fingerprint(kind: PairKind) -> str:
-    """Changes with the wording of the kind's prompts and with the values of its placeholders."""
+    """Fingerprint of the kind's prompt wording and placeholder values."""
     names = {name: f"{{{name}}}" for name in VALUES[kind]}
     return fingerprint(
         [
@@ -127,7 +127,7 @@ def prompts_fingerprint(kind: PairKind) -> str:
 
 
 _Parts = tuple[str, Mapping[str, str], tuple[str, ...]]
-"""What the task is, the fields of its example, the rules."""
+"""Task description, fields of its example, and rules."""
 
 
 def _short_long(values: Mapping[str, str]) -> _Parts:

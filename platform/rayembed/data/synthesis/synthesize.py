@@ -3,8 +3,8 @@
     storage/data/answers/<model and sampling>/       every answer, reused by all runs
     storage/data/synthetic/<name>-<fingerprint>/     records, manifest, rejected.jsonl, audit.html
 
-The driver plans the requests, keeps the answers and reads them group by group; it holds the tasks,
-a small object for each request that is open, and two hashes for each record. Who asks is an `Ask`.
+The driver plans the requests, stores the answers and reads them group by group; it holds the tasks,
+a small object for each open request, and two hashes for each record. An `Ask` sends the requests.
 """
 
 import json
@@ -16,16 +16,16 @@ from typing import Any
 from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.config.synthesis import PairKind, SynthesisConfig, SynthesisRun
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, write_part
-from rayembed.data.prepared import Making, Prepared
 from rayembed.data.records import Negative, Record
-from rayembed.data.synthesis.answers import Pair, Rejected, normalised, read_pair
+from rayembed.data.synthesis.answer_store import AnswerStore, ask_and_store
+from rayembed.data.synthesis.answers import Pair, RejectedAnswer, normalised, read_pair
 from rayembed.data.synthesis.audit import Audit
 from rayembed.data.synthesis.find_tasks import CODE_VERSION as TASKS_VERSION
 from rayembed.data.synthesis.find_tasks import Tasks, find_tasks
-from rayembed.data.synthesis.kept import KeptAnswers, ask_and_keep
 from rayembed.data.synthesis.placeholders import draw_language, least_words
 from rayembed.data.synthesis.prompts import prompts_fingerprint
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
@@ -34,7 +34,7 @@ from rayembed.errors import DataError
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 1
-"""Of the second step; raised whenever other records come of the same answers."""
+"""Code version of step 2; bump when the same answers yield different records."""
 
 _TASK_OF: dict[PairKind, str] = {
     "short-long": "retrieval",
@@ -43,15 +43,15 @@ _TASK_OF: dict[PairKind, str] = {
 }
 
 REJECTED = "rejected.jsonl"
-"""In the folder: examples without a usable answer, the last answer and why it cannot be used."""
+"""File of rejected examples in the folder: the last answer and why it is unusable."""
 
 _SHOWN = 3
 _CHARACTERS_SHOWN = 300
 _CHARACTERS_KEPT = 1000
 
 
-def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
-    """The folder of the records that an LLM wrote; what was answered before is not asked again.
+def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> DatasetArtifact:
+    """Folder of records written by an LLM; stored answers are reused.
 
     Args:
         run: what is asked for.
@@ -72,23 +72,23 @@ def make_synthetic(run: SynthesisRun, model: str, ask: Ask) -> Prepared:
         "seed": run.seed,
     }
     storage = run.placement.storage_path
-    making = Making(storage, "synthetic", run.name, inputs)
-    if (found := making.found()) is not None:
+    writer = ArtifactWriter(storage, "synthetic", run.name, inputs)
+    if (found := writer.existing()) is not None:
         write_folder_audit(found)
         return found
     sampling = [model, config.temperature, config.top_p, config.max_tokens]
-    kept = KeptAnswers(join(storage, "data", "answers", fingerprint(sampling)))
+    kept = AnswerStore(join(storage, "data", "answers", fingerprint(sampling)))
     tasks = find_tasks(config, run.seed, ask, kept)
     plan = _Plan(run, {kind: found.texts for kind, found in tasks.items()})
     _ask_for_examples(plan, ask, kept)
-    prepared = _Writing(plan, making, kept).finish(tasks)
+    prepared = _RecordsWriter(plan, writer, kept).finish(tasks)
     write_folder_audit(prepared)
     return prepared
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which examples are asked for."""
+    """Planned examples."""
 
     run: SynthesisRun
     tasks: dict[PairKind, list[str]]
@@ -98,7 +98,7 @@ class _Plan:
         return self.run.synthesis
 
     def groups(self) -> Iterator[list[ExampleRequest]]:
-        """First tries of all examples, kind by kind, those together whose answers lie together."""
+        """First tries of all examples, kind by kind, grouped as their answers are stored."""
         for kind, wanted in self.config.examples.items():
             for first in range(0, wanted, REQUESTS_PER_GROUP):
                 last = min(first + REQUESTS_PER_GROUP, wanted)
@@ -115,29 +115,29 @@ class _Plan:
         )
 
     def language(self, request: ExampleRequest) -> str:
-        """The code of the request's language."""
+        """Language code of the request."""
         seed = self.run.seed
         return draw_language(self.config.languages, request.kind, seed, request.number)
 
 
 @dataclass
-class _Tried:
-    """What came of an example so far."""
+class _Attempts:
+    """Tries of one example so far."""
 
     request: ExampleRequest
-    """The last try that was answered, or the first one."""
+    """The last answered try, or the first one."""
     answers: list[Answer] = field(default_factory=list)
-    """Of the tries, in their order."""
+    """Answers of the tries, in order."""
     pair: Pair | None = None
     reasons: list[str] = field(default_factory=list)
-    """Of each try that failed."""
+    """Failure reason of each failed try."""
     next: ExampleRequest | None = None
-    """The try that is open; None: there is a pair, or the bound is reached."""
+    """The open try; None if there is a pair or the limit is reached."""
 
 
-def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _Tried:
+def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _Attempts:
     config = plan.config
-    tried = _Tried(first)
+    tried = _Attempts(first)
     for attempt in range(config.retries + 1):
         request = replace(first, attempt=attempt)
         answer = answers.get(request.key)
@@ -149,20 +149,20 @@ def _tried(plan: _Plan, first: ExampleRequest, answers: dict[str, Answer]) -> _T
         least = config.min_words_share * least_words(request.kind, request.values)
         try:
             if answer.outcome == "refused":
-                raise Rejected("refused by the endpoint")
+                raise RejectedAnswer("refused by the endpoint")
             tried.pair = read_pair(
                 request.kind, answer, language=plan.language(request), least_words=least
             )
             return tried
-        except Rejected as error:
+        except RejectedAnswer as error:
             tried.reasons.append(str(error))
     return tried
 
 
-def _ask_for_examples(plan: _Plan, ask: Ask, kept: KeptAnswers) -> None:
-    """Return when each example has a usable answer or has been asked for as often as allowed.
+def _ask_for_examples(plan: _Plan, ask: Ask, kept: AnswerStore) -> None:
+    """Ask until each example has a usable answer or has reached the limit of tries.
 
-    An example that got no answer is asked for again in each round too.
+    An example without an answer is also requested again in each round.
     """
     settled: set[int] = set()
     for round_ in range(plan.config.retries + 1):
@@ -177,22 +177,22 @@ def _ask_for_examples(plan: _Plan, ask: Ask, kept: KeptAnswers) -> None:
                 settled.add(index)
         if not open_:
             return
-        ask_and_keep("examples" if round_ == 0 else f"examples, retry {round_}", open_, ask, kept)
+        ask_and_store("examples" if round_ == 0 else f"examples, retry {round_}", open_, ask, kept)
 
 
-class _Writing:
-    """From kept answers to parts, in the order of the requests; a group is held at a time."""
+class _RecordsWriter:
+    """Writes parts from stored answers in request order, one group at a time."""
 
-    def __init__(self, plan: _Plan, making: Making, kept: KeptAnswers) -> None:
-        self.plan, self.making, self.kept = plan, making, kept
+    def __init__(self, plan: _Plan, writer: ArtifactWriter, kept: AnswerStore) -> None:
+        self.plan, self.writer, self.kept = plan, writer, kept
         self.audit = Audit()
         self._seen: set[int] = set()
         self._buffer: list[Record] = []
         self._parts: list[Part] = []
         self._rejected: list[dict[str, Any]] = []
 
-    def finish(self, tasks: dict[PairKind, Tasks]) -> Prepared:
-        """The finished folder.
+    def finish(self, tasks: dict[PairKind, Tasks]) -> DatasetArtifact:
+        """Write the rest and the manifest; the finished folder.
 
         Raises:
             DataError: too many examples have no usable answer.
@@ -202,7 +202,7 @@ class _Writing:
             for first in group:
                 self._add(_tried(self.plan, first, answers))
         rejected = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self._rejected)
-        write_atomic(join(self.making.folder, REJECTED), rejected.encode())
+        write_atomic(join(self.writer.folder, REJECTED), rejected.encode())
         self._check()
         self._write(flush=True)
         if not self._parts:
@@ -228,9 +228,9 @@ class _Writing:
             "answers": f"answers/{file_name(self.kept.folder)}",
         }
         parts = [(part.name, part.rows) for part in self._parts]
-        return self.making.finish([result], parts, {"duplicate": audit.duplicates}, **more)
+        return self.writer.finish([result], parts, {"duplicate": audit.duplicates}, **more)
 
-    def _add(self, tried: _Tried) -> None:
+    def _add(self, tried: _Attempts) -> None:
         kind = tried.request.kind
         self.audit.count_tries(kind, tried.reasons, tried.answers)
         if tried.pair is None:
@@ -261,7 +261,7 @@ class _Writing:
         self._buffer.append(record)
         self._write()
 
-    def _record(self, tried: _Tried, pair: Pair) -> Record:
+    def _record(self, tried: _Attempts, pair: Pair) -> Record:
         request = tried.request
         # Two texts with one label would be each other's negatives within a batch.
         is_label = request.kind == "long-short"
@@ -282,7 +282,7 @@ class _Writing:
     def _write(self, flush: bool = False) -> None:
         while len(self._buffer) >= (1 if flush else ROWS_PER_PART):
             rows, self._buffer = self._buffer[:ROWS_PER_PART], self._buffer[ROWS_PER_PART:]
-            self._parts.append(write_part(self.making.parts_folder, rows))
+            self._parts.append(write_part(self.writer.parts_folder, rows))
 
     def _check(self) -> None:
         failed, asked = len(self._rejected), self.audit.rows_in
@@ -297,7 +297,7 @@ class _Writing:
         raise DataError(
             f"{failed} of {asked} examples have no usable answer ({reasons}), more than "
             f"synthesis.max_failed_share={self.plan.config.max_failed_share} allows:\n{shown}\n"
-            f"All of them: {join(self.making.folder, REJECTED)}. Answers are kept: start the job "
+            f"All of them: {join(self.writer.folder, REJECTED)}. Answers are kept: start the job "
             "again for examples without an answer, raise synthesis.retries for the others, or take "
             "another model"
         )

@@ -1,1 +1,1 @@
-"""Vectors of texts by a teacher model: how it is loaded, files kept and reused."""
+"""Text vectors of teacher models: loading, embedding, reusable files."""

@@ -1,7 +1,7 @@
-"""Vectors of parts: a task that embeds queries and documents, files kept and reused by all runs.
+"""Vectors of parts: a task embeds queries and documents; all runs share the files.
 
-Vectors are kept as float16 in files named by the teacher's settings and the part's content, so
-that they serve every later run that needs the same. Each file is read whole and ends with a digest.
+Vectors are stored as float16 in files named by the teacher's settings and the part's content, so
+that later runs reuse them. Each file is read whole and ends with a checksum.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ import numpy as np
 from rayembed.assets.array_files import REMEDY, load_array, load_arrays, save_array, save_arrays
 from rayembed.assets.storage import exists, join, list_files
 from rayembed.config.mining import Teacher
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.hashes import NO_HASH, label_hash, text_hash
 from rayembed.data.parts import Part, read_records
-from rayembed.data.prepared import Workshop
 from rayembed.data.records import Record
-from rayembed.data.units import Result, run_tasks
 from rayembed.data.vectors.teacher import Encoder, embedding_settings, load_teacher
+from rayembed.data.work_items import Result, run_tasks
 from rayembed.errors import ArtifactError, DataError
 
 _LAST = "index.npz"
-"""Written after all other files of a part."""
+"""File written last, which marks a part's vectors as complete."""
 
 _FILES = ("queries.npy", "documents.npy", _LAST)
 
@@ -29,27 +29,27 @@ _GIVEN = "given.npy"
 
 
 @dataclass(frozen=True)
-class PartUnit:
-    """One part as a unit of work."""
+class PartItem:
+    """Work item: one part."""
 
     part: Part
 
     @property
     def key(self) -> str:
-        """The part's content."""
+        """Content hash of the part."""
         return self.part.digest
 
 
 @dataclass(frozen=True)
 class PartTexts:
-    """What is known of a part's texts beside their vectors: n rows, M distinct positives."""
+    """Index of a part's texts: n rows, M distinct positives."""
 
     text_hash: np.ndarray
-    """(M,) int64 of the distinct positives, in the order of their vectors."""
+    """(M,) int64 hash of the distinct positives, in the order of their vectors."""
     first: np.ndarray
     """(n + 1,) int64: row i has the positives `place[first[i]:first[i + 1]]`."""
     place: np.ndarray
-    """int64 places in `text_hash`, a row's positives in their order."""
+    """int64 indices into `text_hash`, a row's positives in their order."""
     label_of: np.ndarray
     """(L,) int64 hashes of texts that have a class."""
     label_hash: np.ndarray
@@ -58,19 +58,19 @@ class PartTexts:
 
 @dataclass(frozen=True)
 class Vectors:
-    """The files of one teacher with its settings."""
+    """Vector files of one teacher and its settings."""
 
     folder: str
     weights: str
     """Fingerprint of the teacher's weights."""
 
     def texts(self, part: Part) -> PartTexts:
-        """What is known of the part's texts; raises as `queries`."""
+        """Index of the part's texts; raises as `queries`."""
         loaded = load_arrays(self._path(part, _LAST))
         return PartTexts(**{name: loaded[name] for name in PartTexts.__dataclass_fields__})
 
     def queries(self, part: Part) -> np.ndarray:
-        """(n, D) float16 of unit length, one a row.
+        """(n, D) float16 unit vectors, one for each row.
 
         Raises:
             ArtifactError: the file is missing, is not what was written, or holds NaN or infinity.
@@ -78,15 +78,15 @@ class Vectors:
         return _load(self._path(part, "queries.npy"))
 
     def documents(self, part: Part) -> np.ndarray:
-        """(M, D) float16 of unit length, one for each distinct positive; raises as `queries`."""
+        """(M, D) float16 unit vectors, one for each distinct positive; raises as `queries`."""
         return _load(self._path(part, "documents.npy"))
 
     def has(self, part: Part) -> bool:
-        """Whether all files of the part are there."""
+        """Whether all files of the part exist."""
         return all(exists(self._path(part, name)) for name in _FILES)
 
-    def missing(self, parts: Sequence[Part]) -> list[PartUnit]:
-        """The parts whose vectors are not there."""
+    def missing(self, parts: Sequence[Part]) -> list[PartItem]:
+        """Parts without vectors."""
         return self._without(_FILES, parts)
 
     def save(
@@ -98,28 +98,28 @@ class Vectors:
         save_arrays(self._path(part, _LAST), **vars(texts))
 
     def given(self, part: Part) -> np.ndarray:
-        """(G, D) float16 of unit length, one for each distinct negative that the rows bring.
+        """(G, D) float16 unit vectors, one for each distinct negative of the rows.
 
         Raises as `queries`.
         """
         return _load(self._path(part, _GIVEN))
 
     def has_given(self, part: Part) -> bool:
-        """Whether the vectors of the part's own negatives are there."""
+        """Whether the vectors of the part's own negatives exist."""
         return exists(self._path(part, _GIVEN))
 
-    def missing_given(self, parts: Sequence[Part]) -> list[PartUnit]:
-        """The parts of whose own negatives there are no vectors."""
+    def missing_given(self, parts: Sequence[Part]) -> list[PartItem]:
+        """Parts without vectors of their own negatives."""
         return self._without((_GIVEN,), parts)
 
     def save_given(self, part: Part, given: np.ndarray) -> None:
         """Write the vectors of the part's own negatives."""
         save_array(self._path(part, _GIVEN), given.astype(np.float16))
 
-    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartUnit]:
+    def _without(self, names: Sequence[str], parts: Sequence[Part]) -> list[PartItem]:
         there = set(list_files(self.folder, recursive=False))
         return [
-            PartUnit(part)
+            PartItem(part)
             for part in parts
             if not all(f"{part.digest}.{name}" in there for name in names)
         ]
@@ -130,47 +130,47 @@ class Vectors:
 
 @dataclass(frozen=True)
 class EmbedPart:
-    """Task: the vectors of a part's queries and of its distinct positives."""
+    """Task: embed a part's queries and distinct positives."""
 
     vectors: Vectors
     config: Teacher
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
 
-    def __call__(self, unit: PartUnit, device: str = "cpu") -> Result:
-        """Counts of rows; vectors that are there are not made again."""
-        rows = unit.part.rows
-        if not self.vectors.has(unit.part):
-            records = read_records(unit.part.path)
+    def __call__(self, item: PartItem, device: str = "cpu") -> Result:
+        """Report counts of rows; existing vectors are not recomputed."""
+        rows = item.part.rows
+        if not self.vectors.has(item.part):
+            records = read_records(item.part.path)
             texts, known = texts_of(records)
             encoder = self.load(self.config, self.vectors.weights, device)
             asked = [record.query for record in records]
             queries = finite(self.config, asked, encoder(asked, "query"))
             documents = finite(self.config, texts, encoder(texts, "document"))
-            self.vectors.save(unit.part, queries, documents, known)
+            self.vectors.save(item.part, queries, documents, known)
         return {"rows_in": rows, "rows_out": rows, "rejected": {}}
 
 
 def embed_parts(
-    workshop: Workshop, dataset: str, parts: Sequence[Part], teacher: Teacher
+    context: PipelineContext, dataset: str, parts: Sequence[Part], teacher: Teacher
 ) -> Vectors:
-    """The vectors of all parts, made by the cluster where they are not there yet.
+    """Vectors of all parts; missing ones are computed on the cluster.
 
     Args:
         dataset: names the task in the log.
     """
-    teacher = workshop.teaching.settled(teacher)
-    weights = workshop.teaching.fingerprint(teacher.teacher)
+    teacher = context.teacher_loader.settled(teacher)
+    weights = context.teacher_loader.fingerprint(teacher.teacher)
     settings = embedding_settings(teacher, weights)
-    vectors = Vectors(join(workshop.storage, "data", "vectors", settings), weights)
-    task = EmbedPart(vectors, teacher, workshop.teaching.load)
+    vectors = Vectors(join(context.storage, "data", "vectors", settings), weights)
+    task = EmbedPart(vectors, teacher, context.teacher_loader.load)
     # No results are kept: the files themselves tell what is done, whoever removes some.
     missing = vectors.missing(parts)
-    run_tasks(f"embed {dataset} {settings}", task, missing, workshop.execute, "gpu or machine")
+    run_tasks(f"embed {dataset} {settings}", task, missing, context.execute, "gpu or machine")
     return vectors
 
 
 def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.ndarray:
-    """The vectors of the texts, after a look at them: NaN would pass every rule in silence.
+    """Encode texts and check for NaN, which would pass every rule unnoticed.
 
     Raises:
         DataError: one has a number that is not finite.
@@ -186,7 +186,7 @@ def finite(config: Teacher, texts: Sequence[str], vectors: np.ndarray) -> np.nda
 
 
 def texts_of(records: Sequence[Record]) -> tuple[list[str], PartTexts]:
-    """The distinct positives (M), in the order in which they come, and what is known of them."""
+    """Distinct positives (M) in order of first occurrence, and the part's index."""
     places: dict[str, int] = {}
     classes: dict[tuple[int, int], None] = {}
     place: list[int] = []

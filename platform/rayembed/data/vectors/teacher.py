@@ -1,4 +1,4 @@
-"""The teacher: an embedding model that stays loaded in the process that uses it."""
+"""The teacher: an embedding model that stays loaded in its process."""
 
 import logging
 import os
@@ -27,18 +27,18 @@ from rayembed.models.tokens import PrefixTokenizer
 log = logging.getLogger(__name__)
 
 Encoder = Callable[[Sequence[str], Role], np.ndarray]
-"""(N, D) float32 vectors of unit length of N texts in a role."""
+"""Encodes N texts in a role: (N, D) float32 unit vectors."""
 
 TeacherSettings = TypeVar("TeacherSettings", bound=Teacher)
 
 _TOKENS_PER_BATCH_GPU = 65_536
 _TOKENS_PER_BATCH_CPU = 4096
-"""More than the cache holds is slower: all-MiniLM-L6-v2 on two busy cores encoded 115 texts/s with
-4,096 padded tokens a micro-batch and 69 with 16,384."""
+"""Tokens in a micro-batch on CPU. Larger batches exceed the cache: all-MiniLM-L6-v2 on two busy
+cores encoded 115 texts/s with 4,096 padded tokens a micro-batch and 69 with 16,384."""
 
 
 def load_teacher(config: Teacher, weights: str, device: str = "cpu") -> Encoder:
-    """The teacher's encoder on `device`, loaded once a process.
+    """Load the teacher's encoder on `device`, once for each process.
 
     Args:
         weights: their fingerprint. A process that lives on loads anew what lies under the same name
@@ -53,29 +53,31 @@ def load_teacher(config: Teacher, weights: str, device: str = "cpu") -> Encoder:
 
 
 def embedding_settings(config: Teacher, weights: str) -> str:
-    """Hexadecimal digits of everything that decides a text's vector; `weights`: their own."""
+    """Hash of everything that decides a text's vector, in hexadecimal digits; `weights` is the
+    fingerprint of the weights.
+    """
     return fingerprint(
         [weights, config.dtype, config.max_length, config.query_prefix, config.document_prefix]
     )
 
 
 def weights_of(reference: str) -> str:
-    """Fingerprint of the weights of the model that an asset reference names."""
+    """Weights fingerprint of the model that an asset reference names."""
     return weights_fingerprint(resolve_model(reference))
 
 
 @dataclass(frozen=True)
-class Teaching:
-    """How teachers are found and loaded; tests put in others."""
+class TeacherLoader:
+    """Functions that find and load teachers; tests replace them."""
 
     load: Callable[[Teacher, str, str], Encoder] = load_teacher
-    """Of settings, the fingerprint of the weights and a device."""
+    """Loads an encoder from settings, weights fingerprint and device."""
     fingerprint: Callable[[str], str] = weights_of
     dtype: Callable[[], Dtype] = lambda: auto_precision("cpu").dtype
-    """What `auto` means on the machines that embed."""
+    """Number type that `auto` means on the embedding machines."""
 
     def settled(self, config: TeacherSettings) -> TeacherSettings:
-        """The settings with a number type, so that all machines embed in the same one."""
+        """Settings with a fixed number type, so that all machines embed in the same one."""
         if config.dtype != "auto":
             return config
         return config.model_copy(update={"dtype": self.dtype()})
@@ -91,13 +93,13 @@ def _load(
     device: str,
     dtype: Dtype,
 ) -> Encoder:
-    """The encoder.
+    """Load the encoder.
 
-    Linear layers work in `dtype`. In bfloat16 all between them (embeddings, norms, the residual
-    stream) stays in the type in which the weights are saved: as fast as bfloat16 throughout, with
-    half the error. Cosines of all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) in place of
-    8.5e-4; the rule's margin is 5 percent, but what stands last of the negatives is often closer to
-    what comes next.
+    Linear layers work in `dtype`. In bfloat16 everything between them (embeddings, norms, the
+    residual stream) keeps the type of the saved weights: as fast as full bfloat16, with half the
+    error. Cosines of all-MiniLM-L6-v2 are off by 4.7e-4 (standard deviation) instead of 8.5e-4; the
+    rule's margin is 5 percent, but the last negatives often score closer than that to the next
+    candidates.
     """
     folder = resolve_model(reference)
     if (seen := weights_fingerprint(folder)) != weights:
@@ -125,7 +127,7 @@ def _load(
     instructions: dict[Role, str] = {"query": "", "document": ""}
     for role, prefix in prefixes.items():
         # As an instruction its tokens stay out of the pool where the model keeps them out.
-        template = model.tokenizer.head("{instruction}", role)
+        template = model.tokenizer.prompt("{instruction}", role)
         if instruction := instruction_in(prefix, template):
             instructions[role], prefixes[role] = instruction, ""
 

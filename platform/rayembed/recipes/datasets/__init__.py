@@ -1,1 +1,1 @@
-"""The data sets of the papers, where they live, and data recipes made of them."""
+"""Data sets of the papers, their locations, and data recipes made from them."""

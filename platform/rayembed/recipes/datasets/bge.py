@@ -1,4 +1,4 @@
-"""Two repositories that several papers' data sets are read from: the training data of BGE-en-ICL.
+"""Two repositories with the training data of BGE-en-ICL, source of several papers' data sets.
 
 `cfli/bge-full-data` is all of it, what CDE is finetuned on; `cfli/bge-e5data` is the public part of
 what E5-Mistral was trained on, in more languages. Both have a split for each data set and in each
@@ -18,7 +18,7 @@ _SEEN = (
 
 
 def bge_full(split: str, *, negatives: bool = True) -> Home:
-    """A split of `cfli/bge-full-data`, with the negatives that its rows bring or without them."""
+    """A split of `cfli/bge-full-data`, with or without the negatives of its rows."""
     return Home(
         PairsSource(
             path=hub(_FULL, f"data/{split}-*.parquet", _FULL_REVISION),

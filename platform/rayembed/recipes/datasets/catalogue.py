@@ -1,4 +1,4 @@
-"""All training data sets of the papers by name, and the data recipes made of them."""
+"""All training data sets of the papers by name, and the data recipes made from them."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,12 +13,12 @@ from rayembed.recipes.datasets.own_pairs import own_pairs
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Names that `get_dataset` knows, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
+    """Names known to `get_dataset`, paper by paper: `nvembed/fever`, …, `cde/bge-fever`."""
     return tuple(_entries())
 
 
 def get_dataset(name: str) -> Entry:
-    """The entry of a data set.
+    """Entry of a data set.
 
     Raises:
         ConfigError: no such data set; the message names the nearest one.
@@ -30,12 +30,12 @@ def get_dataset(name: str) -> Entry:
 
 
 def data_recipe_names() -> tuple[str, ...]:
-    """Names that `get_data_recipe` knows."""
+    """Names known to `get_data_recipe`."""
     return tuple(_recipes())
 
 
 def get_data_recipe(name: str) -> DataRun:
-    """The complete data run of a recipe.
+    """Complete data run of a recipe.
 
     Raises:
         ConfigError: no such recipe; the message names the nearest one.
@@ -76,7 +76,7 @@ def _recipes() -> dict[str, Callable[[], DataRun]]:
 
 
 def _nvembed_v2() -> tuple[Entry, ...]:
-    """What version 2 is trained on: the table without the variants by names of classes."""
+    """Training data of version 2: the table without the variants by class names."""
     found = nvembed.entries()
     examples = {
         entry.config.name.removesuffix("-examples")

@@ -1,4 +1,4 @@
-"""The public retrieval collection of Causal2Vec: Appendix A.3 and Table 8 of arXiv 2507.23386.
+"""Public retrieval collection of Causal2Vec: Appendix A.3 and Table 8 of arXiv 2507.23386.
 
 It is the one that Springer et al. curated for echo embeddings, after what E5-Mistral was trained
 on. The authors' copy is not on the hub; `cfli/bge-e5data` says of itself that it is E5-Mistral's
@@ -86,11 +86,11 @@ ROWS = (
     Row("dureader", _CHINESE, bge_e5("dureader")),
     Row("t2ranking", _CHINESE, bge_e5("t2ranking"), 0.5),
 )
-"""In the order of Table 8."""
+"""Rows of Table 8, in its order."""
 
 
 def entries() -> tuple[Entry, ...]:
-    """All data sets of the appendix, instructions before queries only."""
+    """All data sets of the appendix; instructions are before queries only."""
     return tuple(_entry(row) for row in ROWS)
 
 

@@ -1,4 +1,4 @@
-"""The data sets of CDE (arXiv 2410.02525): Table 5, and the training data of BGE.
+"""Data sets of CDE (arXiv 2410.02525): Table 5, and the training data of BGE.
 
 Both are cut into batches of similar pairs (section 4.1), the texts seen through GTR. Batch and
 cluster hold 512 pairs, as in the released model (its card; the paper sweeps both). Three things are
@@ -51,7 +51,7 @@ SUPERVISED: dict[str, Use] = {
     "tweet_sentiment_extraction_classification": "classification",
     "twenty_news_groups": "clustering",
 }
-"""Splits of the repository and which prefixes their texts carry."""
+"""Split of the repository → prefixes of its texts."""
 
 
 def unsupervised_entries() -> tuple[Entry, ...]:
@@ -69,12 +69,12 @@ def unsupervised_entries() -> tuple[Entry, ...]:
 
 
 def supervised_entries() -> tuple[Entry, ...]:
-    """The training data of BGE, with the negatives that it brings."""
+    """Training data of BGE with its negatives."""
     return tuple(_supervised(split, use) for split, use in SUPERVISED.items())
 
 
 def clusters() -> ClusterConfig:
-    """Section 4.1 and "Implementation" in section 5."""
+    """Cluster settings of section 4.1 and "Implementation" in section 5."""
     return ClusterConfig(
         teacher="hf://sentence-transformers/gtr-t5-base@main",
         max_length=512,
@@ -103,7 +103,7 @@ def _supervised(split: str, use: Use) -> Entry:
 
 
 def _task(split: str, use: Use) -> TaskKind:
-    """By what the rows are: prefixes put duplicates and NLI to the classes."""
+    """Task of the rows by content; prefixes would put duplicates and NLI with the classes."""
     if split.endswith("_classification"):
         return "classification"
     return "clustering" if use == "clustering" else "retrieval"

@@ -1,4 +1,4 @@
-"""An entry of the catalogue: a data set's settings, and what is known of where it comes from."""
+"""Catalogue entries: settings of a data set, and what is known of its origin."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,10 +14,10 @@ ARXIV: dict[Paper, str] = {
     "Causal2Vec": "2507.23386",
     "CDE": "2410.02525",
 }
-"""Number of each paper on arXiv."""
+"""arXiv number of each paper."""
 
 Layout = Literal["seen", "alike", "remembered", "own"]
-"""How the names of files and columns are known; none could be tried against the hub itself.
+"""Evidence for the names of files and columns; none could be tried against the hub itself.
 
 `seen`: on stored pages of the repository, or in public code that reads it. `alike`: so in another
 repository or file of the same owner that was seen. `remembered`: from general knowledge. `own`:
@@ -27,14 +27,14 @@ there is no public home; rows are expected below `data.root` as the settings say
 
 @dataclass(frozen=True)
 class Home:
-    """Where rows live and how they are read."""
+    """Location of a data set's rows and the settings to read them."""
 
     source: Source
     url: str
-    """A page for people; empty where there is none."""
+    """Web page; empty without one."""
     layout: Layout
     licence: str = ""
-    """As the home states it; empty where it states none or it is not known."""
+    """Licence as stated at the location; empty if none is stated or known."""
     notes: str = ""
 
 
@@ -43,25 +43,25 @@ class Entry:
     """A data set of a paper."""
 
     config: DatasetConfig
-    """Ready for `data.datasets`; its name is unique among those of the paper."""
+    """Settings for `data.datasets`; the name is unique among those of the paper."""
     paper: Paper
     table: str
-    """Where the paper lists it."""
+    """Table of the paper that lists it."""
     home: Home
     samples: int | None = None
-    """Records that the paper counts; None: it does not say. After the paper's own filters, so it is
-    `num_samples` only where there are none."""
+    """Record count of the paper, if stated. After the paper's own filters, so it is `num_samples`
+    only without them."""
     notes: str = ""
-    """How the paper is read where it leaves room."""
+    """Interpretation of the paper where it leaves room."""
 
     @property
     def name(self) -> str:
-        """Unique in the catalogue: `nvembed/fever`, `cde/fever`."""
+        """Unique name in the catalogue: `nvembed/fever`, `cde/fever`."""
         return f"{PREFIXES[self.paper]}/{self.config.name}"
 
     @property
     def reference(self) -> str:
-        """Where it is described: `arXiv 2405.17428, Table 12`."""
+        """Reference in the literature: `arXiv 2405.17428, Table 12`."""
         return f"arXiv {ARXIV[self.paper]}, {self.table}"
 
 
@@ -71,19 +71,19 @@ PREFIXES: dict[Paper, str] = {
     "Causal2Vec": "causal2vec",
     "CDE": "cde",
 }
-"""First part of the names of a paper's entries."""
+"""Prefixes of a paper's entry names."""
 
 
 def hub(repository: str, inside: str, revision: str = "main") -> str:
-    """The reference of files of a data set on the Hugging Face hub."""
+    """Reference to the files of a hub data set."""
     return f"hf://datasets/{repository}@{revision}/{inside}"
 
 
 def hub_page(repository: str) -> str:
-    """The page of a data set on the Hugging Face hub."""
+    """Web page of a hub data set."""
     return f"https://huggingface.co/datasets/{repository}"
 
 
 def own_folder(name: str, notes: str, url: str = "") -> Home:
-    """Rows of `query` and `positive` (a text or a list) in the folder `name` below `data.root`."""
+    """Rows of `query` and `positive` (a text or a list) in folder `name` below `data.root`."""
     return Home(PairsSource(path=f"{name}/"), url, "own", notes=notes)

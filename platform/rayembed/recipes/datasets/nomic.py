@@ -1,4 +1,4 @@
-"""The data sets of Nomic Embed v2 (arXiv 2502.07972): Tables 10 and 11.
+"""Data sets of Nomic Embed v2 (arXiv 2502.07972): Tables 10 and 11.
 
 Pretraining: the English pairs of Nomic Embed as they are, and titles with texts of mC4 and of
 multilingual CC-News, each language of each corpus a data set that is filtered for consistency.
@@ -123,7 +123,7 @@ LANGUAGES = {
     "xh": 16_384,
     "yo": 16_384,
 }
-"""Table 10 without English: pairs of each language, both corpora together, after the filter."""
+"""Pairs of each language in Table 10 except English, both corpora together, after the filter."""
 
 _ONLY_MC4 = (
     "ru-Latn",
@@ -171,7 +171,7 @@ FINETUNING = {
     "miracl-hi": (1_024, bge_e5("miracl_hi")),
     "miracl-ko": (768, bge_e5("miracl_ko", seen=False)),
 }
-"""Table 11: samples, and the home where it brings negatives."""
+"""Samples of Table 11, and the location if it has negatives."""
 
 _STACK = Home(
     PairsSource(
@@ -187,7 +187,7 @@ _STACK = Home(
 
 
 def pretraining_entries() -> tuple[Entry, ...]:
-    """English pairs as they are, and each language of mC4 and CC-News."""
+    """English pairs unchanged, and each language of mC4 and CC-News."""
     english = [
         Entry(
             config_of(pairs),
@@ -206,7 +206,7 @@ def pretraining_entries() -> tuple[Entry, ...]:
 
 
 def finetuning_entries() -> tuple[Entry, ...]:
-    """BEIR and MIRACL training sets; ten negatives of each query that the rule leaves."""
+    """BEIR and MIRACL training sets, with ten negatives of each query that the rule accepts."""
     return tuple(
         _finetuned(name, samples, home or _STACK, given=home is not None)
         for name, (samples, home) in FINETUNING.items()
@@ -232,7 +232,9 @@ def _web(code: str, home: Home, corpus: str) -> Entry:
 
 
 def consistency() -> ConsistencyConfig:
-    """Section 4.2; the lengths are those that pretraining sees of documents (section 4.3)."""
+    """Consistency filter of section 4.2; lengths are those of documents in pretraining (section
+    4.3).
+    """
     return ConsistencyConfig(
         teacher="hf://intfloat/multilingual-e5-small@main",
         max_length=256,

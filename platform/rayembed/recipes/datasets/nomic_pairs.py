@@ -1,4 +1,4 @@
-"""The English pairs that Nomic Embed was pretrained on: CDE's Table 5, and the English of Table 10.
+"""English pretraining pairs of Nomic Embed: CDE's Table 5, and the English part of Table 10.
 
 One repository holds them, a split for each data set, already filtered for consistency by Nomic
 (arXiv 2402.01613). Prefixes are those of the configuration in Nomic's public code, which CDE's
@@ -24,9 +24,9 @@ class Pairs:
     """A row of CDE's Table 5."""
 
     split: str
-    """Of the repository."""
+    """Split of the repository."""
     use: Use
-    """Which prefixes its texts carry."""
+    """Prefixes of its texts."""
     num_pairs: int
 
 
@@ -61,18 +61,18 @@ PAIRS = (
     Pairs("quora", "classification", 32_768),
     Pairs("squad", "search", 16_384),
 )
-"""All rows; together 234,553,344 pairs, what Table 10 of Nomic Embed v2 gives for English."""
+"""All rows; together 234,553,344 pairs, the number for English in Table 10 of Nomic Embed v2."""
 
 
 def prefixes(use: Use) -> tuple[str, str]:
-    """What stands before queries and before documents."""
+    """Prefixes of queries and of documents."""
     if use == "search":
         return "search_query: ", "search_document: "
     return f"{use}: ", f"{use}: "
 
 
 def home_of(pairs: Pairs) -> Home:
-    """Where the split lies."""
+    """Location of the split."""
     return Home(
         PairsSource(
             path=hub(_REPOSITORY, f"data/{pairs.split}-*.parquet", _REVISION), positive="document"
@@ -86,7 +86,7 @@ def home_of(pairs: Pairs) -> Home:
 
 
 def config_of(pairs: Pairs, clusters: ClusterConfig | None = None) -> DatasetConfig:
-    """The data set of a split, with the table's number of pairs and its prefixes."""
+    """Data set of a split, with the table's number of pairs and its prefixes."""
     query, document = prefixes(pairs.use)
     return DatasetConfig(
         name=pairs.split.replace("_", "-"),

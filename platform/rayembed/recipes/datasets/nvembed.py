@@ -1,4 +1,4 @@
-"""The data sets of NV-Embed: Table 12 of arXiv 2405.17428, row by row.
+"""Data sets of NV-Embed: Table 12 of arXiv 2405.17428, row by row.
 
 Names end in `-labels` where documents are names of classes, and in `-examples` where they are other
 examples of the classes (section 5.2.4), because the two are different records.
@@ -45,15 +45,15 @@ from rayembed.recipes.datasets.nvembed_classes import (
 from rayembed.recipes.datasets.nvembed_pairs import ADDED_RETRIEVAL, RETRIEVAL, STS, Row
 
 TEACHER = "hf://intfloat/e5-mistral-7b-instruct@main"
-"""Section 4.1.1."""
+"""Teacher model of section 4.1.1."""
 
 BENCHMARK_SIMILARITY = 0.8
 """BM25 similarity above which rows of Emotion and AmazonCounterfactual are dropped; section 4.2
-filters by one and does not state it."""
+uses such a limit without stating it."""
 
 
 NUM_SYNTHETIC = 120_000
-"""Section 4.3: 60,000 synthetic tasks, each with its own instruction."""
+"""Number of synthetic pairs in section 4.3: 60,000 tasks, each with its own instruction."""
 
 _TABLE = "Table 12"
 
@@ -80,12 +80,12 @@ def retrieval_datasets(*, mined: bool, added: bool, synthetic: bool) -> tuple[Da
 
 
 def other_datasets(*, mined: bool, labels: LabelForm) -> tuple[DatasetConfig, ...]:
-    """What the second stage adds: STS, classification, clustering."""
+    """Additional data sets of the second stage: STS, classification, clustering."""
     return tuple(entry.config for entry in _other_entries(mined=mined, labels=labels))
 
 
 def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float]:
-    """Weights of a stage by which every sample is drawn equally often.
+    """Stage weights by which every sample is drawn equally often.
 
     "Training samples from different datasets in Table 12 are uniformly sampled" (appendix C) is
     read as uniform over samples. The steps agree: 20k steps of 128 are 1.3 passes over the 2.0M
@@ -104,7 +104,7 @@ def uniform_over_samples(datasets: tuple[DatasetConfig, ...]) -> dict[str, float
 
 
 def entries() -> tuple[Entry, ...]:
-    """All rows of the table as version 2 has them, and those with classes also by their names."""
+    """All rows of the table as in version 2, and classification ones also with class names."""
     by_labels = (*MULTI_CLASS, *CLUSTERING)
     return (
         *_retrieval_entries(mined=True, added=True, synthetic=True),
@@ -187,7 +187,7 @@ def _classes(row: ClassRow, *, task: TaskKind, labels: LabelForm) -> Entry:
 
 
 def _cleaning(row: ClassRow, task: TaskKind) -> CleaningConfig:
-    """What section 4.2 takes out: texts of the benchmark, for two data sets also similar ones."""
+    """Cleaning of section 4.2: benchmark texts, for two data sets similar ones too."""
     if row.name in ("emotion", "amazon-counterfactual"):
         overlap = Overlap(tasks=(row.benchmark,), max_similarity=BENCHMARK_SIMILARITY)
     elif task == "clustering":

@@ -1,4 +1,4 @@
-"""Rows of NV-Embed's Table 12 whose texts have classes: classification and clustering."""
+"""Rows of NV-Embed's Table 12 with classes: classification and clustering."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ from rayembed.recipes.datasets.entry import Home
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A row of Table 12 whose rows have classes."""
+    """A row of Table 12 with classes."""
 
     name: str
     instruction: str
     num_samples: int
     benchmark: str
-    """The task of mteb that is evaluated, whose texts must not be trained on."""
+    """mteb task used for evaluation, whose texts must not be trained on."""
     home: Home
     examples: Home | None = None
-    """Another home where documents are examples; None: the same."""
+    """Alternative location in which documents are examples; None: the same."""
 
 
 _ARXIV = "Identify the main and secondary category of Arxiv papers based on the titles"
@@ -29,7 +29,7 @@ _UTTERANCE = "Given a user utterance as query, find the user "
 _INTENT = "Classify the intent of the given utterance in task-oriented conversation"
 _DOMAIN = "Classify the intent domain of the given utterance in task-oriented conversation"
 _MEDRXIV_SLIP = _MEDRXIV + _ABSTRACTS
-"""What the paper prints for Reddit and Stackexchange."""
+"""Instruction that the paper prints for Reddit and Stackexchange, apparently by mistake."""
 
 LABELLED = (
     ClassRow(
@@ -98,7 +98,7 @@ LABELLED = (
         ),
     ),
 )
-"""Classification whose documents are names of classes in both versions."""
+"""Classification whose documents are class names in both versions."""
 
 MULTI_CLASS = (
     ClassRow(
@@ -149,7 +149,7 @@ MULTI_CLASS = (
         ),
     ),
 )
-"""The five classification data sets of Table 5: examples in version 2, labels in version 1."""
+"""The five classification data sets of Table 5: examples in version 2, class names in version 1."""
 
 _TWEAC = "https://github.com/UKPLab/TWEAC-qa-agent-selection"
 _SITES = (
@@ -244,4 +244,4 @@ CLUSTERING = (
         homes.NEWSGROUPS,
     ),
 )
-"""The eleven clustering data sets: examples in version 2, labels in version 1."""
+"""The eleven clustering data sets: examples in version 2, class names in version 1."""

@@ -1,4 +1,4 @@
-"""Where the data sets of NV-Embed's Table 12 live.
+"""Locations of the data sets of NV-Embed's Table 12.
 
 The paper names its sources in sections 4.1 and 4.2 and cites them; where it leaves open which
 public copy it took, the one is chosen whose size is nearest to the table's.
@@ -16,7 +16,7 @@ from rayembed.recipes.datasets.entry import Home, Layout, hub, hub_page
 
 
 def beir(repository: str, revision: str, layout: Layout, licence: str, notes: str = "") -> Home:
-    """Training judgements of a benchmark in BEIR's layout, as mteb's repositories have it."""
+    """Training judgements of a benchmark in BEIR's layout, from mteb's repositories."""
     return Home(
         BeirSource(
             path=hub(repository, "qrels/train.jsonl", revision),
@@ -37,7 +37,7 @@ def mteb_classes(
     subset: str | None = None,
     names: dict[str, str] | None = None,
 ) -> Home:
-    """The training split of a classification task, as the installed mteb reads it."""
+    """Training split of a classification task, as the installed mteb reads it."""
     return Home(
         MtebSource(task=task, split="train", subset=subset, names=names or {}),
         hub_page(repository),
@@ -48,7 +48,7 @@ def mteb_classes(
 
 
 def preprints(archive: str, text: str, licence: str) -> Home:
-    """Titles, or titles and abstracts, of one of mteb's three archives of preprints."""
+    """Titles, or titles and abstracts, of one of mteb's three preprint archives."""
     repository = f"mteb/raw_{archive}"
     return Home(
         ClassesSource(path=hub(repository, "*.jsonl.gz"), text=text, label="category"),
@@ -148,7 +148,7 @@ NEWSGROUPS = Home(
 
 
 def reddit_titles_and_bodies() -> Home:
-    """Posts of one year of Reddit by subreddit, more than the table's 50k."""
+    """Reddit posts of one year by subreddit, more than the table's 50k."""
     return Home(
         ClassesSource(
             path=hub("sentence-transformers/reddit-title-body", "reddit_title_text_2018.jsonl.gz"),
@@ -163,5 +163,5 @@ def reddit_titles_and_bodies() -> Home:
 
 
 def own_classes(name: str, url: str, notes: str) -> Home:
-    """Rows of `text` and `label` in the folder `name` below `data.root`."""
+    """Rows with `text` and `label` in the folder `name` below `data.root`."""
     return Home(ClassesSource(path=f"{name}/"), url, "own", notes=notes)

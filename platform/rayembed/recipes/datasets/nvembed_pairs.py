@@ -16,7 +16,7 @@ class Row:
     num_samples: int
     home: Home
     given: Home | None = None
-    """A public copy that brings negatives; None: there is none."""
+    """Public copy that has negatives; None without one."""
 
 
 _CLAIM = "Given a claim, retrieve documents that support or refute the claim"
@@ -114,7 +114,7 @@ ADDED_RETRIEVAL = (
         homes.beir("mteb/scifact", "d56462d0e63a25450459c4f213e49ffdb866f7f9", "seen", _BY_NC),
     ),
 )
-"""What version 2 adds (section 5.2.5, "AD")."""
+"""Retrieval data sets added in version 2 (section 5.2.5, "AD")."""
 
 STS = (
     Row(

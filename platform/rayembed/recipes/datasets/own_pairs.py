@@ -1,4 +1,4 @@
-"""The data recipe of a job that names none: the user's own pairs."""
+"""Default data recipe: the user's own pairs."""
 
 from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
 from rayembed.config.data_run import DataRun
@@ -6,7 +6,9 @@ from rayembed.config.sources import PairsSource
 
 
 def own_pairs() -> DataRun:
-    """One file with a query and a positive a row; path, columns and steps are set with `--set`."""
+    """One file with a query and a positive in each row; path, columns and steps are set with
+    `--set`.
+    """
     source = PairsSource(path="pairs.jsonl")
     return DataRun(
         name="pairs",

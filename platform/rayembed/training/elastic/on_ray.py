@@ -1,4 +1,4 @@
-"""Ray Train with a number of workers that follows the nodes of the cluster.
+"""Elastic Ray Train: the number of workers follows the nodes of the cluster.
 
 It leans on Ray Train's own policy, which is no public interface: pyproject.toml fixes Ray's
 version, and tests/ray/test_train_on_ray.py tells when another one differs.
@@ -19,8 +19,8 @@ from ray.train.v2._internal.execution.scaling_policy import (
     ResizeDecision,
 )
 
-from rayembed.config.course import Course
 from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.config.worker_numbers import worker_numbers
 from rayembed.training.capacity import Node, most_workers, workers_that_fit
 from rayembed.training.failures.on_ray import FAILED_STARTS
@@ -30,29 +30,29 @@ from rayembed.training.stopping.on_ray import StoppableTrainer
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 30
-"""That a start waits for CPUs and GPUs, which were free when it was decided on."""
+"""Seconds a worker start may wait for resources that were free when it was scheduled."""
 
 _FEWEST_SECONDS = 240.0
-"""That a run waits for room for its fewest workers at least, as long as a run that is not elastic
-tries to start them."""
+"""Minimum seconds that a run waits for resources for its fewest workers; the same as the time in
+which a fixed-size run tries to start them."""
 
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 1.0
 
 
 def free_nodes() -> list[Node]:
-    """What nobody holds on each live node that stays."""
+    """Free resources of each live node that is not draining."""
     found, leaving = ray._private.state.available_resources_per_node(), leaving_nodes()
     return [dict(resources) for node, resources in found.items() if node not in leaving]
 
 
 def leaving_nodes() -> set[str]:
-    """Ids of nodes that are announced to be taken away, on which nothing more is started."""
+    """Ids of draining nodes, where nothing more is started."""
     return set(ray._private.state.state.get_draining_nodes())
 
 
 class ElasticTrainer(StoppableTrainer):
-    """Ray Train's trainer whose workers are as many as `ElasticPolicy` finds room for."""
+    """Ray Train trainer whose number of workers is decided by `ElasticPolicy`."""
 
     def __init__(self, train: Callable[..., None], *, job: Job, **settings: Any) -> None:
         super().__init__(train, **settings)
@@ -60,13 +60,13 @@ class ElasticTrainer(StoppableTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         arguments["scaling_policy"] = ElasticPolicy(
-            self.scaling_config, self._job.placement, self._job.course
+            self.scaling_config, self._job.placement, self._job.loop_config
         )
         return super()._initialize_and_run_controller(**arguments)
 
 
 class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not typed
-    """Ray Train's own policy, but for these.
+    """Ray Train's elastic policy with these differences.
 
     - Of the numbers of workers only those are taken that share a global batch equally.
     - More workers are taken just after a checkpoint, so that hardly a step is done twice.
@@ -79,15 +79,17 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
     An object of it lives in Train's controller.
     """
 
-    def __init__(self, scaling_config: Any, placement: Placement, course: Course) -> None:
+    def __init__(
+        self, scaling_config: Any, placement: Placement, loop_config: TrainLoopConfig
+    ) -> None:
         super().__init__(scaling_config)
         self._placement = placement
         self._numbers = worker_numbers(
-            course.global_rows, placement.fewest_workers, placement.workers
+            loop_config.global_rows, placement.fewest_workers, placement.workers
         )
-        self._steps = course.steps
+        self._steps = loop_config.steps
         self._held: int | None = None
-        """Workers whose CPUs and GPUs are this run's now; None: it is not known."""
+        """Workers whose CPUs and GPUs the run holds now; None if unknown."""
         self._failed_starts = 0
         self._waits_since: float | None = None
         self._group: float | None = None
@@ -96,7 +98,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
     def make_decision_for_running_worker_group(
         self, worker_group_state: Any, worker_group_status: Any
     ) -> Any:
-        """More workers after a checkpoint, if there is room for them."""
+        """Grow after a checkpoint if there are resources for more workers."""
         self._held = worker_group_state.num_workers
         if not self._has_saved(worker_group_state, worker_group_status):
             self._maybe_send_resource_request()
@@ -108,7 +110,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return decision if grows else NoopDecision()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        """As many workers as there is room for, or to wait.
+        """Start as many workers as there are resources for, or wait.
 
         Raises:
             ControllerError: there was none for too long.
@@ -126,7 +128,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return decision
 
     def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
-        """Count starts that fail one after the other."""
+        """Count consecutive failed starts."""
         if isinstance(current_state, RunningState):
             self._failed_starts = 0
         elif isinstance(current_state, ReschedulingState):
@@ -141,7 +143,9 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return most_workers(self._numbers, room)
 
     def _get_reserved_resources(self) -> dict[str, Node] | None:
-        """What Ray's coordinator lets this run have on each node, as of now; None: no answer."""
+        """Resources that Ray's coordinator currently grants this run on each node; None without an
+        answer.
+        """
         asked = self._autoscaling_coordinator.get_reserved_resources.remote(
             self._requester_id, recompute=True
         )
@@ -153,7 +157,7 @@ class ElasticPolicy(ElasticScalingPolicy):  # type: ignore[misc]  # Ray is not t
         return answer
 
     def _has_saved(self, group: Any, status: Any) -> bool:
-        """Whether the last worker has just told of a checkpoint, after which steps are left."""
+        """Whether the last worker has just reported a checkpoint and steps are left."""
         if group.start_time != self._group:
             self._group, self._reports = group.start_time, [0] * group.num_workers
         before = min(self._reports)

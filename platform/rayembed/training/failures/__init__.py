@@ -1,1 +1,1 @@
-"""Which failures of a training run are tried again, and what is told of the others."""
+"""Failure handling: which failures of a training run are retried, and how others are reported."""

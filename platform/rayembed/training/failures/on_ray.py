@@ -1,4 +1,4 @@
-"""What Ray Train tries again after a failure, and the error of ours that a run ends with."""
+"""Ray Train's retries after a failure, and the rayembed error that ends a run."""
 
 import logging
 import socket
@@ -25,7 +25,7 @@ from rayembed.training.on_worker import Job
 logger = logging.getLogger(__name__)
 
 FAILED_STARTS = 3
-"""Starts of workers that may fail before the run does; Ray's own default is no limit."""
+"""Tolerated failed worker starts in a row; Ray has no limit by default."""
 
 _NOT_STARTED = (
     InsufficientClusterResourcesError,
@@ -34,12 +34,12 @@ _NOT_STARTED = (
 )
 
 LOSSES_IN_A_ROW = 3
-"""Of nodes without notice, with no checkpoint between them, after which an elastic run goes on."""
+"""Tolerated node losses without notice and without a checkpoint between them, in an elastic run."""
 
 _WITHOUT_LIMIT = -1
 
 _NODE_DEATH_SECONDS = 90.0
-"""In which Ray finds out that a node has gone: at least five health checks of 10 s fail."""
+"""Seconds in which Ray detects a lost node: at least five health checks of 10 s fail."""
 
 _ANSWER_SECONDS = 2.0
 _POLL_SECONDS = 0.5
@@ -50,7 +50,7 @@ AGAIN = "Submit the run again under the same name to go on from its last checkpo
 
 
 def failure_config(placement: Placement) -> Any:
-    """How often Ray Train tries again. An elastic run counts itself: `LostNodes`, `ElasticPolicy`.
+    """Ray Train's retry limits; an elastic run counts for itself (`LostNodes`, `ElasticPolicy`).
 
     Nodes that are taken away with notice never count.
     """
@@ -64,20 +64,20 @@ def failure_config(placement: Placement) -> Any:
 
 
 def failure_callbacks(job: Job) -> list[Any]:
-    """What Ray Train tells of failures before it decides whether to try again."""
+    """Callbacks by which Ray Train reports failures before it decides on a retry."""
     if job.placement.is_elastic:
-        return [OnWorkerErrors(), LostNodes(job.course.name, job.placement)]
+        return [OnWorkerErrors(), LostNodes(job.loop_config.name, job.placement)]
     return [OnWorkerErrors()]
 
 
 class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Ends a run at the first error of ours that the same input would raise again; tells others.
+    """Ends a run at the first rayembed error that the same input would raise again; logs others.
 
     What a callback raises in Train's controller is never tried again.
     """
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise the error if it is ours; else warn of the one that the others came from."""
+        """Raise a rayembed error; else warn with the first failure."""
         ours = _ours(worker_exceptions.values())
         if ours is not None:
             # Wrapped already, so that Train's controller does not print its own traceback.
@@ -95,8 +95,8 @@ class OnWorkerErrors(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
-    """Counts failures of workers, and those in which a node was lost apart: they are the rule where
-    nodes come and go, and count only from one checkpoint to the next.
+    """Counts worker failures, and node losses separately: these are normal in an elastic cluster
+    and count only from one checkpoint to the next.
 
     A job that brings its nodes down, or trains too short a time on them, comes to an end so.
 
@@ -113,12 +113,12 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
         self._small = self._too_small()
 
     def after_report(self, run_context: Any, metrics: list[Any], checkpoint: Any) -> None:
-        """Begin to count losses of nodes anew: the run gets on."""
+        """Reset the count of node losses, as the run makes progress."""
         self._losses, self._gone = 0, _gone()
         self._small |= self._too_small()
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-        """Raise when it was once too often."""
+        """Raise when a limit is exceeded."""
         before, self._gone = self._gone, await_lost_nodes()
         if any(map(_was_announced, worker_exceptions.values())):
             return
@@ -136,7 +136,7 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
             raise ray.train.ControllerError(_never_long_enough(self._stage, self._losses))
 
     def _too_small(self) -> set[str]:
-        """Ids of the live nodes without room for a worker, such as those of data that come and go.
+        """Ids of live nodes too small for a worker, such as data nodes that come and go.
 
         Of a node that is gone Ray does not tell the resources any more.
         """
@@ -147,7 +147,7 @@ class LostNodes(UserCallback):  # type: ignore[misc]  # Ray is not typed
 
 
 def await_lost_nodes() -> set[str]:
-    """Ids of the nodes that have gone, told when all others answer.
+    """Wait until every other node answers; ids of the lost nodes.
 
     A machine that goes without notice stays among Ray's live ones until its health checks have
     failed, 15 s after its process has ended; workers that are started meanwhile wait for it.
@@ -174,13 +174,13 @@ def _answers(node: Mapping[str, Any]) -> bool:
 
 
 def _was_announced(failure: Exception) -> bool:
-    """Whether it comes of a node that was taken away with notice; Ray Train counts those apart."""
+    """Whether the failure comes from a drained node; Ray Train counts those separately."""
     failure = getattr(failure, "health_check_failure", failure)
     return isinstance(failure, RayActorError) and bool(failure.preempted)
 
 
 def _ours(failures: Iterable[Any]) -> RayembedError | None:
-    """The first error of ours among failures, out of Train's wrapping.
+    """First rayembed error among failures, unwrapped from Train's errors.
 
     A storage that does not answer is like a worker that dies: the next try may fare better. One
     that is full stays so.
@@ -193,24 +193,24 @@ def _ours(failures: Iterable[Any]) -> RayembedError | None:
 
 
 def reason(error: Exception) -> str:
-    """What happened, in a line: an error of ours tells it itself, Ray and Python in their last."""
+    """One-line reason: the message of a rayembed error, or the last line of others."""
     return _told(error).strip().rpartition("\n")[2][:_REASON_CHARACTERS]
 
 
 def _told(failure: Any) -> str:
-    """The message of an error of ours, of others all that Train has, their traceback included."""
+    """Message of a rayembed error; for others all that Train has, with their traceback."""
     error = getattr(failure, "_base_exc", failure)
     return str(error if isinstance(error, RayembedError) else failure)
 
 
 def cause(error: Any, job: Job) -> RayembedError:
-    """What a worker raised if it is ours, else an error that tells the first failure."""
+    """The rayembed error that a worker raised, else a WorkerError with the first failure."""
     failures = getattr(error, "worker_failures", None) or {}
     controller = getattr(error, "controller_failure", None)
     ours = _ours([*failures.values(), controller])
     if ours is not None:
         return ours
-    placement, stage = job.placement, job.course.name
+    placement, stage = job.placement, job.loop_config.name
     if isinstance(controller, _NOT_STARTED):
         setting = "min_workers" if placement.is_elastic else "workers"
         return PlacementError(

@@ -1,1 +1,1 @@
-"""The end of a training that is stopped."""
+"""Stopping a training run."""

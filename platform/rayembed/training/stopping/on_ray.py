@@ -1,4 +1,4 @@
-"""The end of a training whose driver is interrupted: a checkpoint first, if there is time.
+"""Stop of a training whose driver is interrupted: a checkpoint first, if time permits.
 
 Ray Train would end its workers where they are, and takes SIGINT for itself to do so.
 """
@@ -15,14 +15,14 @@ from rayembed.distributed.collectives import rank
 logger = logging.getLogger(__name__)
 
 SAVE_SECONDS = 30.0
-"""That a checkpoint may take from the stop on, with the step that is under way."""
+"""Maximum seconds for a checkpoint after the stop, including the step in progress."""
 
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
 
 class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
-    """Ray Train's trainer, which leaves SIGINT to whoever runs it."""
+    """Ray Train trainer that leaves SIGINT to its caller."""
 
     _controller: Any = None
 
@@ -30,13 +30,13 @@ class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
         self._controller = controller
 
     def end(self) -> None:
-        """End the controller, with which its workers go; nothing where it is not there."""
+        """End the controller and its workers; does nothing if it is gone."""
         if self._controller is not None:
             ray.kill(self._controller)
 
 
 def is_stopped(sink: Any) -> bool:
-    """Whether this worker knows of a stop: the first one asks the actor, the others do not."""
+    """Whether this worker knows of a stop: the first worker asks the actor, others never do."""
     if rank():
         return False
     try:
@@ -46,10 +46,10 @@ def is_stopped(sink: Any) -> bool:
 
 
 def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> None:
-    """Return when the workers are ended, after a checkpoint of theirs if they can make one in time.
+    """End the workers, after a checkpoint if they can make one in time.
 
     Args:
-        sink: an actor that is a `Saving`.
+        sink: an actor that is a `StopState`.
     """
     try:
         _await_checkpoint(sink, stage)

@@ -1,1 +1,1 @@
-"""What Ray Train runs in each worker."""
+"""The function that Ray Train runs in each worker."""

@@ -1,4 +1,4 @@
-"""What Ray Train runs in each worker, and the environment that it runs in.
+"""The function that Ray Train runs in each worker, and the worker's environment.
 
 Workers import this and not the driver's side: each of them waits for its imports.
 """
@@ -17,34 +17,34 @@ import ray.train.collective
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import is_full, is_unanswered, open_storage_for_ray
 from rayembed.config.placement import Placement
-from rayembed.data.plan.on_ray import made_on_ray
-from rayembed.data.plan.stream import made_ahead
+from rayembed.data.plan.on_ray import prefetched_on_ray
+from rayembed.data.plan.stream import prefetched
 from rayembed.errors import RayembedError, StorageError, StorageFullError
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.loop import StepRecord
-from rayembed.training.on_worker import Job, Surroundings
+from rayembed.training.on_worker import Job, TrainerHooks
 from rayembed.training.stopping.on_ray import is_stopped
 
 LOG_LEVEL = "WARNING"
-"""Of everybody but us, in Train's own processes."""
+"""Log level of other libraries in Train's own processes."""
 
 _PROCESSES_BESIDE_GPU = 2
-"""So many make the steps of a worker on a GPU."""
+"""Processes that build the batches of a worker on a GPU."""
 
 
 @dataclass(frozen=True)
 class WorkerInput:
-    """What the train function is called with."""
+    """Input of the train function."""
 
     job: Job
     sink: Any
-    """Actor that takes metrics: a `MetricsSink`."""
+    """Actor that receives metrics: a `MetricsSink`."""
     offset: int
-    """Steps of the stages before."""
+    """Number of steps in earlier stages."""
 
 
 def worker_environment(placement: Placement) -> dict[str, str]:
-    """Environment of the training workers."""
+    """Environment variables of the training workers."""
     threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
     values = {
         "OMP_NUM_THREADS": str(threads),
@@ -63,14 +63,14 @@ def worker_environment(placement: Placement) -> dict[str, str]:
 
 
 def step_processes(placement: Placement) -> int:
-    """How many processes make the steps of each worker; 0: a thread of the worker."""
+    """Number of processes that build each worker's batches; 0 for a thread of the worker."""
     if placement.step_processes is not None:
         return placement.step_processes
     return _PROCESSES_BESIDE_GPU if placement.use_gpu else 0
 
 
 def train_function(config: dict[str, WorkerInput]) -> None:
-    """Train the job of `config["input"]` on this worker, from its last checkpoint if it has one.
+    """Train the job of `config["input"]` on this worker, from its last checkpoint if any.
 
     Raises:
         RayembedError: what the job raises, or the storage of its checkpoints.
@@ -108,7 +108,7 @@ def _train(given: WorkerInput) -> None:
             raise _not_kept(step, error) from error
         given.sink.saved.remote(step, ray.train.get_context().get_world_size())
 
-    def leaving() -> bool:
+    def should_stop() -> bool:
         return ray.train.get_preemption_info() is not None or is_stopped(given.sink)
 
     def report_step(record: StepRecord) -> None:
@@ -120,25 +120,29 @@ def _train(given: WorkerInput) -> None:
         resolve_model(reference)
     ray.train.collective.barrier()
     checkpoint = ray.train.get_checkpoint()
-    of_other_run = False
+    from_other_run = False
     if checkpoint is None and job.start_checkpoint is not None:
-        of_other_run = True
+        from_other_run = True
         filesystem, path = open_storage_for_ray(job.start_checkpoint)
         checkpoint = ray.train.Checkpoint(path, filesystem)
     processes = step_processes(job.placement)
-    surroundings = Surroundings(
-        partial(made_on_ray, processes=processes) if processes else made_ahead,
-        *(None, report_checkpoint, report_step, of_other_run, leaving),
+    hooks = TrainerHooks(
+        stream=partial(prefetched_on_ray, processes=processes) if processes else prefetched,
+        checkpoint=None,
+        report_checkpoint=report_checkpoint,
+        report_step=report_step,
+        from_other_run=from_other_run,
+        should_stop=should_stop,
     )
     if checkpoint is None:
-        job.train(surroundings)
+        job.train(hooks)
     else:
         with checkpoint.as_directory() as folder:
-            job.train(replace(surroundings, checkpoint=Path(folder)))
+            job.train(replace(hooks, checkpoint=Path(folder)))
 
 
 def _not_kept(step: int, error: OSError) -> StorageError:
-    """What an error in storing the checkpoint of a step means to the run's user."""
+    """Error for the user when a step's checkpoint could not be stored."""
     if is_full(error):
         return StorageFullError(
             f"the checkpoint of step {step} does not fit into storage: {error}. Make room there, "

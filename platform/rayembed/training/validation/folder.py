@@ -24,7 +24,7 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.errors import ArtifactError
-from rayembed.training.weights import content_of, weights_content, write_weights
+from rayembed.training.weights import tensors_digest, weights_digest, write_weights
 
 FOLDER = "validation"
 
@@ -70,7 +70,7 @@ class ValidationFolder:
         its weights are bit for bit the same, with others they may not be.
         """
         record = self.read(step)
-        if record is not None and record.content == content_of(state):
+        if record is not None and record.content == tensors_digest(state):
             return
         write_weights(self.weights(step), state, made_of)
         if record is not None:  # only now, or the driver could score what lay there before
@@ -78,7 +78,7 @@ class ValidationFolder:
 
     def content(self, step: int) -> str:
         """Digest of the weights of a step that lie here."""
-        return weights_content(self.weights(step))
+        return weights_digest(self.weights(step))
 
     def steps(self) -> tuple[set[int], set[int]]:
         """Steps whose weights are here, and steps that have a record."""

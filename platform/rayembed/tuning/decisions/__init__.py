@@ -1,1 +1,1 @@
-"""What is tried next, and which trial is ended."""
+"""Search and early stopping: which trial is next, and which one ends."""

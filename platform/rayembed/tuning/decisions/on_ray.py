@@ -1,4 +1,4 @@
-"""Ray Tune's searcher and schedulers for a sweep, knowing what earlier submissions have scored."""
+"""Ray Tune's searcher and schedulers of a sweep, informed of earlier submissions' scores."""
 
 import math
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining, TrialSch
 
 from rayembed.config.space import Domain
 from rayembed.config.sweep import AshaScheduler, OptunaSearch, PbtScheduler, Sweep
-from rayembed.tuning.ledger import TrialRecord
 from rayembed.tuning.optuna_space import distribution, typed
+from rayembed.tuning.trial_store import TrialRecord
 
 SCORE, STEP = "score", "global_step"
-"""Names of the score and of the step in a trial's results."""
+"""Result keys of the score and the step."""
 
 
 def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
-    """Optuna with what earlier trials have scored; None: the trials are listed.
+    """Optuna searcher with the scores of earlier trials; None for listed trials.
 
     Trials that had begun and not ended are its first ones.
 
@@ -47,7 +47,7 @@ def searcher(sweep: Sweep, past: Sequence[TrialRecord]) -> Any:
 
 
 def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
-    """Ray Tune's scheduler; None: every trial runs to its end.
+    """Scheduler of Ray Tune; None if every trial runs to its end.
 
     Args:
         done: trials that have ended before.
@@ -63,7 +63,7 @@ def scheduler(sweep: Sweep, done: Sequence[TrialRecord], total: int) -> Any:
 
 @dataclass(frozen=True)
 class _Past:
-    """A trial of an earlier submission, as a scheduler sees one."""
+    """Trial of an earlier submission in the form that a scheduler needs."""
 
     trial_id: str
 
@@ -71,7 +71,7 @@ class _Past:
 def asha(
     sweep: Sweep, settings: AshaScheduler, done: Sequence[TrialRecord], total: int
 ) -> ASHAScheduler:
-    """ASHA whose rungs know the scores of trials that have ended before."""
+    """ASHA whose rungs include the scores of earlier trials."""
     first = [
         run.validation_interval(stage) if run.evaluation.validation else stage.steps
         for run in sweep.runs.values()
@@ -96,7 +96,8 @@ def asha(
 
 
 class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not typed
-    """A member that takes over another's weights gets its settings, changed, and stays itself.
+    """PBT in which a member that copies another's weights also gets its settings, perturbed, and
+    keeps its identity.
 
     Ray copies the whole config of the other, with the name under which its scores are kept; and it
     compares members after their last step too, where nothing is left to train with other settings.
@@ -110,7 +111,7 @@ class _Population(PopulationBasedTraining):  # type: ignore[misc]  # Ray is not 
         self._total = total
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """What becomes of a member at a score."""
+        """Decide on a member at a score."""
         if result[STEP] >= self._total:
             return str(TrialScheduler.CONTINUE)
         decision: str = super().on_trial_result(controller, trial, result)
@@ -126,7 +127,7 @@ def _pbt(sweep: Sweep, settings: PbtScheduler, total: int) -> PopulationBasedTra
     run, domains = sweep.base, sweep.domains
 
     def within(config: dict[str, Any]) -> dict[str, Any]:
-        """A changed setting goes no further than its domain."""
+        """Perturbed setting, clipped to its domain."""
         values = config["trial"]["values"]
         for path, domain in domains.items():
             if not domain.is_finite:

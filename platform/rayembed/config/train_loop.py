@@ -1,21 +1,21 @@
-"""What the trainer knows of a stage of steps, whatever is learnt in it."""
+"""The trainer's view of a stage: steps and optimiser, for any objective."""
 
 from typing import Protocol
 
 from rayembed.config.stage import OptimizerConfig
 
 
-class Course(Protocol):
-    """A number of steps with one optimiser; a stage of a run is one, and so is an adaptation."""
+class TrainLoopConfig(Protocol):
+    """A number of steps with one optimiser: a stage of a run, or an adaptation."""
 
     @property
     def name(self) -> str:
-        """Names its folder, its checkpoints and its lines in logs."""
+        """Name of its folder, its checkpoints and its log lines."""
         ...
 
     @property
     def steps(self) -> int:
-        """Updates of the weights."""
+        """Number of weight updates."""
         ...
 
     @property
@@ -35,5 +35,5 @@ class Course(Protocol):
 
     @property
     def row_name(self) -> str:
-        """What a row is, in the plural: `pairs`, `sequences`."""
+        """Name of a row, in the plural: `pairs`, `sequences`."""
         ...

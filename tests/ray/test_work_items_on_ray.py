@@ -19,12 +19,12 @@ from made_records import made_records
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.data.parts import read_records
-from rayembed.data.prepared import Prepared, Workshop
 from rayembed.data.sources import convert, files
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.units import run_units
+from rayembed.data.work_items import run_resumable
 
 pytestmark = pytest.mark.ray
 
@@ -58,11 +58,11 @@ def test_every_unit_once_in_order_and_none_dropped_or_merged(cluster, tmp_path: 
     calls.mkdir()
     units = [Number(i) for i in range(101)]  # no multiple of any number of workers
     task, folder = Count(str(calls)), str(tmp_path / "work")
-    results = run_units(folder, "count", task, units, execute_with_ray_data)
+    results = run_resumable(folder, "count", task, units, execute_with_ray_data)
     assert [result["value"] for result in results] == list(range(101))
     ran = Counter(int(path.name.partition("-")[0]) for path in calls.iterdir())
     assert ran == Counter(range(101)), "each unit is one call, however small"
-    again = run_units(folder, "count", task, units[:50], execute_with_ray_data)
+    again = run_resumable(folder, "count", task, units[:50], execute_with_ray_data)
     assert again == results[:50]
     assert len(list(calls.iterdir())) == 101, "a second run calls none"
     assert len(list((tmp_path / "work" / "units").iterdir())) == 101, "and writes none beside them"
@@ -84,10 +84,10 @@ def test_records_are_the_same_as_in_one_process_and_writing_twice_does_not_appen
 
     dataset = parse(DatasetConfig, {"name": "own", "source": source})
     checked = convert.check_source(dataset, "")
-    workshop = Workshop(str(tmp_path / "there"), 0, execute_with_ray_data)
+    pipeline_context = PipelineContext(str(tmp_path / "there"), 0, execute_with_ray_data)
 
-    def there() -> Prepared:
-        return convert.make_records(workshop, checked, HeldOut())
+    def there() -> DatasetArtifact:
+        return convert.make_records(pipeline_context, checked, HeldOut())
 
     made = there()
     assert [r for part in made.parts for r in read_records(part.path)] == here

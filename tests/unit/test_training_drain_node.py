@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from waits import Replaced
 
-from rayembed.training import announce_end as module
-from rayembed.training.announce_end import announce_end, drain, trains
+from rayembed.training import drain_node as module
+from rayembed.training.drain_node import drain, drain_node, trains
 
 RAYLET = (
     "/opt/venv/ray/core/src/ray/raylet/raylet",
@@ -54,7 +54,7 @@ def test_where_nothing_trains_ray_is_not_told(tmp_path, told):
     """A pod that the autoscaler ends because it is idle must not wait."""
     folder = processes(tmp_path, RAYLET, ("ray::IDLE",))
     assert not trains(folder)
-    assert announce_end(110, folder) == 0
+    assert drain_node(110, folder) == 0
     assert told == []
 
 
@@ -68,7 +68,7 @@ def test_it_waits_until_no_worker_is_left(tmp_path, told, monkeypatch):
             (folder / "11" / "cmdline").unlink()
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
-    assert announce_end(110, folder) == 0
+    assert drain_node(110, folder) == 0
     assert len(waits) == 3
     assert len(told) == 1
 
@@ -81,10 +81,10 @@ def test_a_head_that_is_gone_holds_up_no_pod(tmp_path, capsys):
     folder = processes(tmp_path, RAYLET, WORKER)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "subprocess", Replaced(subprocess, run=fails))
-        assert announce_end(110, folder) == 1
+        assert drain_node(110, folder) == 1
     assert "Ray was not told that this node goes" in capsys.readouterr().err
 
 
 def test_a_machine_without_ray_is_told_of(tmp_path, capsys):
-    assert announce_end(110, processes(tmp_path, WORKER)) == 1
+    assert drain_node(110, processes(tmp_path, WORKER)) == 1
     assert "no raylet runs here" in capsys.readouterr().err

@@ -1,38 +1,39 @@
-"""From open candidates to negatives: teachers take turns, copies of positives are passed over.
+"""Selection of negatives from open candidates: teachers take turns, copies of positives are
+skipped.
 
-Whether a candidate is a copy of a positive can only be told from its text, and reading texts is
-what costs. So queries choose as if none were, the texts of what they chose are read, and those that
-chose a copy choose again, until none did. What comes out is what checking all would give.
+Whether a candidate is a copy of a positive shows only in its text, and reading texts is the main
+cost. So queries first select without this check, the texts of the selected documents are read, and
+queries that selected a copy select again until none did. The result equals that of checking all
+candidates.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Copies = Callable[[Mapping[int, Collection[int]]], dict[int, set[int]]]
-"""Of documents that queries may choose (row → ids), those that are copies of a positive."""
+"""Finds, among documents that queries may take (row → ids), near-copies of their positives."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A negative: the teacher in whose turn it was taken and its place in that list."""
+class SelectedNegative:
+    """A selected negative: its document, the teacher that proposed it and its rank in that list."""
 
     document: int
     teacher: int
     place: int
 
 
-def choose(
+def select_negatives(
     lists: Sequence[Sequence[Sequence[int]]], wanted: Sequence[int], copies: Copies | None
-) -> tuple[list[list[Chosen]], int]:
-    """The negatives of each row, in the order in which they were taken, and how many copies of
-    positives were met.
+) -> tuple[list[list[SelectedNegative]], int]:
+    """Negatives of each row in the order of selection, and the number of copies of positives met.
 
     Args:
         lists: for each row and teacher the documents to take, the first one first.
         wanted: negatives of each row; fewer where its lists have fewer.
         copies: None: nothing is checked.
     """
-    chosen = [take_turns(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
+    chosen = [round_robin(of_row, count) for of_row, count in zip(lists, wanted, strict=True)]
     if copies is None:
         return chosen, 0
     checked: list[set[int]] = [set() for _ in lists]
@@ -44,7 +45,7 @@ def choose(
     while pending:
         asked = {}
         for row in pending:
-            reach = take_turns(lists[row], wanted[row] * ahead, refused[row])
+            reach = round_robin(lists[row], wanted[row] * ahead, refused[row])
             asked[row] = {one.document for one in reach} - checked[row]
         found = copies(asked)
         for row, documents in asked.items():
@@ -52,18 +53,18 @@ def choose(
             refused[row] |= found.get(row, set())
         again = []
         for row in pending:
-            chosen[row] = take_turns(lists[row], wanted[row], refused[row])
+            chosen[row] = round_robin(lists[row], wanted[row], refused[row])
             if any(one.document not in checked[row] for one in chosen[row]):
                 again.append(row)
         pending, ahead = again, 2 * ahead
     return chosen, sum(map(len, refused))
 
 
-def take_turns(
+def round_robin(
     lists: Sequence[Sequence[int]], count: int, refused: Collection[int] = ()
-) -> list[Chosen]:
-    """Up to `count` documents, one from each list in turn, none twice and none that is refused."""
-    taken: dict[int, Chosen] = {}
+) -> list[SelectedNegative]:
+    """Up to `count` distinct, not refused documents, one from each list in turn."""
+    taken: dict[int, SelectedNegative] = {}
     places = [0] * len(lists)
     left = [teacher for teacher, documents in enumerate(lists) if documents]
     while left and len(taken) < count:
@@ -78,7 +79,7 @@ def take_turns(
             if place == len(documents):
                 left.remove(teacher)
                 continue
-            taken[documents[place]] = Chosen(documents[place], teacher, place)
+            taken[documents[place]] = SelectedNegative(documents[place], teacher, place)
             if len(taken) == count:
                 break
     return list(taken.values())

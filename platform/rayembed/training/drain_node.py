@@ -1,6 +1,6 @@
-"""Tells Ray that this machine is about to be taken away: what trains on it makes a checkpoint.
+"""Drains this Ray node before its machine is taken away, so that training makes a checkpoint.
 
-    python -m rayembed.training.announce_end --seconds 110
+    python -m rayembed.training.drain_node --seconds 110
 
 is what a pod runs before it is stopped (`preStop` in cluster/kuberay), or a machine when its cloud
 gives notice of a spot node's end. It returns when no worker of a training is left on the machine,
@@ -19,11 +19,11 @@ PROC = Path("/proc")
 
 _POLL_SECONDS = 0.5
 _DRAIN_SECONDS = 30.0
-"""In which Ray's command must answer; a head that is gone never does."""
+"""Seconds until Ray's command must answer; a lost head node never does."""
 
 
-def announce_end(seconds: int, proc: Path = PROC) -> int:
-    """The exit code: 0, or 1 when Ray did not take the news.
+def drain_node(seconds: int, proc: Path = PROC) -> int:
+    """Drain this node; exit code 0, or 1 if Ray did not accept it.
 
     Args:
         seconds: until the machine goes.
@@ -40,12 +40,12 @@ def announce_end(seconds: int, proc: Path = PROC) -> int:
 
 
 def trains(proc: Path = PROC) -> bool:
-    """Whether a worker of a training is among the processes."""
+    """Whether a training worker is among the processes."""
     return any(command[0].startswith("ray::RayTrainWorker") for command in _commands(proc))
 
 
 def drain(seconds: int, proc: Path = PROC) -> bool:
-    """Whether Ray has taken the news that the node of this machine goes in so many seconds."""
+    """Ask Ray to drain this machine's node with a deadline in seconds; whether it accepted."""
     raylets = [_options(command) for command in _commands(proc) if _is_raylet(command)]
     if not raylets:
         sys.stderr.write("no raylet runs here, so there is no node to announce the end of\n")
@@ -64,7 +64,7 @@ def drain(seconds: int, proc: Path = PROC) -> bool:
 
 
 def _commands(proc: Path) -> Iterator[list[str]]:
-    """The arguments of each process that has some."""
+    """Command-line arguments of each process that has any."""
     for folder in proc.iterdir():
         if folder.name.isdecimal():
             try:
@@ -88,4 +88,4 @@ def _options(command: Sequence[str]) -> dict[str, str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, required=True, help="until the machine goes")
-    sys.exit(announce_end(parser.parse_args().seconds))
+    sys.exit(drain_node(parser.parse_args().seconds))

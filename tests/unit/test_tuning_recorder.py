@@ -8,9 +8,9 @@ from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.tuning.events import start_of
-from rayembed.tuning.keeper import Keeper
-from rayembed.tuning.ledger import Ledger, TrialRecord
-from rayembed.tuning.on_ray import given_to
+from rayembed.tuning.on_ray import trial_args
+from rayembed.tuning.recorder import TrialRecorder
+from rayembed.tuning.trial_store import TrialRecord, TrialStore
 from rayembed.tuning.trials import known_trials, make_trial, number_left
 
 RATE = "stages.retrieval.optimizer.learning_rate"
@@ -29,81 +29,85 @@ def result(key, kind, step=4, score=0.5, run="run") -> dict:
 
 
 @pytest.fixture
-def ledger(tmp_path) -> Ledger:
-    return Ledger(str(tmp_path))
+def trial_store(tmp_path) -> TrialStore:
+    return TrialStore(str(tmp_path))
 
 
-def test_a_trial_has_ended_when_it_or_ray_tune_says_so(ledger):
-    keeper = Keeper(ledger, {})
+def test_a_trial_has_ended_when_it_or_ray_tune_says_so(trial_store):
+    recorder = TrialRecorder(trial_store, {})
     for number, kind in enumerate(("score", "final", "problem")):
-        keeper.told(str(number), result(f"trial-{number}", kind))
-    assert keeper.num_ended == 2
-    keeper.ended("0")  # by the scheduler
-    keeper.ended("1")  # has said so itself
-    keeper.ended("9")  # an interrupt: it has not told anything
-    assert keeper.num_ended == 3
-    assert {key: record.state for key, record in ledger.read().items()} == {
+        recorder.record(str(number), result(f"trial-{number}", kind))
+    assert recorder.num_ended == 2
+    recorder.record_end("0")  # by the scheduler
+    recorder.record_end("1")  # has said so itself
+    recorder.record_end("9")  # an interrupt: it has not told anything
+    assert recorder.num_ended == 3
+    assert {key: record.state for key, record in trial_store.read().items()} == {
         "trial-0": "stopped",
         "trial-1": "finished",
         "trial-2": "failed",
     }
 
 
-def test_a_trial_is_known_from_its_start_on(ledger):
+def test_a_trial_is_known_from_its_start_on(trial_store):
     """A driver that is killed before the first score leaves it to the next submission."""
-    keeper = Keeper(ledger, {})
-    keeper.begun(TrialRecord("a", "a", "", {RATE: "1"}))
-    assert (ledger.find("a").state, ledger.find("a").score) == ("running", None)
-    keeper.told("0", result("a", "score"))
-    keeper.begun(TrialRecord("a", "a", "", {RATE: "1"}))  # after an error
-    assert ledger.find("a").score == 0.5
-    assert keeper.num_ended == 0
+    recorder = TrialRecorder(trial_store, {})
+    recorder.record_start(TrialRecord("a", "a", "", {RATE: "1"}))
+    assert (trial_store.find("a").state, trial_store.find("a").score) == ("running", None)
+    recorder.record("0", result("a", "score"))
+    recorder.record_start(TrialRecord("a", "a", "", {RATE: "1"}))  # after an error
+    assert trial_store.find("a").score == 0.5
+    assert recorder.num_ended == 0
 
 
-def test_a_member_that_takes_over_leaves_its_run_and_keeps_its_record(ledger):
-    keeper = Keeper(ledger, {})
-    keeper.told("0", result("a", "score", step=4, run="a"))
-    keeper.told("1", result("b", "score", step=4, run="b"))
-    keeper.told("0", result("a", "score", step=8, run="third"))
-    records = ledger.read()
+def test_a_member_that_takes_over_leaves_its_run_and_keeps_its_record(trial_store):
+    recorder = TrialRecorder(trial_store, {})
+    recorder.record("0", result("a", "score", step=4, run="a"))
+    recorder.record("1", result("b", "score", step=4, run="b"))
+    recorder.record("0", result("a", "score", step=8, run="third"))
+    records = trial_store.read()
     left = {"run": "a", "step": 4, "origin": {}}
     assert (records["a"].run, records["a"].former) == ("third", [left])
     assert (records["b"].run, records["b"].former) == ("b", [])
 
 
-def test_what_is_proposed_again_stays_as_it_ended(ledger):
-    keeper = Keeper(ledger, {})
-    keeper.told("0", result("a", "score"))
-    keeper.ended("0")
-    before = ledger.find("a")
-    keeper.told("1", {"kind": "known", "key": "a", "global_step": 4, "score": 0.5, "done": True})
-    keeper.ended("1")
-    assert ledger.find("a") == before
+def test_what_is_proposed_again_stays_as_it_ended(trial_store):
+    recorder = TrialRecorder(trial_store, {})
+    recorder.record("0", result("a", "score"))
+    recorder.record_end("0")
+    before = trial_store.find("a")
+    recorder.record(
+        "1", {"kind": "known", "key": "a", "global_step": 4, "score": 0.5, "done": True}
+    )
+    recorder.record_end("1")
+    assert trial_store.find("a") == before
     assert before.state == "stopped"
     assert before.last_step == 4
-    assert keeper.num_ended == 2
-    assert ledger.find("b") is None
+    assert recorder.num_ended == 2
+    assert trial_store.find("b") is None
 
 
 @pytest.mark.parametrize("optuna", [True, False])
-def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(tmp_path, ledger, optuna):
+def test_a_trial_that_fails_before_its_first_score_is_known_by_its_values(
+    tmp_path, trial_store, optuna
+):
     search = {"kind": "optuna", "trials": 3} if optuna else {"kind": "grid"}
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, 0.01)"}, search=search)
     trial = make_trial(sweep, "", {RATE: "0.01"})
     listed = {"key": trial.key, "label": "", "values": {RATE: "0.01"}, "pointer": None}
-    given = given_to(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
+    given = trial_args(sweep, {RATE: "0.01"} if optuna else {"trial": listed})
     assert (given.key, given.values) == (trial.key, {RATE: "0.01"})
-    keeper = Keeper(ledger, {})
-    keeper.failed(
+    recorder = TrialRecorder(trial_store, {})
+    recorder.record_failure(
         "0", TrialRecord(given.key, given.key, given.label, given.values), "out of memory"
     )
-    record = ledger.find(trial.key)
+    record = trial_store.find(trial.key)
     assert (record.state, record.problem) == ("failed", "out of memory")
     assert record.values == {RATE: "0.01"}
-    assert keeper.num_ended == 1
+    assert recorder.num_ended == 1
     # The next submission has it run again, under the same name.
-    keeper.told("1", result(trial.key, "final", run=trial.key))
-    assert ledger.find(trial.key).state == "finished"
+    recorder.record("1", result(trial.key, "final", run=trial.key))
+    assert trial_store.find(trial.key).state == "finished"
 
 
 def test_no_more_trials_are_asked_of_optuna_than_differ(tmp_path):
@@ -123,9 +127,9 @@ def test_values_that_the_settings_refuse_fail_their_trial_alone(tmp_path):
     """The driver must name it without an error of its own; it is refused when it begins."""
     search = {"kind": "optuna", "trials": 3}
     sweep = make_sweep(tmp_path, {RATE: "choice(0.1, -1)"}, search=search)
-    given = given_to(sweep, {RATE: "-1"})
+    given = trial_args(sweep, {RATE: "-1"})
     assert given.key.startswith("s-")
     assert given.values == {RATE: "-1"}
-    assert given.key == given_to(sweep, {RATE: "-1"}).key != given_to(sweep, {RATE: "0.1"}).key
+    assert given.key == trial_args(sweep, {RATE: "-1"}).key != trial_args(sweep, {RATE: "0.1"}).key
     with pytest.raises(ConfigError, match="learning_rate"):
         start_of(sweep, given.key, given.label, given.values, None)

@@ -1,4 +1,4 @@
-"""From the tokens of texts to sequences of at most a given length. Pure functions of arrays."""
+"""Packing of tokenised texts into sequences of bounded length. Pure functions of arrays."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,11 @@ def packed(
     length: int,
     before: np.ndarray | None = None,
 ) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Full sequences that hold the tokens of the texts in their order, and what is left of them.
+    """Full sequences of the texts' tokens in order, and the remaining tokens.
 
-    Texts are parted by what the tokenizer puts behind one, and each sequence stands amid the
-    tokenizer's own special tokens. What is left, (r,) int32 without special tokens and less than a
-    sequence has room for, goes to the next call; once no text follows it is a shorter sequence.
+    Texts are separated by the tokenizer's closing special tokens, and each sequence is enclosed in
+    its special tokens. The remainder, (r,) int32 without special tokens and shorter than a
+    sequence, is passed to the next call; after the last text it forms a shorter sequence.
 
     Args:
         texts: (n,) int32 ids of each text, without special tokens.
@@ -29,23 +29,23 @@ def packed(
     between = np.array(vocabulary.suffix, dtype=np.int32)
     parts = [part for text in texts for part in (between, text)]
     stream = np.concatenate(parts[1:] if before is None else [before, *parts])
-    room = room_of(vocabulary, length)
+    room = token_budget(vocabulary, length)
     full = len(stream) - len(stream) % room
-    found = [framed(stream[a : a + room], vocabulary) for a in range(0, full, room)]
+    found = [with_special_tokens(stream[a : a + room], vocabulary) for a in range(0, full, room)]
     return found, stream[full:].copy()  # a view would keep the whole stream
 
 
 def truncated(texts: Sequence[np.ndarray], vocabulary: Vocabulary, length: int) -> list[np.ndarray]:
-    """A sequence of each text, cut at the end; arguments as of `packed`."""
-    room = room_of(vocabulary, length)
-    return [framed(text[:room], vocabulary) for text in texts]
+    """One sequence for each text, truncated at the end; arguments as of `packed`."""
+    room = token_budget(vocabulary, length)
+    return [with_special_tokens(text[:room], vocabulary) for text in texts]
 
 
-def framed(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
-    """(T,) int32: the ids amid the tokenizer's own special tokens."""
+def with_special_tokens(ids: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """(T,) int32: the ids with the tokenizer's special tokens around them."""
     return np.concatenate([vocabulary.prefix, ids, vocabulary.suffix]).astype(np.int32)
 
 
-def room_of(vocabulary: Vocabulary, length: int) -> int:
-    """Tokens of texts that a sequence holds beside special ones."""
+def token_budget(vocabulary: Vocabulary, length: int) -> int:
+    """Maximum number of text tokens in a sequence, besides special ones."""
     return length - len(vocabulary.prefix) - len(vocabulary.suffix)

@@ -1,4 +1,4 @@
-"""Ends that are announced while workers train: a node is taken away, or the run is stopped."""
+"""Announced ends of training: a node is drained, or the run is stopped."""
 
 import time
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from rayembed.distributed.collectives import largest, rank
 LOOK_SECONDS = 5.0
 
 
-class Notice:
-    """Tells once, after which step workers learnt that they will be ended.
+class StopNotice:
+    """Agrees over all workers on the step after which an announced end is known. Reports it once.
 
     Args:
         announced: whether they will; all workers ask together, and it counts if one of them knows.
@@ -27,8 +27,10 @@ class Notice:
         self._ask, self._device, self._every = announced, device, look_seconds
         self._announced, self._looked = False, time.monotonic()
 
-    def came(self) -> bool:
-        """Whether it is known since this step; the same on all workers, which must all call it."""
+    def arrived(self) -> bool:
+        """Whether the end became known at this step; the same on all workers, which must all call
+        it.
+        """
         # Worker 0's clock decides, so that all ask after the same step.
         due = rank() == 0 and time.monotonic() - self._looked >= self._every
         if self._announced or not largest(int(due), self._device):

@@ -1,6 +1,6 @@
-"""Which tokens of a sequence are masked, drawn by seed, step and place in the global batch.
+"""Token masking, seeded by seed, step and slot in the global batch.
 
-Nothing else decides it: not workers, micro-batches or what was drawn before.
+Independent of workers, micro-batches and earlier draws.
 """
 
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayembed.config.adaptation import MaskingConfig
-from rayembed.data.plan.walks import generator
+from rayembed.data.plan.sampling import generator
 from rayembed.models.masked_language_tokens import Vocabulary
 
 
 @dataclass(frozen=True)
-class Masked:
-    """A sequence as the model sees it, and what it is to tell."""
+class MaskedSequence:
+    """A masked sequence and its prediction targets."""
 
     input_ids: np.ndarray
-    """(T,) int32."""
+    """(T,) int32 with masks."""
     places: np.ndarray
-    """(n,) int64 places of the masked tokens."""
+    """(n,) int64 masked positions."""
     words: np.ndarray
-    """(n,) int32: what stood there."""
+    """(n,) int32 original tokens at these positions."""
 
 
 def mask(
@@ -32,11 +32,11 @@ def mask(
     seed: int,
     step: int,
     slot: int,
-) -> Masked:
-    """The sequence with masks (arXiv 1810.04805, section 3.1), as those of no other slot or step.
+) -> MaskedSequence:
+    """Mask a sequence (arXiv 1810.04805, section 3.1), differently for each step and slot.
 
-    Each token that is not special is chosen with `masking.probability`. A chosen one becomes the
-    mask, or any word of the vocabulary, or stays, by the shares of the settings.
+    Each non-special token is selected with `masking.probability`. By the shares of the settings, a
+    selected token becomes the mask token, a random word of the vocabulary, or stays.
 
     Args:
         input_ids: (T,) int32, special tokens included; it stays as it is.
@@ -52,4 +52,4 @@ def mask(
     changed = ~hidden & (fate < masking.mask_share + masking.random_share)
     seen[places[hidden]] = vocabulary.mask_id
     seen[places[changed]] = others[places[changed]]
-    return Masked(seen, places, input_ids[places])
+    return MaskedSequence(seen, places, input_ids[places])

@@ -1,4 +1,4 @@
-"""Sequences of a task's texts, written to Parquet parts as they fill, so that memory is bounded."""
+"""Streaming writer of token sequences: writes Parquet parts as they fill, with bounded memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.adaptation import CorpusConfig
-from rayembed.data.sequences.packing import framed, packed, room_of, truncated
-from rayembed.data.units import Result
+from rayembed.data.mlm.packing import packed, token_budget, truncated, with_special_tokens
+from rayembed.data.work_items import Result
 from rayembed.models.masked_language_tokens import Vocabulary
 
 SCHEMA = pa.schema(
@@ -19,32 +19,32 @@ SCHEMA = pa.schema(
 )
 
 TOKENS_PER_PART = 1 << 24
-"""Tokens of sequences that wait for a part: 64 MiB, and some times as much while it is written. A
-piece of a file that can be divided has fewer, so that its sequences are one part."""
+"""Tokens of pending sequences that trigger a part: 64 MiB, and a few times as much while it is
+written. A piece of a splittable file has fewer, so its sequences form one part."""
 
 _ROWS_PER_GROUP = 256
 
 
 class SequenceWriter:
-    """Makes sequences of the texts of one task; writes a part whenever enough tokens are there.
+    """Makes sequences from one task's texts and writes a part whenever enough tokens are pending.
 
-    Where parts end does not show in the sequences. Between two calls it holds less than
-    `TOKENS_PER_PART` tokens of sequences and of each language less than one sequence.
+    Part boundaries do not affect sequences. Between calls it holds less than `TOKENS_PER_PART`
+    tokens of sequences and less than one sequence of each language.
     """
 
     def __init__(self, folder: str, corpus: CorpusConfig, vocabulary: Vocabulary) -> None:
         self.folder, self.corpus, self.vocabulary = folder, corpus, vocabulary
         self.waiting: dict[str, list[np.ndarray]] = {}
-        """Sequences of each language that are in no part yet."""
+        """Pending sequences of each language."""
         self.rest: dict[str, np.ndarray] = {}
-        """Of each language the tokens behind its last full sequence."""
+        """Tokens of each language after its last full sequence."""
         self.parts: list[tuple[str, int]] = []
-        """Name and sequences of each part."""
+        """Name and number of sequences of each part."""
         self.languages: dict[str, Counter[str]] = {}
         self._tokens = 0
 
     def take(self, language: str, texts: Sequence[np.ndarray]) -> None:
-        """Put texts, (n,) int32 ids each without special tokens, behind those of the language."""
+        """Append texts, (n,) int32 ids each without special tokens, to those of the language."""
         counts = self.languages.setdefault(language, Counter())
         counts["texts"] += len(texts)
         counts["tokens"] += sum(map(len, texts))
@@ -55,14 +55,16 @@ class SequenceWriter:
                 self.rest[language] = rest
         else:
             made = truncated(texts, self.vocabulary, length)
-            room = room_of(self.vocabulary, length)
+            room = token_budget(self.vocabulary, length)
             counts["tokens_cut"] += sum(max(0, len(text) - room) for text in texts)
         self._keep(language, made)
 
     def finish(self) -> Result:
-        """`rows_out`, `parts` and, of each of the `languages`, texts, tokens and sequences."""
+        """Write the rest; `rows_out`, `parts`, and texts, tokens and sequences of each of
+        `languages`.
+        """
         for language, rest in self.rest.items():
-            self._keep(language, [framed(rest, self.vocabulary)] if len(rest) else [])
+            self._keep(language, [with_special_tokens(rest, self.vocabulary)] if len(rest) else [])
         self.rest = {}
         self._flush()
         names = ("texts", "tokens", "tokens_cut", "sequences")
@@ -90,9 +92,9 @@ class SequenceWriter:
 
 
 def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[str, int]:
-    """Name and rows of a part with the sequences, by language in the order of the codes.
+    """Write a part with the sequences, sorted by language code; its name and rows.
 
-    Writing it again changes nothing.
+    Idempotent.
     """
     rows = [(code, ids) for code, found in sorted(sequences.items()) for ids in found]
     table = pa.table(
@@ -110,7 +112,7 @@ def _write(folder: str, sequences: Mapping[str, Sequence[np.ndarray]]) -> tuple[
 
 
 def _hash(language: str, ids: np.ndarray) -> int:
-    """Signed 64 bits of a sequence and its language, by which sequences are put in order."""
+    """Signed 64-bit hash of a sequence and its language, the sort key of sequences."""
     digest = xxhash.xxh3_64(language.encode())
     digest.update(ids.tobytes())
     return int(np.uint64(digest.intdigest()).astype(np.int64))

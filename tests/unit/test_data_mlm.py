@@ -11,17 +11,17 @@ from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.config.override import override
+from rayembed.data.artifacts import PipelineContext, open_artifact
+from rayembed.data.mlm.batch import MaskedSteps
+from rayembed.data.mlm.make import _at_once
+from rayembed.data.mlm.masking import mask
+from rayembed.data.mlm.packing import packed, truncated
+from rayembed.data.mlm.plan import Pool, SequencePlan, order_sequences
+from rayembed.data.mlm.prepare import prepare_sequences
+from rayembed.data.mlm.texts import Text, read_texts
+from rayembed.data.mlm.writer import SequenceWriter
 from rayembed.data.parts import read_table
-from rayembed.data.prepared import Workshop, open_prepared
-from rayembed.data.sequences.batch import MaskedSteps
-from rayembed.data.sequences.make import _at_once
-from rayembed.data.sequences.masking import mask
-from rayembed.data.sequences.packing import packed, truncated
-from rayembed.data.sequences.plan import Pool, SequencePlan, order_sequences
-from rayembed.data.sequences.prepare import prepare_sequences
-from rayembed.data.sequences.texts import Text, read_texts
-from rayembed.data.sequences.writer import SequenceWriter
-from rayembed.data.units import in_process
+from rayembed.data.work_items import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.build import pretrained_tokenizer
 from rayembed.models.masked_language_start import check_adaptable, vocabulary
@@ -143,8 +143,8 @@ def plan(folder):
     storage = str(folder / "outputs")
     with pytest.MonkeyPatch.context() as patch:
         # Small files, so that steps lie in several of them.
-        patch.setattr("rayembed.data.sequences.plan.ROWS_PER_FILE", 25)
-        return SequencePlan.open(prepare_sequences(run, Workshop(storage, run.seed)))
+        patch.setattr("rayembed.data.mlm.plan.ROWS_PER_FILE", 25)
+        return SequencePlan.open(prepare_sequences(run, PipelineContext(storage, run.seed)))
 
 
 @pytest.fixture(scope="module")
@@ -165,9 +165,9 @@ def made_of(folder, storage, texts, layout="packed"):
     """The folder of sequences and the fingerprint of the plan."""
     settings = [f"corpus.texts.made-up.source.path={texts}", f"corpus.layout={layout}"]
     run = override(tiny_adaptation(folder), settings)
-    plan = SequencePlan.open(prepare_sequences(run, Workshop(str(storage), run.seed)))
+    plan = SequencePlan.open(prepare_sequences(run, PipelineContext(str(storage), run.seed)))
     (made,) = (storage / "data" / "sequences").iterdir()
-    return open_prepared(str(made)), plan.fingerprint
+    return open_artifact(str(made)), plan.fingerprint
 
 
 def sequences_of(made):
@@ -205,8 +205,8 @@ def test_a_file_of_any_size_is_made_in_bounded_memory(
     whole, plan = made_of(folder, tmp_path / "whole", compressed, layout)
     at_once = max(held)
     held.clear()
-    monkeypatch.setattr("rayembed.data.sequences.writer.TOKENS_PER_PART", MOST)
-    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 8)
+    monkeypatch.setattr("rayembed.data.mlm.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 8)
     parted, again = made_of(folder, tmp_path / "parted", compressed, layout)
     # Of each of three languages less than a sequence of 32 waits beside the part.
     assert max(held) < MOST + 3 * 32
@@ -227,8 +227,8 @@ def test_sequences_show_where_texts_are_parted(folder, compressed, tmp_path):
 
 
 def test_texts_are_tokenised_together_up_to_a_number_of_characters(monkeypatch):
-    monkeypatch.setattr("rayembed.data.sequences.make._CHARACTERS_AT_ONCE", 10)
-    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 3)
+    monkeypatch.setattr("rayembed.data.mlm.make._CHARACTERS_AT_ONCE", 10)
+    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 3)
     texts = [Text("a" * length, "en") for length in (4, 5, 99, 1, 1, 1, 1, 10, 2)]
     found = list(_at_once(texts))
     assert [[len(text.text) for text in some] for some in found] == [
@@ -242,15 +242,15 @@ def test_texts_are_tokenised_together_up_to_a_number_of_characters(monkeypatch):
 def test_a_task_that_dies_leaves_whole_parts_and_makes_the_same_again(
     folder, compressed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("rayembed.data.sequences.writer.TOKENS_PER_PART", MOST)
-    monkeypatch.setattr("rayembed.data.sequences.make._TEXTS_AT_ONCE", 8)
+    monkeypatch.setattr("rayembed.data.mlm.writer.TOKENS_PER_PART", MOST)
+    monkeypatch.setattr("rayembed.data.mlm.make._TEXTS_AT_ONCE", 8)
 
     def dies(*arguments):
         yield from islice(read_texts(*arguments), 200)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("rayembed.data.sequences.make.read_texts", dies)
+        patch.setattr("rayembed.data.mlm.make.read_texts", dies)
         with pytest.raises(KeyboardInterrupt):
             made_of(folder, tmp_path, compressed)
     (left,) = (tmp_path / "data" / "sequences").iterdir()
@@ -271,7 +271,7 @@ def steps_of(plan, folder, worker=0, num_workers=1, seed=5):
 
 def test_rows_are_counted_and_all_tokens_are_in_the_sequences(plan, folder):
     (made,) = (folder / "outputs" / "data" / "sequences").iterdir()
-    manifest = open_prepared(str(made)).manifest
+    manifest = open_artifact(str(made)).manifest
     assert manifest["rows_in"] == sum(ROWS.values()) + 2
     assert manifest["rejected"] == {"no language": 1, "no text": 1}
     assert {code: told["texts"] for code, told in manifest["languages"].items()} == ROWS
@@ -324,15 +324,15 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
             yield result
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_sequences(run, Workshop(str(tmp_path), run.seed, dies))
+        prepare_sequences(run, PipelineContext(str(tmp_path), run.seed, dies))
     # Nor do tasks of another size show.
-    monkeypatch.setattr("rayembed.data.sequences.plan._TOKENS_OF_A_TASK", 200)
-    again = SequencePlan.open(prepare_sequences(run, Workshop(str(tmp_path), run.seed)))
+    monkeypatch.setattr("rayembed.data.mlm.plan._TOKENS_OF_A_TASK", 200)
+    again = SequencePlan.open(prepare_sequences(run, PipelineContext(str(tmp_path), run.seed)))
     assert again.fingerprint == plan.fingerprint
     assert again.languages_told == plan.languages_told
     other = override(run, ["seed=6"])
     assert (
-        SequencePlan.open(prepare_sequences(other, Workshop(str(tmp_path), 6))).fingerprint
+        SequencePlan.open(prepare_sequences(other, PipelineContext(str(tmp_path), 6))).fingerprint
         != plan.fingerprint
     )
 
@@ -340,7 +340,7 @@ def test_a_plan_made_elsewhere_or_after_a_kill_is_the_same(plan, folder, tmp_pat
 def test_wrong_corpora_are_told(folder, tmp_path):
     def prepare(*assignments):
         run = override(tiny_adaptation(folder), assignments)
-        return prepare_sequences(run, Workshop(str(tmp_path), run.seed))
+        return prepare_sequences(run, PipelineContext(str(tmp_path), run.seed))
 
     source = "corpus.texts.made-up.source"
     with pytest.raises(ConfigError, match=r"source\.text = 'txt'.*did you mean 'text'"):

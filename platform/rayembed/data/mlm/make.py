@@ -1,4 +1,4 @@
-"""Texts become sequences of tokens: one task a piece of a file, one or more Parquet parts a task.
+"""Token sequences from texts: one task for each piece of a file, which writes one or more parts.
 
     storage/data/sequences/<texts>-<fingerprint>/parts/part-<content>.parquet
 
@@ -23,12 +23,12 @@ from rayembed.config.adaptation import (
     TextsConfig,
     TextsSource,
 )
-from rayembed.data.prepared import Making, Prepared, Workshop
-from rayembed.data.sequences.packing import room_of
-from rayembed.data.sequences.texts import FoundTexts, Piecewise, Refused, Text, read_texts
-from rayembed.data.sequences.writer import SequenceWriter
-from rayembed.data.sources.tasks import EXAMPLES_PER_UNIT
-from rayembed.data.units import Result, run_units
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.mlm.packing import token_budget
+from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, TextPiece, read_texts
+from rayembed.data.mlm.writer import SequenceWriter
+from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.build import pretrained_tokenizer
 from rayembed.models.masked_language_start import transformer_folder
@@ -38,38 +38,40 @@ from rayembed.models.tokens import without_settings
 log = logging.getLogger(__name__)
 
 CODE_VERSION = 2
-"""Raised whenever other sequences or parts come out of the same texts."""
+"""Code version; bump when the same texts yield other sequences or parts."""
 
 NO_TOKENS = "no tokens"
 
 _TEXTS_AT_ONCE = 1000
 _CHARACTERS_AT_ONCE = 1 << 21
-"""A tokenizer takes some 100 bytes for each token of the texts that it is given at once."""
+"""Characters tokenised in one call; a tokenizer needs about 100 bytes for each token of a call."""
 
 
 @dataclass(frozen=True)
 class MakeSequences:
-    """Task: the sequences of a piece, those of a language in the order of the rows.
+    """Task: make the sequences of a piece, those of a language in row order.
 
-    A piece may be of any size (a compressed file is one): tokens wait for at most one part. Only a
-    single text is held whole, however long it is.
+    A piece may have any size (for instance a compressed file): pending tokens are limited to one
+    part. Only single texts are held whole.
     """
 
     folder: str
     texts: TextsConfig
     content: str
-    """Of `FoundTexts`."""
+    """Fingerprint of the files, from `FoundTexts`."""
     corpus: CorpusConfig
     model: RotaryEncoderConfig
 
-    def __call__(self, unit: Piecewise) -> Result:
-        """`parts` (name, rows), and of each of the `languages` its texts, tokens and sequences."""
+    def __call__(self, item: TextPiece) -> Result:
+        """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
+        `languages`.
+        """
         tokenizer, vocabulary = _tokenizer(self.model)
         rejected: Counter[str] = Counter()
         examples: list[dict[str, str]] = []
         writer = SequenceWriter(self.folder, self.corpus, vocabulary)
         used = 0
-        usable = _usable(read_texts(self.texts, self.content, unit), rejected, examples)
+        usable = _usable(read_texts(self.texts, self.content, item), rejected, examples)
         for some in _at_once(usable):
             encodings = tokenizer.encode_batch([t.text for t in some], add_special_tokens=False)
             by_language: dict[str, list[np.ndarray]] = {}
@@ -91,8 +93,8 @@ class MakeSequences:
         }
 
 
-def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Prepared:
-    """The folder of sequences of a set of texts; `languages` of its manifest has the counts.
+def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts) -> DatasetArtifact:
+    """Make or reuse the sequences of a set of texts; `languages` of the manifest has the counts.
 
     Raises:
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
@@ -101,14 +103,14 @@ def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Pr
     folder = transformer_folder(resolve_model(run.model.backbone.path), run.model)
     pretrained = pretrained_tokenizer(folder)
     vocabulary = vocabulary_of(pretrained, str(folder))
-    if room_of(vocabulary, run.corpus.max_length) < 1:
+    if token_budget(vocabulary, run.corpus.max_length) < 1:
         raise ConfigError(
             f"corpus.max_length is {run.corpus.max_length}, but special tokens alone take "
             f"{len(vocabulary.prefix) + len(vocabulary.suffix)}; set it higher"
         )
     texts = found.texts
-    making = Making(
-        workshop.storage,
+    writer = ArtifactWriter(
+        context.storage,
         "sequences",
         texts.name,
         {
@@ -123,33 +125,33 @@ def make_sequences(workshop: Workshop, run: Adaptation, found: FoundTexts) -> Pr
         },
     )
 
-    def make() -> Prepared:
-        task = MakeSequences(making.parts_folder, texts, found.content, run.corpus, run.model)
+    def make() -> DatasetArtifact:
+        task = MakeSequences(writer.parts_folder, texts, found.content, run.corpus, run.model)
         what = f"sequences {texts.name}"
-        results = run_units(making.folder, what, task, found.units, workshop.execute)
+        results = run_resumable(writer.folder, what, task, found.items, context.execute)
         parts = [part for result in results for part in result["parts"]]
-        return making.finish(results, parts, languages=_languages(results))
+        return writer.finish(results, parts, languages=_languages(results))
 
-    made = making.once(make)
+    made = writer.get_or_make(make)
     _accept(found, made.manifest)
     return made
 
 
 def _usable(
-    rows: Iterable[Text | Refused], rejected: Counter[str], examples: list[dict[str, str]]
+    rows: Iterable[Text | RejectedRow], rejected: Counter[str], examples: list[dict[str, str]]
 ) -> Iterator[Text]:
-    """The texts; of the others reasons are counted and some are shown."""
+    """Usable texts; others are counted by reason, with examples."""
     for row in rows:
         if isinstance(row, Text):
             yield row
             continue
         rejected[row.reason] += 1
-        if len(examples) < EXAMPLES_PER_UNIT:
+        if len(examples) < EXAMPLES_PER_ITEM:
             examples.append({"reason": row.reason, "row": row.shown})
 
 
 def _at_once(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    """The texts in their order, as many together as a tokenizer is given; fewer of long ones."""
+    """Batches of texts for the tokenizer, in order; fewer texts if they are long."""
     some: list[Text] = []
     characters = 0
     for text in texts:
@@ -171,10 +173,10 @@ def _languages(results: Iterable[Result]) -> dict[str, dict[str, int]]:
 
 
 def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
-    """Return when there are sequences and not too many rows are bad."""
+    """Raise when there are no sequences or too many bad rows."""
     rows_in, rejected = int(told["rows_in"]), sum(told["rejected"].values())
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in told["rejected"].items())
-    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_UNIT])
+    shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:EXAMPLES_PER_ITEM])
     name, path = found.texts.name, found.texts.source.path
     if not told["rows_out"]:
         raise DataError(
@@ -198,6 +200,6 @@ def _tokenizer(model: RotaryEncoderConfig) -> tuple[Any, Vocabulary]:
 
 @lru_cache(maxsize=2)
 def _tokenizer_in(folder: str) -> tuple[Any, Vocabulary]:
-    """Of a process, which reads many pieces with it."""
+    """Tokenizer of this process, cached for all its pieces."""
     pretrained = without_settings(pretrained_tokenizer(Path(folder)))
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)

@@ -1,33 +1,33 @@
-"""What one worker gets for one step of masked-language modelling."""
+"""One worker's input for one step of masked-language modelling."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from rayembed.config.adaptation import MaskingConfig
-from rayembed.data.sequences.masking import mask
-from rayembed.data.sequences.plan import SequencePlan
+from rayembed.data.mlm.masking import mask
+from rayembed.data.mlm.plan import SequencePlan
 from rayembed.models.masked_language_tokens import Vocabulary
 
 
 @dataclass(frozen=True)
 class MaskedBatch:
-    """One worker's slice of a global batch of b sequences, masked."""
+    """One worker's masked slice of a global batch, b sequences."""
 
     step: int
     input_ids: list[np.ndarray]
-    """(b) of (T,) int32: as the model sees them."""
+    """(b) arrays (T,) int32, with masks as the model sees them."""
     places: list[np.ndarray]
-    """(b) of (n,) int64 places of the masked tokens."""
+    """(b) arrays (n,) int64 of masked positions."""
     words: list[np.ndarray]
-    """(b) of (n,) int32: what stood there."""
+    """(b) arrays (n,) int32 of the original tokens at these positions."""
     language: np.ndarray
-    """(b,) int64 places among the plan's languages."""
+    """(b,) int64 numbers of the plan's languages."""
 
 
 @dataclass(frozen=True)
 class MaskedSteps:
-    """Makes a worker's batches by their step. Picklable: data workers call it."""
+    """Builds a worker's batches by step number. Picklable: data workers call it."""
 
     plan: SequencePlan
     masking: MaskingConfig
@@ -37,7 +37,7 @@ class MaskedSteps:
     num_workers: int
 
     def __call__(self, step: int) -> MaskedBatch:
-        """The batch of a step.
+        """Batch of a step.
 
         Raises:
             DataError: the workers cannot share a batch equally.

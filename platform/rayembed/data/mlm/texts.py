@@ -1,4 +1,4 @@
-"""The texts of a corpus: where they lie, and each with its language or a reason why it is out."""
+"""Reading of a corpus: locations, and each text with its language or a rejection reason."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,8 @@ from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.data.sources.tasks import ArticleRange
 from rayembed.data.sources.wikipedia import Article, read_articles
 
-Piecewise = Piece | ArticleRange
-"""What one task reads."""
+TextPiece = Piece | ArticleRange
+"""Work item of one reading task."""
 
 NO_TEXT = "no text"
 NO_LANGUAGE = "no language"
@@ -29,14 +29,14 @@ _SHOWN_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that can be used."""
+    """A usable text."""
 
     text: str
     language: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedRow:
     """A row that cannot be used."""
 
     reason: str
@@ -45,17 +45,17 @@ class Refused:
 
 @dataclass(frozen=True)
 class FoundTexts:
-    """A set of texts whose files were found with the columns that its settings name."""
+    """A set of texts whose files exist and have the columns that the settings name."""
 
     texts: TextsConfig
-    """Its path stands below the root."""
+    """Settings with the path resolved below the root."""
     content: str
-    """Fingerprint of what the files hold."""
-    units: tuple[Piecewise, ...]
+    """Content fingerprint of the files."""
+    items: tuple[TextPiece, ...]
 
 
 def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
-    """The files of a set of texts, before any row is read.
+    """Locate the files of a set of texts before any row is read.
 
     Raises:
         DataError: nothing there, or files that are none of the known kinds.
@@ -81,8 +81,8 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
             return FoundTexts(texts, fingerprint(told), pieces)
 
 
-def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Text | Refused]:
-    """The texts of a unit, in their order.
+def read_texts(texts: TextsConfig, content: str, item: TextPiece) -> Iterator[Text | RejectedRow]:
+    """Texts of a work item, in order.
 
     Args:
         content: of `FoundTexts`: a process that read a file before it changed reads it again.
@@ -90,16 +90,16 @@ def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Te
     Raises:
         ArtifactError: the file cannot be read.
     """
-    match texts.source, unit:
+    match texts.source, item:
         case WikipediaTexts(path=path), ArticleRange(first=first, last=last):
             assert texts.language is not None
             for article in _articles(path, content)[first:last]:
                 yield _checked(article.extract, texts.language)
         case TextsSource() as source, Piece():
             columns = [source.text] + ([source.language] if source.language else [])
-            for row in read_rows(unit, columns):
+            for row in read_rows(item, columns):
                 if isinstance(row, BadRow):
-                    yield Refused(row.reason, row.shown)
+                    yield RejectedRow(row.reason, row.shown)
                     continue
                 try:
                     text = text_in(row.values, source.text)
@@ -107,25 +107,25 @@ def read_texts(texts: TextsConfig, content: str, unit: Piecewise) -> Iterator[Te
                     if source.language is not None:
                         language = name_in(row.values, source.language)
                 except RowError as error:
-                    yield Refused(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
+                    yield RejectedRow(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
                     continue
                 yield _checked(text, language)
         case _:
-            raise AssertionError((texts.source, unit))
+            raise AssertionError((texts.source, item))
 
 
-def _checked(text: str | None, language: str | None) -> Text | Refused:
+def _checked(text: str | None, language: str | None) -> Text | RejectedRow:
     if text is None or not text.strip():
-        return Refused(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NO_TEXT, repr(text)[:_SHOWN_CHARACTERS])
     if not is_unicode(text):
-        return Refused(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NOT_UNICODE, repr(text)[:_SHOWN_CHARACTERS])
     if language is None:
-        return Refused(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
+        return RejectedRow(NO_LANGUAGE, repr(text)[:_SHOWN_CHARACTERS])
     return Text(text, language)
 
 
 def _below(texts: TextsConfig, root: str) -> TextsConfig:
-    """The settings with their path below `root`, where it is neither absolute nor a reference."""
+    """Settings with a relative path resolved below `root`; absolute paths and references stay."""
     path = texts.source.path
     if not root or "://" in path or Path(path).is_absolute():
         return texts

@@ -1,7 +1,7 @@
-"""What all policies share: rows of a data set, their shares, seeded walks over them.
+"""Sampling shared by all policies: mixing shares and seeded epoch samplers over a data set's rows.
 
-Everything depends on the rows' hashes, the weights and the seed, and on nothing else: not on
-workers, not on the order in which rows were read. G rows of a global batch.
+Results depend only on the rows' hashes, the weights and the seed, not on workers or the order in
+which rows were read. G rows of a global batch.
 """
 
 from collections import deque
@@ -13,30 +13,30 @@ import xxhash
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What the order needs to know of a data set."""
+class DatasetRows:
+    """Rows of a data set, as far as ordering needs them."""
 
     name: str
     weight: float
-    """Share of it in the stage, relative to the others; see `shares`."""
+    """Sampling weight of the data set, relative to the others; see `shares`."""
     query_hash: np.ndarray
-    """(n,) int64 of the queries' texts, in an order that only the rows' content decides."""
+    """(n,) int64 hash of the queries' texts, in an order that only the rows' content decides."""
     language_hash: np.ndarray | None = None
-    """(n,) int64; None: the policy does not look at languages."""
+    """(n,) int64 hash of the language code; None if the policy ignores languages."""
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The rows of one step, by slot."""
+class PlannedBatch:
+    """Rows of one step, by slot."""
 
     dataset: np.ndarray
-    """(G,) int32 places in the sequence of data sets."""
+    """(G,) int32 data set numbers."""
     row: np.ndarray
-    """(G,) int64 places in the data set's rows."""
+    """(G,) int64 row numbers of the data set."""
 
 
 def shares(weights: Sequence[float], rows: Sequence[int], temperature: float | None) -> np.ndarray:
-    """Shares that add up to 1: each weight, times its number of rows to the power 1/T.
+    """Normalised sampling shares: each weight times its number of rows to the power 1/T.
 
     Args:
         temperature: T; None: the weights alone.
@@ -49,7 +49,7 @@ def shares(weights: Sequence[float], rows: Sequence[int], temperature: float | N
 
 
 def whole_numbers(owed: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers that add up to `total`: rounded down, the rest to the largest remainders."""
+    """Round shares to integers that sum to `total`, by largest remainders."""
     counts = np.maximum(np.floor(owed + 1e-9), 0).astype(np.int64)
     missing = total - int(counts.sum())
     order = np.lexsort((np.arange(len(owed)), -np.round(owed - counts, 9)))
@@ -64,13 +64,13 @@ def whole_numbers(owed: np.ndarray, total: int) -> np.ndarray:
 
 
 def sequence(counts: np.ndarray, seed: int, key: str) -> np.ndarray:
-    """(sum of counts,) int64: each number i so often as `counts[i]` says, in seeded order."""
+    """(sum of counts,) int64: each number i repeated `counts[i]` times, in seeded order."""
     numbers = np.repeat(np.arange(len(counts)), counts)
     return generator(seed, key, "sequence", 0).permutation(numbers)
 
 
-class Walk:
-    """Rows of one name, epoch after epoch, each in a seeded permutation."""
+class EpochSampler:
+    """Epoch sampler: draws rows without replacement, each epoch in a new seeded permutation."""
 
     def __init__(self, name: str, query_hash: np.ndarray, seed: int, key: str) -> None:
         self.name, self.query_hash, self.seed, self.key = name, query_hash, seed, key
@@ -80,10 +80,10 @@ class Walk:
         self.waiting: deque[int] = deque()
 
     def draw(self, count: int, used: set[int]) -> np.ndarray:
-        """(count,) int64 rows; their query hashes are added to `used`.
+        """Draw (count,) int64 rows; adds their query hashes to `used`.
 
-        No row comes again before all others came. A row whose query text is in `used` waits for
-        the next call, unless its epoch has no other row left.
+        Rows are drawn without replacement within an epoch. A row whose query text is in `used`
+        waits for the next call, unless its epoch has no other row left.
         """
         ahead = self.order[self.place : self.place + count]
         hashes = set(self.query_hash[ahead].tolist())
@@ -121,6 +121,6 @@ class Walk:
 
 
 def generator(seed: int, key: str, name: str, number: int) -> np.random.Generator:
-    """Random numbers for one purpose: `name` and `number` within the stage `key`."""
+    """Random generator for one purpose: `name` and `number` within the stage `key`."""
     text = f"{seed}\0{key}\0{name}\0{number}"
     return np.random.Generator(np.random.PCG64(xxhash.xxh3_64_intdigest(text.encode())))

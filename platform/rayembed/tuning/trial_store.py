@@ -1,4 +1,4 @@
-"""What is known of each trial, one JSON file each: what a sweep that is submitted again goes by.
+"""Trial store: one JSON file for each trial, from which a resubmitted sweep resumes.
 
     storage/sweeps/<sweep>/trials/<trial>.json
 
@@ -17,74 +17,74 @@ from rayembed.assets.storage import exists, join, list_files, read_bytes, write_
 from rayembed.errors import ArtifactError
 
 SEED = "seed"
-"""The setting whose values are repetitions of the same."""
+"""Setting whose values count as repetitions of one configuration."""
 
 State = Literal["running", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """The score of a trial at one step."""
+    """Scores of a trial at one step."""
 
     global_step: int
-    """Over all stages."""
+    """Step counted over all stages."""
     score: float
-    """That trials are compared by."""
+    """Score by which trials are compared."""
     scores: dict[str, float]
-    """By task."""
+    """Scores by task."""
     time: float
-    """Seconds since 1970."""
+    """Time in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """All that is known of one trial."""
+    """Record of one trial."""
 
     key: str
     run: str
-    """Name of its run; of a population's member the one that it goes on with."""
+    """Run name; for a population member, the run that it continues with."""
     label: str
     values: dict[str, str]
     state: State = "running"
-    """`stopped`: the scheduler ended it. `failed`: it ended with an error."""
+    """State of the trial. `stopped`: ended by the scheduler. `failed`: ended by an error."""
     reports: list[Report] = field(default_factory=list)
     final: Report | None = None
-    """Of the weights that it hands on; only of a finished trial."""
+    """Scores of the final weights; only for a finished trial."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """Scores of the tasks after training, of a finished trial that has them."""
+    """Scores of the tasks evaluated after training, for a finished trial that has them."""
     origin: dict[str, Any] = field(default_factory=dict)
-    """Of a population's member: the run and the step that its run goes on from."""
+    """Run and step from which a population member's run continues."""
     former: list[dict[str, Any]] = field(default_factory=list)
-    """Of a population's member: the runs that it left for another's weights, each with the `step`
-    of its last score and its own `origin`."""
+    """Runs that a population member left for another's weights, each with the `step` of its last
+    score and its own `origin`."""
     problem: str = ""
 
     @property
     def score(self) -> float | None:
-        """The final one, else the last one; None: there is none."""
+        """The final score, else the last one; None without any."""
         if self.final is not None:
             return self.final.score
         return self.reports[-1].score if self.reports else None
 
     @property
     def last_step(self) -> int:
-        """Of its last score; 0: there is none."""
+        """Step of the last score; 0 without one."""
         last = self.final or next(reversed(self.reports), None)
         return 0 if last is None else last.global_step
 
     @property
     def is_done(self) -> bool:
-        """Whether it is not to be run again."""
+        """Whether the trial must not run again."""
         return self.state in ("finished", "stopped")
 
     def reported(self, report: Report) -> "TrialRecord":
-        """With a score more; scores of this and later steps are replaced."""
+        """Record with an added score, which replaces scores of this and later steps."""
         kept = [r for r in self.reports if r.global_step < report.global_step]
         return replace(self, state="running", problem="", reports=[*kept, report])
 
 
-class Ledger:
-    """The records of one sweep.
+class TrialStore:
+    """Records of one sweep.
 
     Args:
         folder: the sweep's, in storage.
@@ -94,7 +94,7 @@ class Ledger:
         self._folder = join(folder, "trials")
 
     def read(self) -> dict[str, TrialRecord]:
-        """All records by key, in the order of their names.
+        """All records by key, sorted by name.
 
         Raises:
             ArtifactError: a file holds no record.
@@ -104,7 +104,7 @@ class Ledger:
         return {record.key: record for record in found}
 
     def find(self, key: str) -> TrialRecord | None:
-        """The record of one trial; None: it has none.
+        """Record of one trial; None without one.
 
         Raises:
             ArtifactError: the file holds no record.
@@ -113,7 +113,7 @@ class Ledger:
         return self._read(name) if exists(join(self._folder, name)) else None
 
     def write(self, record: TrialRecord) -> None:
-        """Leave a record in place of the former one.
+        """Write or replace a record.
 
         Raises:
             StorageError: the storage refuses it.
@@ -137,7 +137,7 @@ class Ledger:
 
 
 def best(records: Mapping[str, TrialRecord]) -> TrialRecord | None:
-    """The finished trial that is handed on; None: there is none.
+    """The best finished trial; None without one.
 
     Where the seed is searched, trials that differ in nothing else are repetitions, each on articles
     of its own: of settings with as many finished repetitions as any those with the highest mean

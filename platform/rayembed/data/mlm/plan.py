@@ -1,8 +1,8 @@
-"""The plan of an adaptation: which sequence stands in which slot of which step.
+"""Plan of an adaptation: assigns sequences to the slots of each step.
 
-It depends on the sequences, α and the seed, and on no worker: worker r of W takes the slots
-[r·G/W, (r+1)·G/W) of each step, so that batches are the same for every W and a run goes on at any
-step with any W.
+It depends on the sequences, α and the seed, not on workers: worker r of W takes the slots [r·G/W,
+(r+1)·G/W) of each step, so that batches are the same for every W and a run can resume at any step
+with any W.
 
     storage/plans/adapt-<fingerprint>/steps-*.parquet, manifest.json
 
@@ -26,9 +26,12 @@ import xxhash
 from rayembed.assets.storage import exists, join, remove_folder
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.document import fingerprint
+from rayembed.data.artifacts import DatasetArtifact, PipelineContext
+from rayembed.data.mlm.writer import SCHEMA
 from rayembed.data.parts import Part, read_table
 from rayembed.data.plan.blended import blended
 from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
+from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.step_files import (
     MANIFEST,
     StepFiles,
@@ -37,18 +40,15 @@ from rayembed.data.plan.step_files import (
     write_manifest,
     write_steps,
 )
-from rayembed.data.plan.walks import Rows, shares
 from rayembed.data.plan.write import one_at_a_time
-from rayembed.data.prepared import Prepared, Workshop
-from rayembed.data.sequences.writer import SCHEMA
 from rayembed.data.shuffle import read_bucket, write_buckets
-from rayembed.data.units import Result, run_units
+from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
 
 VERSION = 2
-"""Raised whenever plans come out otherwise of the same sequences, or lie otherwise on disk."""
+"""Version of the plan; bump when the same sequences yield another plan or layout on disk."""
 
 PLAN_SCHEMA = pa.schema([("step", pa.int64()), ("slot", pa.int32()), *SCHEMA])
 
@@ -57,19 +57,19 @@ _KEY = "adapt"
 _SCRATCH = ("scattered", "units")
 
 _TOKENS_OF_A_TASK = 1 << 24
-"""Of sequences at their places in the plan: 64 MiB."""
+"""Tokens that one task writes at their plan positions: 64 MiB."""
 
 
 @dataclass(frozen=True)
 class SequencePlan:
-    """A finished plan on disk. Picklable; files are opened when they are read."""
+    """A finished plan on disk. Picklable; opens its files when they are read."""
 
     files: StepFiles
     manifest: Mapping[str, Any]
 
     @classmethod
     def open(cls, folder: str) -> "SequencePlan":
-        """The plan in the folder.
+        """Open the plan in a folder.
 
         Raises:
             ArtifactError: no finished plan of this version there, or a broken one.
@@ -80,7 +80,7 @@ class SequencePlan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the plan."""
+        """Number of steps in the plan."""
         return int(self.manifest["num_steps"])
 
     @property
@@ -90,22 +90,22 @@ class SequencePlan:
 
     @property
     def fingerprint(self) -> str:
-        """Hexadecimal digits of the content: every sequence at its place."""
+        """Content hash in hexadecimal digits: every sequence at its place."""
         return str(self.manifest["fingerprint"])
 
     @property
     def languages(self) -> list[str]:
-        """Codes in their order."""
+        """Language codes in their order."""
         return [str(told["language"]) for told in self.languages_told]
 
     @property
     def languages_told(self) -> list[dict[str, Any]]:
-        """Of each language what there is and what is drawn, as the manifest has it."""
+        """Available and drawn sequences of each language, as recorded in the manifest."""
         told: list[dict[str, Any]] = self.manifest["languages"]
         return told
 
     def slots(self, worker: int, num_workers: int) -> range:
-        """The slots of a worker in every step.
+        """Slots of a worker in every step.
 
         Raises:
             DataError: the workers cannot share a batch equally.
@@ -132,9 +132,9 @@ class SequencePlan:
 
 
 def write_sequence_plan(
-    workshop: Workshop, run: Adaptation, prepared: Mapping[str, Prepared]
+    context: PipelineContext, run: Adaptation, prepared: Mapping[str, DatasetArtifact]
 ) -> SequencePlan:
-    """The finished plan of the run; one that is there, made of the same, is taken as it is.
+    """Write the plan of a run; an existing one with the same inputs is reused.
 
     Args:
         prepared: set of texts → folder of its sequences.
@@ -150,10 +150,10 @@ def write_sequence_plan(
     }
     inputs = {name: one.fingerprint for name, one in sorted(prepared.items())}
     named = fingerprint({"version": VERSION, **settings, "inputs": inputs})
-    folder = join(workshop.storage, "plans", f"{_KEY}-{named}")
+    folder = join(context.storage, "plans", f"{_KEY}-{named}")
     with one_at_a_time(folder):
         if not exists(join(folder, MANIFEST)):
-            _write(folder, workshop, run, prepared, {**settings, "inputs": inputs})
+            _write(folder, context, run, prepared, {**settings, "inputs": inputs})
     plan = SequencePlan.open(folder)
     check_files(folder, plan.manifest)
     return plan
@@ -161,9 +161,9 @@ def write_sequence_plan(
 
 def _write(
     folder: str,
-    workshop: Workshop,
+    context: PipelineContext,
     run: Adaptation,
-    prepared: Mapping[str, Prepared],
+    prepared: Mapping[str, DatasetArtifact],
     told: Mapping[str, Any],
 ) -> None:
     began = time.monotonic()
@@ -186,11 +186,11 @@ def _write(
         most=max(1, _TOKENS_OF_A_TASK // run.corpus.max_length),
     )
     scatter = _Scatter(folder, steps_per_file, num_files)
-    scattered = run_units(folder, "plan adapt scatter", scatter, places, workshop.execute)
+    scattered = run_resumable(folder, "plan adapt scatter", scatter, places, context.execute)
     paths = tuple(join(folder, "scattered", result["file"]) for result in scattered)
     files = [_File(number, paths) for number in range(num_files)]
     gather = _Gather(folder, steps_per_file, sequences, run.training.steps)
-    gathered = run_units(folder, "plan adapt gather", gather, files, workshop.execute)
+    gathered = run_resumable(folder, "plan adapt gather", gather, files, context.execute)
     digests = "".join(digest for result in gathered for digest in result["steps"])
     manifest = {
         "version": VERSION,
@@ -209,14 +209,14 @@ def _write(
 
 @dataclass(frozen=True)
 class Pool:
-    """What must be known of every sequence to order them; some 12 bytes each."""
+    """Metadata for ordering all sequences, about 12 bytes each."""
 
     hash: np.ndarray
-    """(n,) int64 of its content, part after part."""
+    """(n,) int64 content hash, part after part."""
     language: np.ndarray
-    """(n,) int32 places in `languages`."""
+    """(n,) int32 index into `languages`."""
     languages: list[str]
-    """Codes in their order."""
+    """Language codes in their order."""
 
 
 def read_pool(parts: Sequence[Part]) -> Pool:
@@ -235,11 +235,11 @@ def read_pool(parts: Sequence[Part]) -> Pool:
 def order_sequences(
     pool: Pool, global_sequences: int, num_steps: int, seed: int, alpha: float
 ) -> np.ndarray:
-    """(num_steps, G) int64 places in the pool.
+    """(num_steps, G) int64 indices into the pool.
 
     A language with m of the sequences has the share m^α / Σ m^α of every batch, exact to one
-    sequence over any number of steps. Its sequences are walked in seeded permutations, one an
-    epoch, of an order that only their content decides; none stands twice in a batch.
+    sequence over any number of steps. Its sequences are sampled by epoch in seeded permutations of
+    a content-based order; none occurs twice in a batch.
 
     Raises:
         DataError: a language has fewer sequences than a batch takes of it.
@@ -257,7 +257,7 @@ def order_sequences(
                 "training.global_sequences, raise corpus.language_alpha, or add texts"
             )
     rows = [
-        Rows(code, 1.0, pool.hash[places])
+        DatasetRows(code, 1.0, pool.hash[places])
         for code, places in zip(pool.languages, of_language, strict=True)
     ]
     order = np.empty((num_steps, global_sequences), dtype=np.int64)
@@ -271,25 +271,25 @@ def order_sequences(
 
 @dataclass(frozen=True)
 class _Scatter:
-    """Task: the sequences of a part, each at its places, in one file, by file of the plan."""
+    """Task: scatter a part's sequences to their positions, in one file grouped by plan file."""
 
     folder: str
     steps_per_file: int
     num_files: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
-        rows = read_table(unit.path).take(pa.array(unit.row))
-        rows = rows.add_column(0, "slot", pa.array(unit.slot, pa.int32()))
-        rows = rows.add_column(0, "step", pa.array(unit.step, pa.int64()))
-        name = f"{unit.key}.arrow"
+    def __call__(self, item: PartPlaces) -> Result:
+        rows = read_table(item.path).take(pa.array(item.row))
+        rows = rows.add_column(0, "slot", pa.array(item.slot, pa.int32()))
+        rows = rows.add_column(0, "step", pa.array(item.step, pa.int64()))
+        name = f"{item.key}.arrow"
         path = join(self.folder, "scattered", name)
-        write_buckets(path, rows, unit.step // self.steps_per_file, self.num_files)
+        write_buckets(path, rows, item.step // self.steps_per_file, self.num_files)
         return {"file": name}
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the plan, as a unit of work."""
+    """Work item: one plan file."""
 
     number: int
     paths: tuple[str, ...]
@@ -297,13 +297,13 @@ class _File:
 
     @property
     def key(self) -> str:
-        """Names the unit by its number and its inputs."""
+        """Unique name from its number and inputs."""
         return f"{self.number:06d}-{xxhash.xxh3_64_hexdigest(json.dumps(self.paths).encode())}"
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """Task: one file of the plan, sequences by step and slot."""
+    """Task: gather one plan file, sequences sorted by step and slot."""
 
     folder: str
     steps_per_file: int
@@ -329,9 +329,9 @@ class _Gather:
 
 
 def _languages(
-    pool: Pool, order: np.ndarray, prepared: Mapping[str, Prepared]
+    pool: Pool, order: np.ndarray, prepared: Mapping[str, DatasetArtifact]
 ) -> list[dict[str, Any]]:
-    """Of each language what there is and what is drawn, with their shares as measured."""
+    """Available and drawn sequences of each language, with measured shares."""
     sizes = np.bincount(pool.language, minlength=len(pool.languages))
     drawn = np.bincount(pool.language[order.ravel()], minlength=len(pool.languages))
     told = []

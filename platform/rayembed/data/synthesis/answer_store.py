@@ -1,9 +1,9 @@
-"""Answers on disk: what was answered once is never asked again, whatever else changes.
+"""Persistent store of LLM answers: an answered request is never sent again.
 
     storage/data/answers/<model and sampling>/<group>/<content>.parquet
 
-Answers are written in small files as they come, and found by the content of their request. Another
-number of examples, another bound or another way to read answers finds those that are there.
+Answers are written in small files as they arrive, and looked up by the content of their request.
+Other numbers of examples, other limits or another parser reuse existing answers.
 """
 
 import logging
@@ -41,19 +41,19 @@ assert _SCHEMA.names == [field.name for field in fields(Answer)]
 
 _ANSWERS_PER_FILE = 256
 _SECONDS_PER_FILE = 10.0
-"""A kill loses what came after the last file, and what was in flight."""
+"""Seconds between files; a kill loses the answers since the last file and requests in flight."""
 
 _REMEDY = "Remove this file alone and start the job again, which asks for its answers anew"
 
 _SECONDS_BETWEEN_LOGS = 5.0
 
 _LOST_IN_A_ROW = 100
-"""Requests without an answer between them, each sent several times, after which the endpoint is
-taken to be away. The next ones would each wait as long."""
+"""Consecutive failed requests, each retried several times, after which the endpoint counts as down.
+Each further request would wait as long."""
 
 
-class KeptAnswers:
-    """The answers of one model and one way to sample from it."""
+class AnswerStore:
+    """Stored answers of one model with one sampling setting."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class KeptAnswers:
         self._written = time.monotonic()
 
     def read(self, group: str) -> dict[str, Answer]:
-        """Key of a request → its answer, of all requests of a group that have one."""
+        """Key of a request → its answer, for a group of requests."""
         folder = join(self.folder, group)
         found: dict[str, Answer] = {}
         for name in list_files(folder, recursive=False):
@@ -71,14 +71,14 @@ class KeptAnswers:
         return found
 
     def add(self, answer: Answer) -> None:
-        """Keep an answer; it is on disk after a moment, or after `flush`."""
+        """Store an answer; it is on disk shortly after, or after `flush`."""
         self._buffer.append(answer)
         waited = time.monotonic() - self._written
         if len(self._buffer) >= _ANSWERS_PER_FILE or waited > _SECONDS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
-        """Return when all answers are on disk."""
+        """Write all pending answers to disk."""
         groups: dict[str, list[dict[str, Any]]] = {}
         for answer in self._buffer:
             groups.setdefault(answer.group, []).append(asdict(answer))
@@ -90,8 +90,8 @@ class KeptAnswers:
         self._written = time.monotonic()
 
 
-def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
-    """Those of the requests that have no answer; requests of a group must follow each other."""
+def missing(requests: Iterable[Request], kept: AnswerStore) -> list[Request]:
+    """Requests without stored answer; requests of a group must be consecutive."""
     left: list[Request] = []
     group, answers = "", dict[str, Answer]()
     for request in requests:
@@ -102,14 +102,14 @@ def missing(requests: Iterable[Request], kept: KeptAnswers) -> list[Request]:
     return left
 
 
-def ask_and_keep(
+def ask_and_store(
     what: str,
     requests: Sequence[Request],
     ask: Ask,
-    kept: KeptAnswers,
+    kept: AnswerStore,
     lost_in_a_row: int = _LOST_IN_A_ROW,
 ) -> Counter[str]:
-    """Reason → number of the requests that got no answer this time; all others are kept.
+    """Send requests and store answers; reason → number of requests without one.
 
     Args:
         what: names the requests in the log.

@@ -1,7 +1,7 @@
-"""Parts in the order of batches: pairs are scattered by part to come, then gathered.
+"""Scatter and gather of pairs by batch: rewrites parts in batch order.
 
-Vectors travel with their rows, so that the false negatives of a batch are found where it is put
-together. Memory is bounded by a part of the old and one of the new folder.
+Vectors are moved with their rows, so that false negatives are found where a batch is assembled.
+Memory is bounded by an old and a new part.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table, write_table
 from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
 from rayembed.data.records import SCHEMA
-from rayembed.data.units import Result
 from rayembed.data.vectors.embed import Vectors
+from rayembed.data.work_items import Result
 
 _QUERY, _DOCUMENT = "query_vector", "document_vector"
 
@@ -27,36 +27,36 @@ _SHOWN_CHARACTERS = 160
 
 @dataclass(frozen=True)
 class ScatterPairs:
-    """Task: the rows of a part with their vectors, in one file for each part to come."""
+    """Task: scatter a part's rows with their vectors, into one file for each output part."""
 
     folder: str
     vectors: Vectors
     batches_per_part: int
 
-    def __call__(self, unit: PartPlaces) -> Result:
-        """`files`: number of the part to come → path of the rows of this part that go there.
+    def __call__(self, item: PartPlaces) -> Result:
+        """Report `files`: output part number → path of the rows that go there.
 
-        A place's step is its batch.
+        In each position, the step is the batch number.
         """
-        table = read_table(unit.path)
-        queries, documents = pair_vectors(self.vectors, Part(unit.path, len(table)))
+        table = read_table(item.path)
+        queries, documents = pair_vectors(self.vectors, Part(item.path, len(table)))
         table = table.append_column(_QUERY, _as_column(queries))
         table = table.append_column(_DOCUMENT, _as_column(documents))
-        return {"files": write_blocks(self.folder, table, unit, self.batches_per_part)}
+        return {"files": write_blocks(self.folder, table, item, self.batches_per_part)}
 
 
 @dataclass(frozen=True)
 class GatherBatches:
-    """Task: a part of whole batches, rows with the false negatives of their batch."""
+    """Task: gather an output part of whole batches, each row with its false negatives."""
 
     folder: str
-    """Where the parts go."""
+    """Folder of the output parts."""
     batch_pairs: int
     margin: float | None
-    """ε; None: there are no false negatives."""
+    """Margin ε of false negatives; None disables them."""
 
     def __call__(self, block: Block) -> Result:
-        """`parts`, and of its batches: `similarity`, `masked` pairs, `alone`, `queries`.
+        """Report `parts`, and `similarity`, `masked` pairs, `alone` and `queries` of its batches.
 
         `alone` counts rows of which all other documents of the batch are masked.
         """
@@ -100,12 +100,12 @@ class GatherBatches:
 
 
 def _as_column(vectors: np.ndarray) -> pa.Array:
-    """(n, D) float16 as n values of bytes."""
+    """(n, D) float16 as a column of n byte strings."""
     data = np.ascontiguousarray(vectors, dtype=np.float16)
     kind = pa.binary(data.shape[1] * data.itemsize)
     return pa.Array.from_buffers(kind, len(data), [None, pa.py_buffer(data)])
 
 
 def _as_vectors(column: pa.ChunkedArray) -> np.ndarray:
-    """The (n, D) float16 of `_as_column`, also after rows were taken."""
+    """(n, D) float16 from a column made by `_as_column`, also after row selection."""
     return np.frombuffer(b"".join(column.to_pylist()), dtype=np.float16).reshape(len(column), -1)

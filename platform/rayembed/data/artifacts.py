@@ -1,4 +1,4 @@
-"""Finished folders of records, each named by what it was made of.
+"""Finished folders of records, each named by the fingerprint of its inputs.
 
     storage/data/<kind>/<data set>-<fingerprint>/parts/     parts and their indexes
                                                  units/     results of tasks, kept from try to try
@@ -6,10 +6,10 @@
                                                             results that stand for it: `units/`
                                                  manifest.json, audit.html
 
-A folder is finished when its manifest is there; a finished one is taken as it is, an unfinished one
-goes on where it stopped. Only `working` goes after the manifest is written: who misses something of
-it finds the manifest. So several jobs may make the same folder at once, also in object storage,
-where nothing can be locked; the first manifest counts.
+A folder is finished when its manifest exists; a finished folder is reused, an unfinished one is
+resumed. Only `working` is deleted after the manifest is written: a process that misses a file there
+finds the manifest. So several jobs may make the same folder concurrently, also in object storage,
+which has no locks; the first manifest wins.
 """
 
 import json
@@ -30,8 +30,8 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.units import Execute, Result, add_up, in_process
-from rayembed.data.vectors.teacher import Teaching
+from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
 log = logging.getLogger(__name__)
@@ -43,48 +43,48 @@ _NEEDED = {"fingerprint", "kind", "parts"}
 
 
 @dataclass(frozen=True)
-class Prepared:
+class DatasetArtifact:
     """A finished folder of records."""
 
     folder: str
     manifest: Mapping[str, Any]
     reused: bool = field(default=False, compare=False)
-    """An earlier run made it."""
+    """Whether an earlier run made it."""
 
     @property
     def fingerprint(self) -> str:
-        """Of its inputs."""
+        """Fingerprint of its inputs."""
         return str(self.manifest["fingerprint"])
 
     @property
-    def place(self) -> str:
-        """Its kind and name, wherever the storage is."""
+    def relative_path(self) -> str:
+        """Kind and name: its path relative to the storage."""
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
     @property
     def parts(self) -> list[Part]:
-        """Its files."""
+        """Parquet files of the folder."""
         return [
             Part(join(self.folder, "parts", name), rows) for name, rows in self.manifest["parts"]
         ]
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """What every step of preparation is given beside the data set."""
+class PipelineContext:
+    """Shared context of all preparation steps."""
 
     storage: str
-    """Folder or prefix under which results lie, readable and writable on all machines."""
+    """Folder or prefix for results, readable and writable on all machines."""
     seed: int
     execute: Execute = in_process
-    teaching: Teaching = field(default_factory=Teaching)
+    teacher_loader: TeacherLoader = field(default_factory=TeacherLoader)
     root: str = ""
-    """Where relative paths of settings start."""
+    """Folder that relative paths in the settings start from."""
 
 
 @dataclass
-class Making:
-    """A folder that is being made."""
+class ArtifactWriter:
+    """Writer of a folder that is not yet finished."""
 
     storage: str
     kind: Literal[
@@ -92,50 +92,51 @@ class Making:
     ]
     dataset: str
     inputs: Mapping[str, Any]
-    """All that decides its content, plain values; their fingerprint names the folder."""
-    before: Prepared | None = None
-    """The folder that it is made of, told in the manifest."""
+    """Everything that decides the content, as plain values; their fingerprint names the folder."""
+    parent: DatasetArtifact | None = None
+    """Folder that this one is derived from; recorded in the manifest."""
     began: float = field(default_factory=time.monotonic)
 
     @property
     def folder(self) -> str:
-        """Where the manifest goes; `units` of tasks are kept here."""
+        """Folder of the manifest and of the tasks' `units`."""
         named = f"{self.dataset}-{fingerprint(dict(self.inputs))}"
         return join(self.storage, "data", self.kind, named)
 
     @property
     def parts_folder(self) -> str:
-        """Where parts go."""
+        """Folder of the Parquet parts."""
         return join(self.folder, "parts")
 
     @property
     def working_folder(self) -> str:
-        """Where tasks put what only tasks after them read; it goes when the folder is finished.
+        """Scratch folder for files between tasks; deleted when the folder is finished.
 
-        The results of such tasks are kept here too (`run_units`), to come and go with their files.
+        The results of such tasks (`run_resumable`) are kept here too, to come and go with their
+        files.
         """
         return join(self.folder, "working")
 
-    def found(self) -> Prepared | None:
-        """The finished folder, where another run made it; what that one left of scratch goes."""
+    def existing(self) -> DatasetArtifact | None:
+        """The finished folder if another run made it, else None; removes leftover scratch files."""
         if not exists(join(self.folder, MANIFEST)):
             return None
         log.info("%s %s: nothing to do, %s is there", self.kind, self.dataset, self.folder)
         self._remove_working()
-        return replace(open_prepared(self.folder), reused=True)
+        return replace(open_artifact(self.folder), reused=True)
 
-    def once(self, make: Callable[[], Prepared]) -> Prepared:
-        """The finished folder: that of another run, or what `make` makes.
+    def get_or_make(self, make: Callable[[], DatasetArtifact]) -> DatasetArtifact:
+        """The finished folder: an existing one, or the result of `make`.
 
-        Whatever fails here once another job has finished the folder, which takes the scratch away
-        from under `make`, does not matter any more.
+        If another job has finished the folder meanwhile, and deleted the scratch files that `make`
+        uses, an error here is ignored.
         """
-        if (found := self.found()) is not None:
+        if (found := self.existing()) is not None:
             return found
         try:
             return make()
         except Exception as error:
-            if (found := self.found()) is None:
+            if (found := self.existing()) is None:
                 raise
             log.info("%s %s: another job was first (%s)", self.kind, self.dataset, error)
             return found
@@ -146,10 +147,10 @@ class Making:
         parts: Sequence[Sequence[Any]],
         dropped: Mapping[str, int] | None = None,
         **more: Any,
-    ) -> Prepared:
-        """Write the manifest: rows in are used or rejected, records made stay or are dropped.
+    ) -> DatasetArtifact:
+        """Write the manifest and check that no row is lost: in = out + rejected + dropped.
 
-        Where another job has written it meanwhile, that one stays.
+        If another job has written the manifest meanwhile, that one is kept.
 
         Args:
             results: of the tasks that read the rows: `rows_in`, `rows_out`, `rejected`, `examples`.
@@ -164,7 +165,7 @@ class Making:
         rows_out = sum(int(rows) for _, rows in parts)
         lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
-        if (found := self.found()) is not None:
+        if (found := self.existing()) is not None:
             return found
         self._check_there([str(name) for name, _ in parts])
         manifest = {
@@ -172,7 +173,7 @@ class Making:
             "kind": self.kind,
             "dataset": self.dataset,
             "inputs": dict(self.inputs),
-            "made_of": self.before.place if self.before else None,
+            "made_of": self.parent.relative_path if self.parent else None,
             "rows_in": rows_in,
             "rejected": rejected,
             "records_made": made,
@@ -186,7 +187,7 @@ class Making:
         content = json.dumps(manifest, indent=1, ensure_ascii=False).encode()
         write_atomic(join(self.folder, MANIFEST), content)
         self._remove_working()
-        return Prepared(self.folder, manifest)
+        return DatasetArtifact(self.folder, manifest)
 
     def _check_there(self, names: Sequence[str]) -> None:
         gone = set(names).difference(list_files(self.parts_folder, recursive=False))
@@ -206,8 +207,8 @@ class Making:
             log.warning("%s; the next run tries again", error)
 
 
-def open_prepared(folder: str) -> Prepared:
-    """The finished folder of records.
+def open_artifact(folder: str) -> DatasetArtifact:
+    """Open a finished folder of records.
 
     Raises:
         ArtifactError: it has no manifest, so it is not finished, or is none; or a broken one.
@@ -223,4 +224,4 @@ def open_prepared(folder: str) -> Prepared:
             f"the manifest {path!r} is broken: {error}. Remove the folder {folder!r}; the job "
             "that made it makes it again"
         ) from error
-    return Prepared(folder, manifest)
+    return DatasetArtifact(folder, manifest)

@@ -1,7 +1,7 @@
-"""Units of work: a task over many independent units, which goes on where it was killed.
+"""Tasks over many independent work items, resumable after a kill.
 
-The task and its units are plain picklable objects. What runs them, this process or Ray Data, is
-an `Execute`; results and files are the same.
+A task and its items are plain picklable objects. An `Execute` runs them in this process or on Ray
+Data, with the same results and files.
 """
 
 import json
@@ -16,66 +16,67 @@ from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
-"""What a task tells of a unit: plain values for JSON. `rows_in`, `rows_out` and `rejected` (reason
-→ count) where it makes rows of rows; see `add_up`."""
+"""Report of a task on one item, in plain JSON values. Tasks that turn rows into rows report
+`rows_in`, `rows_out` and `rejected` (reason → count); see `add_up`."""
 
 _SECONDS_BETWEEN_LOGS = 5.0
 _BAR = 20
-"""Characters of the bar."""
+"""Width of the progress bar in characters."""
 
 
-class Unit(Protocol):
-    """A piece of work."""
+class WorkItem(Protocol):
+    """Item that a task works on."""
 
     @property
     def key(self) -> str:
-        """Names the unit among those of its task: letters, digits, `-` and `_`."""
+        """Unique name of the item within its task: letters, digits, `-` and `_`."""
         ...
 
 
 Task = Callable[..., Result]
-"""Does one unit. Doing it twice, also at the same time, gives the same files and result.
+"""Function that processes one item. Repeating it, also concurrently, gives the same files and
+result.
 
-Called with the unit, and with `"cuda"` after it in a process that has a GPU to itself; no other may
-use a GPU.
+It is called with the item, and additionally with `"cuda"` in a process that owns a GPU; no other
+process may use one.
 """
 
 Needs = Literal["cpu", "gpu or cpu", "gpu or machine"]
-"""What a task gets to itself: a GPU only where there are some; a machine for a model that uses
-all of its CPUs. With a GPU or a machine its processes stay, and with them what they have loaded."""
+"""Exclusive resource of a task: a GPU if the cluster has any, or a machine for a model that uses
+all of its CPUs. Processes with a GPU or a machine are kept alive, with what they have loaded."""
 
 Execute = Callable[[Task, Sequence[Any], Needs], Iterator[Result]]
-"""Runs the task on every unit and yields the results in the units' order."""
+"""Runs a task on every item and yields the results in the items' order."""
 
 
-def in_process(task: Task, units: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
-    """Results of the units, one after the other in this process, without a GPU."""
-    for unit in units:
-        yield task(unit)
+def in_process(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+    """Run a task on items one after the other in this process, without a GPU. An `Execute`."""
+    for item in items:
+        yield task(item)
 
 
-class _Kept:
-    """The task, whose results are written beside its output as soon as they are there."""
+class _SavingTask:
+    """Wraps a task so that each result is written beside its output at once."""
 
     def __init__(self, task: Task, folder: str, what: str) -> None:
         self.task, self.folder, self.what = task, folder, what
 
-    def __call__(self, unit: Unit, *device: str) -> Result:
-        result = self.task(unit, *device)
+    def __call__(self, item: WorkItem, *device: str) -> Result:
+        result = self.task(item, *device)
         content = json.dumps(result, sort_keys=True, ensure_ascii=False).encode()
-        write_atomic(_result_path(self.folder, self.what, unit.key), content)
+        write_atomic(_result_path(self.folder, self.what, item.key), content)
         return result
 
 
-def run_units(
+def run_resumable(
     folder: str,
     what: str,
     task: Task,
-    units: Sequence[Unit],
+    items: Sequence[WorkItem],
     execute: Execute,
     needs: Needs = "cpu",
 ) -> list[Result]:
-    """The result of each unit; those that `folder` has from an earlier try are not done again.
+    """Run a task on all items; results saved in `folder` by an earlier try are reused.
 
     Args:
         folder: where results are kept, in `units`. It goes no later than what the tasks write: a
@@ -85,22 +86,22 @@ def run_units(
     finished = _finished(folder)
     name = _result_path("", what, "").rsplit("/", 1)[-1].removesuffix(".json")
     made: dict[str, Result] = {}
-    for unit in units:
-        if f"{name}{unit.key}.json" in finished:
-            found = _kept_result(_result_path(folder, what, unit.key))
-            made |= {} if found is None else {unit.key: found}
-    missing = [unit for unit in units if unit.key not in made]
+    for item in items:
+        if f"{name}{item.key}.json" in finished:
+            found = _saved_result(_result_path(folder, what, item.key))
+            made |= {} if found is None else {item.key: found}
+    missing = [item for item in items if item.key not in made]
     if made:
-        log.info("%s: %d of %d units are there", what, len(units) - len(missing), len(units))
-    results = run_tasks(what, _Kept(task, folder, what), missing, execute, needs)
-    made |= {unit.key: result for unit, result in zip(missing, results, strict=True)}
-    return [made[unit.key] for unit in units]
+        log.info("%s: %d of %d units are there", what, len(items) - len(missing), len(items))
+    results = run_tasks(what, _SavingTask(task, folder, what), missing, execute, needs)
+    made |= {item.key: result for item, result in zip(missing, results, strict=True)}
+    return [made[item.key] for item in items]
 
 
 def run_tasks(
-    what: str, task: Task, units: Sequence[Unit], execute: Execute, needs: Needs = "cpu"
+    what: str, task: Task, items: Sequence[WorkItem], execute: Execute, needs: Needs = "cpu"
 ) -> list[Result]:
-    """The result of each unit, all of them done now; none is kept.
+    """Run a task on all items and save no results.
 
     Args:
         what: names the task in the log.
@@ -108,19 +109,19 @@ def run_tasks(
     made: list[Result] = []
     began = logged = time.monotonic()
     rows = 0
-    for result in execute(task, units, needs) if units else ():
+    for result in execute(task, items, needs) if items else ():
         made.append(result)
         rows += int(result.get("rows_in", 0))
         now = time.monotonic()
-        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(units):
+        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(items):
             logged = now
-            log.info("%s: %s", what, _progress(len(made), len(units), rows, now - began))
-    assert len(made) == len(units), (len(made), len(units))
+            log.info("%s: %s", what, _progress(len(made), len(items), rows, now - began))
+    assert len(made) == len(items), (len(made), len(items))
     return made
 
 
 def _progress(done: int, of: int, rows: int, seconds: float) -> str:
-    """A bar, units, rows with their rate where tasks count them, and the time that is left."""
+    """Progress line: bar, items, rows with their rate if counted, remaining time."""
     filled = round(_BAR * done / of)
     parts = [f"{'█' * filled}{'░' * (_BAR - filled)} {done}/{of}"]
     if rows:
@@ -133,10 +134,10 @@ def _progress(done: int, of: int, rows: int, seconds: float) -> str:
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:
-    """Rows in, rows out and rejected rows by reason over all results; none is lost.
+    """Sum of rows in, rows out and rejected rows by reason over all results.
 
-    A task that makes several rows of one, or one of several, tells `rows_used`: of the rows in,
-    those that were not rejected.
+    A task that makes several rows of one, or one of several, reports `rows_used`: the number of
+    input rows that were not rejected.
     """
     rows_in = sum(result["rows_in"] for result in results)
     rows_out = sum(result["rows_out"] for result in results)
@@ -154,8 +155,8 @@ def _result_path(folder: str, what: str, key: str) -> str:
     return join(folder or ".", "units", f"{name}.{key}.json")
 
 
-def _kept_result(path: str) -> Result | None:
-    """The result in a file; None: it is broken, and the unit is done again."""
+def _saved_result(path: str) -> Result | None:
+    """Saved result of an item; None if the file is broken, so that the item runs again."""
     content = read_bytes(path)
     try:
         result = json.loads(content)

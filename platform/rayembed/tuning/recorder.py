@@ -1,4 +1,4 @@
-"""The driver's notes of a running sweep: what trials tell becomes their records. Knows no Ray."""
+"""Recorder of a running sweep: turns trial events into records. Independent of Ray."""
 
 import logging
 import time
@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rayembed.tuning.ledger import Ledger, Report, TrialRecord, best
+from rayembed.tuning.trial_store import Report, TrialRecord, TrialStore, best
 
 logger = logging.getLogger(__name__)
 
 
-class Keeper:
-    """Writes the ledger.
+class TrialRecorder:
+    """Writes trial events to the trial store.
 
     Args:
         past: records of earlier submissions.
     """
 
-    def __init__(self, ledger: Ledger, past: Mapping[str, TrialRecord]) -> None:
-        self._ledger = ledger
+    def __init__(self, trial_store: TrialStore, past: Mapping[str, TrialRecord]) -> None:
+        self._trial_store = trial_store
         self.records = dict(past)
         self._keys: dict[str, str] = {}
         self._ended: set[str] = set()
 
     @property
     def num_ended(self) -> int:
-        """How many of Ray Tune's trials have ended here, however they did."""
+        """Number of Ray Tune trials that have ended here, for any reason."""
         return len(self._ended)
 
-    def begun(self, given: TrialRecord) -> None:
-        """Keep that a trial was started, so that one without a score yet is not forgotten.
+    def record_start(self, given: TrialRecord) -> None:
+        """Record the start of a trial, so that one without scores is not lost.
 
         Args:
             given: a record of what it was given.
@@ -38,8 +38,8 @@ class Keeper:
         if given.key not in self.records:
             self._put(given)
 
-    def told(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Keep a score, or how the trial has ended.
+    def record(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Record a score or the end of a trial.
 
         Args:
             trial_id: Ray Tune's.
@@ -77,8 +77,8 @@ class Keeper:
         else:
             self._tell(record, report)
 
-    def ended(self, trial_id: str) -> None:
-        """A trial that has not said that it is done was ended by the scheduler."""
+    def record_end(self, trial_id: str) -> None:
+        """Record the end of a trial; one that has not finished was stopped by the scheduler."""
         key = self._keys.get(trial_id)
         if key is None or trial_id in self._ended:
             return
@@ -87,8 +87,8 @@ class Keeper:
             self._put(replace(self.records[key], state="stopped"))
             logger.info("%s  ended by the scheduler", key)
 
-    def failed(self, trial_id: str, given: TrialRecord, problem: str) -> None:
-        """Keep what ended a trial that is not tried again.
+    def record_failure(self, trial_id: str, given: TrialRecord, problem: str) -> None:
+        """Record the error that ended a trial for good.
 
         Args:
             given: a record of what it was given, for one that has told nothing.
@@ -100,7 +100,7 @@ class Keeper:
 
     def _put(self, record: TrialRecord) -> None:
         self.records[record.key] = record
-        self._ledger.write(record)
+        self._trial_store.write(record)
 
     def _tell(self, record: TrialRecord, report: Report) -> None:
         values = ", ".join(f"{path}={value}" for path, value in record.values.items())

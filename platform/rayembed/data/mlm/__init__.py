@@ -1,0 +1,1 @@
+"""Token sequences for masked-language modelling: packed, ordered, masked."""

@@ -1,1 +1,0 @@
-"""Texts as sequences of tokens for masked-language modelling: packed, ordered, masked."""
