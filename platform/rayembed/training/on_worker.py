@@ -18,7 +18,7 @@ import torch
 from rayembed.config.course import Course
 from rayembed.config.placement import Placement
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.hardware import micro_batch_tokens
+from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
 from rayembed.models.contract import TrainableModel
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.checkpoint import (
@@ -145,7 +145,13 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
     if placement.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     seed_worker(training.seed, training.number)
-    budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
+    settings = StepSettings(
+        micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(device.type),
+        grad_cache=placement.grad_cache,
+        device=device,
+        pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(device.type),
+        seed=training.seed,
+    )
     engine = DeepSpeedEngine(model, course, placement, training.dtype, world_size())
     start = dropped_before = 0
     if checkpoint is not None:
@@ -185,7 +191,7 @@ def train_on_worker(training: Training, surroundings: Surroundings) -> DeepSpeed
                 engine,
                 batches,
                 course,
-                StepSettings(budget, placement.grad_cache, device, training.seed),
+                settings,
                 start_step=start,
                 dropped=dropped,
                 on_step=on_step,
