@@ -31,6 +31,14 @@ _ROUNDS = 3
 _CPU_BUDGET = 1024
 _GPU_BUDGET = 8192
 
+_CPU_PASS = 48
+"""all-MiniLM-L6-v2 in float32, fitted to passes of 128 to 1,024 tokens: 50 in training, 26 in
+encoding (docs/LOG.md)."""
+
+_GPU_PASS = 2048
+"""Not measured: between the few hundred tokens of a 7B LLM and the ten thousand of a small encoder
+that a GPU computes while the kernels of a pass are launched (7 microseconds for each of some)."""
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -142,6 +150,14 @@ def micro_batch_tokens(device: str) -> int:
     On CPUs what their caches hold: 512 to 2,048 were within a tenth of each other (docs/LOG.md).
     """
     return _GPU_BUDGET if device.startswith("cuda") else _CPU_BUDGET
+
+
+def pass_cost_tokens(device: str) -> int:
+    """What a forward pass costs beside its tokens, in tokens, where the run names no number.
+
+    Its kernels are launched, its weights read and, in training, gradients of all of them added.
+    """
+    return _GPU_PASS if device.startswith("cuda") else _CPU_PASS
 
 
 def _gpu(device: str) -> tuple[str, tuple[int, int]]:

@@ -29,7 +29,6 @@ from rayembed.distributed.grad_cache import (
     backward_with_cache,
 )
 from rayembed.models.build import build_model
-from rayembed.training import context as context_module
 from rayembed.training.context import context_passes, context_rows
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
@@ -71,12 +70,11 @@ def gradients(model, rank, world, chunks, way, rows=None):
     first, second = chunks
     if rows is None:
         rows = context_rows(PAIRS, J, seed=1, stage="s", step=0)
-    original = context_module.cut_by_length
-    context_module.cut_by_length = lambda lengths, _budget: [
-        piece for piece in pieces(list(range(len(lengths))), first) if piece
-    ]
-    context = context_passes(model.embed_context, model, documents, rows, 0, torch.device("cpu"))
-    context_module.cut_by_length = original
+
+    def cut(lengths):
+        return [piece for piece in pieces(list(range(len(lengths))), first) if piece]
+
+    context = context_passes(model.embed_context, model, documents, rows, cut, torch.device("cpu"))
     assert len(context.micro_batches) == first
     tokens = [*queries, *documents]
     cuts = pieces(list(range(len(tokens))), second)

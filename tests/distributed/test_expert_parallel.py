@@ -21,6 +21,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.distributed.expert_group import ExpertGroup
+from rayembed.hardware import pass_cost_tokens
 from rayembed.models.build import build_model
 from rayembed.models.contract import cost
 from rayembed.models.micro_batches import cut_by_length
@@ -214,7 +215,8 @@ def trained_ways(rank, world, folder):
         rank, world, folder, dtype="bfloat16", changed=averaging_over_those_who_share
     )
     batch = made_up_batch(start(folder), STAGE, 0)
-    found["micro-batches"] = len(cut_by_length([cost(t) for t in batch.tokens], budget(rank)))
+    costs, a_pass = [cost(t) for t in batch.tokens], pass_cost_tokens("cpu")
+    found["micro-batches"] = len(cut_by_length(costs, budget(rank), a_pass))
     return found
 
 

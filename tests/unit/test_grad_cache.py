@@ -12,7 +12,6 @@ from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.distributed import grad_cache
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 
@@ -100,10 +99,3 @@ def test_without_replay_gradients_are_wrong(monkeypatch):
     monkeypatch.setattr(grad_cache, "replayed", lambda state: contextlib.nullcontext())
     _, cached, _ = gradients(model, budget=40, cache=True)
     assert max((one_graph[n] - cached[n]).abs().max() for n in cached) > 1e-3
-
-
-def test_micro_batches_are_sorted_and_within_budget():
-    lengths = [3, 50, 4, 4, 9, 8, 1]
-    cuts = cut_by_length(lengths, budget=16)
-    assert cuts == [[1], [4], [5, 2], [3, 0, 6]]
-    assert padded_tokens(lengths, cuts) == 50 + 9 + 16 + 12

@@ -1,25 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from toy_model import ToyModel
 
 from rayembed.errors import DataError
 from rayembed.models.encoding import encode
-from rayembed.models.micro_batches import cut_by_length
 
 TEXTS = ["abc", "a longer text than that", "abc", "z", "a longer text than that", "mid size"]
-
-
-@given(st.lists(st.integers(1, 50), max_size=60), st.integers(1, 200))
-def test_micro_batches_hold_each_text_once_within_the_budget(lengths, budget):
-    batches = cut_by_length(lengths, budget)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    for batch in batches:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget
-    flat = [lengths[i] for batch in batches for i in batch]
-    assert flat == sorted(flat, reverse=True)
 
 
 @pytest.mark.parametrize("budget", [1, 40, 10_000])

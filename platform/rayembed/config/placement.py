@@ -87,8 +87,15 @@ class Placement(Settings):
     """Padded tokens of one forward pass; texts are sorted by length and cut at this budget. None:
     by hardware, 8,192 on a GPU and 1,024 on a CPU, whose caches hold that.
 
-    Small ones leave a GPU idle, in large ones short texts are padded to long ones: try which gives
-    the most real tokens a second (`padding_share` of the metrics).
+    It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
+    """
+    pass_cost_tokens: PositiveInt | None = None
+    """What a forward pass costs beside its tokens, in tokens: texts sorted by length are cut where
+    padded tokens and passes together cost the least. None: by the hardware, 48 on a CPU, 2,048 on
+    a GPU.
+
+    More for small models on a fast GPU and where workers add up gradients over a slow network, as
+    GradCache does after each pass; less for large ones: some 500 for an LLM of 7B parameters.
     """
     grad_cache: bool = True
     """Whether to use GradCache: two passes with the memory of one micro-batch. False keeps all

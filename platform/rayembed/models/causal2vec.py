@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from rayembed.config.causal2vec import Representation
 from rayembed.config.model import Causal2VecConfig
+from rayembed.hardware import pass_cost_tokens
 from rayembed.models.causal2vec_tokens import Causal2VecTokenizer
 from rayembed.models.contextual_tokens import ContextualTokens
 from rayembed.models.contract import EmbedOutput, Tokens
@@ -120,7 +121,7 @@ class Causal2Vec(TransformerModel):
         device = next(self.parameters()).device
         outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)
         lengths = [len(one["encoder_ids"]) for one in tokens]
-        for chosen in cut_by_length(lengths, tokens_per_batch):
+        for chosen in cut_by_length(lengths, tokens_per_batch, pass_cost_tokens(device.type)):
             ids, mask = self.tokenizer.collate_for_encoder([tokens[i] for i in chosen])
             batch = {"encoder_ids": ids.to(device), "encoder_mask": mask.to(device)}
             read = self._read_by_encoder(batch)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayembed.hardware import pass_cost_tokens
 from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
 from rayembed.models.corpus import random_documents
 from rayembed.models.micro_batches import collate, cut_by_length
@@ -60,7 +61,7 @@ def encode(
         done = 0
         tokens = model.first_pass(tokens, budget)
         costs = [cost(one) + model.added_tokens for one in tokens]
-        for chosen in cut_by_length(costs, budget):
+        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type)):
             batch = to_device(collate(model, tokens, chosen), device)
             output = model(batch) if context is None else model(batch, context)
             embeddings = output.embeddings
@@ -96,7 +97,9 @@ def encode_context(
     was_training = model.training
     model.eval()
     try:
-        for chosen in cut_by_length([cost(t) for t in tokens], tokens_per_batch or _budget(device)):
+        costs = [cost(one) for one in tokens]
+        budget = tokens_per_batch or _budget(device)
+        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type)):
             made = model.embed_context(to_device(collate(model, tokens, chosen), device))
             for place, vector in zip(chosen, made.float().cpu(), strict=True):
                 vectors[place] = vector

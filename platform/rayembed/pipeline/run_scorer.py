@@ -69,12 +69,13 @@ class RunScorer:
         )
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
         pool = partial(run_jobs, workers=self._workers)
-        store = Store(self._folders.results, join(self._folders.storage, "embeddings"))
+        embeddings = join(self._folders.storage, "embeddings")
+        store = Store(self._folders.results, embeddings)
         scored = score(model, self._tasks, pool, store, about=about)
         for _, error in scored.failed:
             raise error
         # They were for tasks with the same texts, and for a run that is killed meanwhile.
-        remove_folder(store.embeddings)
+        remove_folder(embeddings)
         return scored
 
     def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, Scored]:

@@ -26,6 +26,7 @@ from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, S
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
+    PASS_COST_OF_7B,
     on_a_laptop,
     on_gpus,
     sample_scores,
@@ -239,7 +240,9 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
             ),
         ),
         evaluation=EvaluationConfig(),
-        placement=on_gpus(micro_batch_tokens=16_384),
+        placement=on_gpus(
+            micro_batch_tokens=16_384, pass_cost_tokens=PASS_COST_OF_7B if large else None
+        ),
     )
 
 

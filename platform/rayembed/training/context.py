@@ -13,7 +13,7 @@ from torch import Tensor
 from rayembed.distributed.collectives import largest, rank
 from rayembed.distributed.grad_cache import ContextPasses
 from rayembed.models.contract import EmbeddingModel, Tokens, cost
-from rayembed.models.micro_batches import collate, cut_by_length, places_in_row_order
+from rayembed.models.micro_batches import collate, places_in_row_order
 
 
 def context_rows(
@@ -38,7 +38,7 @@ def context_passes(
     model: EmbeddingModel,
     documents: Sequence[Tokens],
     rows: np.ndarray,
-    micro_batch_tokens: int,
+    cut: Callable[[Sequence[int]], list[list[int]]],
     device: torch.device,
 ) -> ContextPasses:
     """First-stage passes over this worker's share of the context.
@@ -46,11 +46,12 @@ def context_passes(
     Args:
         documents: of each row of this worker; every worker has as many.
         rows: what `context_rows` gives.
+        cut: places of the documents in each micro-batch, of their lengths.
     """
     workers, places = np.divmod(rows, len(documents))
     own = places[workers == rank()]
-    cuts = cut_by_length([cost(documents[place]) for place in own], micro_batch_tokens)
-    chosen = [[int(own[i]) for i in cut] for cut in cuts]
+    cuts = cut([cost(documents[place]) for place in own])
+    chosen = [[int(own[i]) for i in places_of_own] for places_of_own in cuts]
     num_passes = largest(len(cuts), device)
     filler = [chosen[-1][-1]] if chosen else [0]
     # Each worker hands over its documents in the order of the draw.
@@ -60,7 +61,7 @@ def context_passes(
     filled = chosen + [filler] * (num_passes - len(chosen))
     return ContextPasses(
         embed=embed,
-        micro_batches=[collate(model, documents, cut) for cut in filled],
+        micro_batches=[collate(model, documents, chosen_rows) for chosen_rows in filled],
         num_fillers=num_passes - len(cuts),
         arrange=places_in_row_order(cuts).to(device),
         num_rows=num_rows,

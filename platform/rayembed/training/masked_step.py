@@ -54,7 +54,7 @@ class MaskedStep:
             DataError: no token of the global batch is masked.
         """
         lengths = [len(ids) for ids in batch.input_ids]
-        cuts = cut_by_length(lengths, settings.micro_batch_tokens)
+        cuts = cut_by_length(lengths, settings.micro_batch_tokens, settings.pass_cost_tokens)
         num_passes = largest(len(cuts), settings.device)
         own = float(sum(len(places) for places in batch.places))
         (masked,) = sums_of([own], settings.device)

@@ -18,7 +18,7 @@ import torch
 from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.hardware import micro_batch_tokens
+from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
 from rayembed.models.contract import TrainableModel
 from rayembed.models.trainable import load_trainable_state
 from rayembed.training.checkpoint import (
@@ -148,7 +148,13 @@ def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
     if placement.gradient_checkpointing:
         model.enable_gradient_checkpointing()
     seed_worker(training.seed, training.number)
-    budget = placement.micro_batch_tokens or micro_batch_tokens(device.type)
+    settings = StepSettings(
+        micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(device.type),
+        grad_cache=placement.grad_cache,
+        device=device,
+        pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(device.type),
+        seed=training.seed,
+    )
     engine = DeepSpeedEngine(model, loop_config, placement, training.dtype, world_size())
     start = dropped_before = 0
     if checkpoint is not None:
@@ -188,7 +194,7 @@ def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
                 engine,
                 batches,
                 loop_config,
-                StepSettings(budget, placement.grad_cache, device, training.seed),
+                settings,
                 start_step=start,
                 dropped=dropped,
                 on_step=on_step,

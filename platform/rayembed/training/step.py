@@ -4,11 +4,13 @@ b rows of this worker, K negatives a row, U distinct texts of this worker, D emb
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayembed import hardware
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import (
@@ -48,6 +50,7 @@ class StepSettings:
     micro_batch_tokens: int
     grad_cache: bool
     device: torch.device
+    pass_cost_tokens: int = hardware.pass_cost_tokens("cpu")
     seed: int = 0
     """Seed of draws from a global batch, the same on all workers."""
 
@@ -85,7 +88,7 @@ def run_step(
     """
     lengths = [cost(tokens) for tokens in batch.tokens]
     costs = [length + model.added_tokens for length in lengths]
-    cuts = cut_by_length(costs, settings.micro_batch_tokens)
+    cuts = cut_by_length(costs, settings.micro_batch_tokens, settings.pass_cost_tokens)
     # Engines that partition communicate in every pass: all workers need the same number.
     num_passes = largest(len(cuts), settings.device)
     filled = cuts + [[cuts[-1][-1]]] * (num_passes - len(cuts))
@@ -253,6 +256,7 @@ def _context_passes(
         stage=stage.name,
         step=batch.step,
     )
-    return context_passes(
-        embed_context, model, documents, rows, settings.micro_batch_tokens, settings.device
+    cut = partial(
+        cut_by_length, budget=settings.micro_batch_tokens, pass_cost=settings.pass_cost_tokens
     )
+    return context_passes(embed_context, model, documents, rows, cut, settings.device)
