@@ -30,6 +30,7 @@ class WordSpec:
     """The first worker that embeds texts of a way ends at once, as if it were killed."""
     meta: object = field(default_factory=lambda: model_meta("words", "1"))
     fingerprint: str = "words-1"
+    conditions: dict = field(default_factory=dict)
 
     def way(self, task_metadata, prompt_type):
         if prompt_type == PromptType.document:

@@ -1,8 +1,11 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
+from made_results import write_result
 
+from rayembed.config.yaml_text import write_yaml
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.registry.gates import (
     Comparison,
@@ -277,3 +280,56 @@ def results_folder(folder, revision):
     write(folder, "SciFact", {"test": [entry(0.7)]})
     (folder / "model_meta.json").write_text(json.dumps({"name": "a/b", "revision": revision}))
     return folder
+
+
+def taken(task, value, **how):
+    return replace(score(task, value), measured_with=how)
+
+
+def test_scores_that_were_taken_otherwise_are_not_compared():
+    """A champion scored in another number type, width or with another prompt is no measure."""
+    how = {"dtype": "float32", "dimensions": "384", "prompt of query": "find: "}
+    old = Comparison(3, (taken("SciFact", 0.5, **how), taken("NFCorpus", 0.2, **how)), 0.0)
+    same = (taken("SciFact", 0.6, **how), taken("NFCorpus", 0.3, **how))
+    assert decide("m/4", same, [], old).holds
+    for name, value, told in (
+        ("dtype", "bfloat16", "dtype"),
+        ("dimensions", "256", "dimensions"),
+        ("prompt of query", "search: ", "prompts"),
+    ):
+        other = (taken("SciFact", 0.6, **{**how, name: value}), same[1])
+        decision = decide("m/4", other, [], old)
+        assert not decision.holds
+        (check,) = decision.checks
+        assert check.gate == f"same {told}, against version 3"
+        assert f"{value!r} here, {how[name]!r} there (1 tasks, first SciFact)" in check.note
+        assert check.note.endswith(f"--differing {told}")
+        assert decide("m/4", other, [], replace(old, differing=(told,))).holds
+
+
+def test_scores_of_which_nothing_is_recorded_are_compared_with_such_alone():
+    silent = (score("SciFact", 0.6),)
+    told = (taken("SciFact", 0.6, dtype="float32"),)
+    assert decide("m/4", silent, [], Comparison(3, silent, 0.0)).holds
+    for one, other in ((silent, told), (told, silent)):
+        (check,) = decide("m/4", one, [], Comparison(3, other, 0.0)).checks
+        assert not check.holds
+        assert "'not recorded'" in check.note
+
+
+def test_how_scores_were_taken_is_read_from_beside_them_and_kept(tmp_path):
+    write_result(tmp_path, "x/y", "r", "SciFact", {("test", "default"): 0.5})
+    (folder,) = (tmp_path / "results").glob("*/*")
+    (before,) = read_results(folder, FACTS.get)
+    assert before.measured_with == {}
+    record = {
+        "conditions": {"dtype": "float32"},
+        "prompts": [
+            {"task": "SciFact", "side": "query", "prompt": "find: "},
+            {"task": "NFCorpus", "side": "query", "prompt": "other: "},
+        ],
+    }
+    (folder / "prompts.yaml").write_text(write_yaml(record))
+    (found,) = read_results(folder, FACTS.get)
+    assert found.measured_with == {"dtype": "float32", "prompt of query": "find: "}
+    assert from_json(to_json([found])) == (found,)

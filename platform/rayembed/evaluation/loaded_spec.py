@@ -40,6 +40,14 @@ class LoadedSpec:
         """The literal prompt, the instruction template filled."""
         return self.prompts.shown(way.instruction)
 
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Number type and width of the vectors, and how many documents a context has."""
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        width = self.dimension or self.model.dimensions[0]
+        found = {"dtype": dtype, "dimensions": str(width)}
+        return found | ({"context": str(self.num_context)} if self.model.uses_context else {})
+
     def load(self, device: str) -> EmbedTexts:
         """The model as it is."""
         del device

@@ -1,7 +1,7 @@
 """A model under evaluation before it is loaded: what travels to the workers that load it."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -68,6 +68,13 @@ class ModelSpec(Protocol):
         """What stands before a text of this way, for people to read."""
         ...
 
+    @property
+    def conditions(self) -> Mapping[str, str]:
+        """What decides the vectors beside weights and prompts, for people to read: number type,
+        lengths, width, context. Scores are compared only where it is the same.
+        """
+        ...
+
     def load(self, device: str) -> EmbedTexts:
         """The loaded model as a function, on the device.
 
@@ -75,6 +82,12 @@ class ModelSpec(Protocol):
             ArtifactError: the weights are others than those that the spec was made of, or broken.
         """
         ...
+
+
+def stated_settings(settings: ModelUnderTest) -> dict[str, str]:
+    """Number type, length and width as a user set them, for wrappers that choose them otherwise."""
+    given = settings.model_dump(include={"dtype", "max_length", "dimensions"})
+    return {name: "as loaded" if value is None else str(value) for name, value in given.items()}
 
 
 @runtime_checkable

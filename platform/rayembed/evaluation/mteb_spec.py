@@ -21,7 +21,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.sentence_spec import (
     BATCH_SIZE,
@@ -98,6 +98,11 @@ class MtebSpec:
     def shown(self, way: Way) -> str:
         """The name of the wrapper, which alone knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Settings that differ from the wrapper's own."""
+        return stated_settings(self.settings)
 
     def load(self, device: str) -> EmbedTexts:
         """The model in mteb's wrapper, on the device.

@@ -50,6 +50,7 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
+        "conditions": dict(spec.conditions),
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
 

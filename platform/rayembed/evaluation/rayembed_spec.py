@@ -126,6 +126,13 @@ class RayembedSpec:
         """The literal prompt, the instruction template filled."""
         return self.prompts.shown(way.instruction)
 
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Number type, lengths and width of the vectors, and a contextual model's context."""
+        found = {"dtype": self.settings.dtype, "dimensions": str(self.dimensions)}
+        found |= {f"{role}_max_length": str(length) for role, length in self.max_lengths}
+        return found | ({"context": self.settings.context} if self.places else {})
+
     def load(self, device: str) -> EmbedTexts:
         """The model on the device.
 

@@ -18,7 +18,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
@@ -88,6 +88,11 @@ class SentenceSpec:
     def shown(self, way: Way) -> str:
         """The literal prompt."""
         return way.instruction
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Settings that differ from the wrapper's own."""
+        return stated_settings(self.settings)
 
     def load(self, device: str) -> EmbedTexts:
         """The model on the device.

@@ -82,6 +82,7 @@ def resolve(argv: Sequence[str], *, about: str | None = None) -> Asked:
         tuple(parse_requirement(text) for text in args.require),
         args.better_than,
         args.tolerance or 0.0,
+        tuple(args.differing),
         args.again,
     )
     _check_combination(args, gates)
@@ -127,6 +128,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         raise ConfigError("gates are asked before a promotion only; add --promote")
     if args.tolerance is not None and gates.better_than is None:
         raise ConfigError(f"--tolerance is that of --better-than; add --better-than {CHAMPION}")
+    if gates.differing and gates.better_than is None:
+        raise ConfigError(f"--differing is about --better-than; add --better-than {CHAMPION}")
     if gates.tolerance < 0:
         raise ConfigError(f"--tolerance {gates.tolerance} must not be negative")
 
@@ -282,6 +285,14 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         "not be lower than that of 'champion' (or another), and no task by more than --tolerance",
     )
     add("--tolerance", type=float, metavar="T", help="default: 0")
+    add(
+        "--differing",
+        action="append",
+        default=[],
+        metavar="SETTING",
+        help="compare with --better-than although the two were scored with another SETTING, as the "
+        "refusal names it: prompts, dtype, dimensions, …; may be given often",
+    )
     add("--again", action="store_true", help="also a version that was rolled back before")
     add(
         "--rollback",

@@ -42,6 +42,9 @@ class Comparison:
     scores: tuple[TaskScore, ...]
     tolerance: float
     """Allowed deficit on a single task."""
+    differing: tuple[str, ...] = ()
+    """Settings in which the two may have been scored otherwise, as `TaskScore.differences` names
+    them."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Che
     if not shared:
         note = f"nothing was measured on the same data; {left_out}"
         return [Check(f"mean, against {against}", None, None, holds=False, note=note)]
+    if otherwise := _taken_otherwise(shared, comparison):
+        return otherwise
     now, before = mean(new for new, _ in shared), mean(old for _, old in shared)
     note = f"mean of {len(shared)} shared tasks" + (f"; {left_out}" if left_out else "")
     checks = [Check(f"mean, against {against}", now, before, _reaches(now, before), note)]
@@ -173,6 +178,30 @@ def _not_beaten(scores: Sequence[TaskScore], comparison: Comparison) -> list[Che
         holds = _reaches(new.value, limit)
         checks.append(Check(f"{new.task}, against {against}", new.value, limit, holds, note))
     return checks
+
+
+def _taken_otherwise(
+    shared: Sequence[tuple[TaskScore, TaskScore]], comparison: Comparison
+) -> list[Check]:
+    """A failed check for each setting in which scores were taken otherwise, with both values."""
+    found: dict[str, list[str]] = {}
+    shown: dict[str, tuple[str, str]] = {}
+    for new, old in shared:
+        for name, values in new.differences(old).items():
+            if name not in comparison.differing:
+                found.setdefault(name, []).append(new.task)
+                shown.setdefault(name, values)
+    return [
+        Check(
+            f"same {name}, against version {comparison.version}",
+            None,
+            None,
+            holds=False,
+            note=f"{shown[name][0]!r} here, {shown[name][1]!r} there ({len(tasks)} tasks, first "
+            f"{tasks[0]}): evaluate both alike, or compare all the same with --differing {name}",
+        )
+        for name, tasks in found.items()
+    ]
 
 
 def _reaches(figure: float, limit: float) -> bool:

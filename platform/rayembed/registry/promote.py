@@ -40,6 +40,8 @@ class Gates:
     better_than: str | None = None
     """Alias or number of the version to compare with; None for no comparison."""
     tolerance: float = 0.0
+    differing: tuple[str, ...] = ()
+    """Settings in which the two versions may have been scored otherwise."""
     again: bool = False
     """Whether a version that was rolled back may become champion again."""
 
@@ -181,7 +183,7 @@ def _comparison(
             f"version {other} of {name!r} ({gates.better_than}) has no scores to compare with; "
             f"give it some: jobs/register_model.py --model models:/{name}/{other} --results FOLDER"
         )
-    return Comparison(other, scores, gates.tolerance), []
+    return Comparison(other, scores, gates.tolerance, gates.differing), []
 
 
 def _keep(client: Any, version: Any, weights: str, decision: Decision) -> str:

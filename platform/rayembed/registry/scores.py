@@ -9,12 +9,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError
 
 OTHER = "Other"
 """Category of tasks without a known category."""
 
 _META = "model_meta.json"
+
+_CONDITIONS = "prompts.yaml"
+"""File beside the results that says how they were taken; results of others have none."""
 
 _OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
 """Revision of the form `<weights>-<hash of other inputs>`, preceded by a width or context size for
@@ -59,10 +63,29 @@ class TaskScore:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """All other metrics of the task, averaged over the parts."""
 
+    measured_with: Mapping[str, str] = field(default_factory=dict)
+    """Number type, lengths, width, context and the prompts of the task's sides, by name; empty:
+    not recorded."""
+
     @property
     def measured_on(self) -> tuple[str, str, tuple[str, ...]]:
         """Key of the test data; scores with equal keys are comparable."""
         return self.task, self.dataset_revision, self.parts
+
+    def differences(self, other: "TaskScore") -> dict[str, tuple[str, str]]:
+        """Setting → its value here and there, where the two scores were taken in other ways.
+
+        Prompts are one setting, `prompts`; where one score records nothing it is `conditions`.
+        """
+        if not self.measured_with or not other.measured_with:
+            told = ["recorded" if s.measured_with else "not recorded" for s in (self, other)]
+            return {} if told[0] == told[1] else {"conditions": (told[0], told[1])}
+        found: dict[str, tuple[str, str]] = {}
+        for name in sorted({*self.measured_with, *other.measured_with}):
+            here, there = (s.measured_with.get(name, "none") for s in (self, other))
+            if here != there:
+                found.setdefault("prompts" if name.startswith("prompt") else name, (here, there))
+        return found
 
 
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
@@ -77,7 +100,23 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
             f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
             "model first (jobs/evaluate_model.py)"
         )
-    return tuple(_read(path, folder.name, describe) for path in files)
+    conditions = _conditions(folder / _CONDITIONS)
+    return tuple(_read(path, folder.name, describe, conditions) for path in files)
+
+
+def _conditions(path: Path) -> Mapping[str, Mapping[str, str]]:
+    """Task → how its scores were taken, by the file beside them; empty where there is none."""
+    if not path.is_file():
+        return {}
+    stated = read_yaml(path.read_text(encoding="utf-8"))
+    shared = stated.get("conditions")
+    if shared is None:  # of an earlier version
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for row in stated["prompts"]:
+        of_task = found.setdefault(row["task"], dict(shared))
+        of_task[f"prompt of {row['side']}"] = row["prompt"]
+    return found
 
 
 def _result_files(folder: Path) -> list[Path]:
@@ -86,7 +125,12 @@ def _result_files(folder: Path) -> list[Path]:
     return [path for path in found if path.name[0] != "." and path.name != _META]
 
 
-def _read(path: Path, revision: str, describe: Describe) -> TaskScore:
+def _read(
+    path: Path,
+    revision: str,
+    describe: Describe,
+    conditions: Mapping[str, Mapping[str, str]],
+) -> TaskScore:
     import mteb
 
     try:
@@ -113,6 +157,7 @@ def _read(path: Path, revision: str, describe: Describe) -> TaskScore:
         model_revision=revision,
         mteb_version=result.mteb_version or "",
         metrics=_means([entry for _, entry in entries]),
+        measured_with=dict(conditions.get(result.task_name, {})),
     )
 
 
