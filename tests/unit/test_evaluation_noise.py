@@ -4,7 +4,7 @@ import re
 
 import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
-from run_scoring import tasks_of
+from run_scoring import evaluate_reference, tasks_of
 from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
 
 from rayembed.config.evaluation import Prompts
@@ -113,6 +113,8 @@ def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_pat
     assert list(scores.clean) == list(scores.noisy) == names
     assert scores.clean != scores.noisy
     assert scores.drops == {name: scores.clean[name] - scores.noisy[name] for name in names}
+    own = evaluate_reference(saved, run, name="own", results_folder=tmp_path / "own")
+    assert scores.clean == pytest.approx(own, abs=1e-12), "no text is cut, so it is the same score"
     noise = Noise.of(run, 8)
     held_out = {word for a in held_out_articles(run.wikipedia) for word in own_words(a.extract)}
     noisy = [text for text in encoded if own_words(text) - held_out]

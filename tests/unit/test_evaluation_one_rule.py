@@ -2,6 +2,7 @@
 
 import json
 import random
+from unittest.mock import patch
 
 import pytest
 from one_thread import one_thread
@@ -10,24 +11,20 @@ from tiny_folders import ARCHITECTURES
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
-from rayembed.config.evaluation import ModelUnderTest
+from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
 from rayembed.config.override import override
-from rayembed.config.scores import WikipediaTasks
 from rayembed.config.settings import parse
+from rayembed.config.yaml_text import read_yaml
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
-from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
-from rayembed.evaluation.model_spec import make_spec
-from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
-from rayembed.evaluation.pooled.model import PooledModel
-from rayembed.evaluation.pooled.pool import OneWorker
-from rayembed.evaluation.prompts_table import literal_prompts, prompts_table
+from rayembed.evaluation.pooled.here import run_here
+from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
-from rayembed.evaluation.wikipedia_factory import wikipedia_factories
 from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.build import build_model
 from rayembed.models.load import check_loadable, load_model
+from rayembed.pipeline import evaluate as pipeline
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own
@@ -100,20 +97,29 @@ def by_validation(run, folder):
     return validate(load_model(folder), validated), validation_prompts(validated)
 
 
-def by_evaluate_model(folder, articles, **settings):
+def by_evaluate_model(folder, articles, storage, **settings):
     """Scores as `jobs/evaluate_model.py --benchmark wikipedia` takes them, in this process."""
-    sizes = WikipediaTasks(
-        source=str(articles), num_titles=HELD_OUT, num_documents=HELD_OUT, num_queries=40,
-        max_length=60,
-    )  # fmt: skip
-    factories = wikipedia_factories(sizes)
-    spec = make_spec(
-        parse(ModelUnderTest, {"reference": str(folder), **settings}), own_tasks=TASK_NAMES
-    )
-    model = PooledModel(spec, OneWorker(EncodingWorker(spec, None, "cpu")))
-    results = {f.name: ScoreTask(f).run(model)[TASK_RESULT]["scores"] for f in factories}
-    scores = {name: found["test"][0]["main_score"] for name, found in results.items()}
-    return scores, prompts_table(spec, [f.load() for f in factories])
+    asked = {
+        "model": {"reference": str(folder), **settings},
+        "benchmarks": ["wikipedia"],
+        "wikipedia": {
+            "source": str(articles),
+            "num_titles": HELD_OUT,
+            "num_documents": HELD_OUT,
+            "num_queries": 40,
+            "max_length": 60,
+        },
+        "placement": {"storage_path": str(storage)},
+    }
+    with (
+        patch.object(pipeline, "connect", lambda: None),
+        patch.object(
+            pipeline, "run_jobs", lambda jobs, spec, store, workers: run_here(jobs, spec, store)
+        ),
+    ):
+        scored = pipeline.evaluate(parse(EvaluationRun, asked)).scored
+    record = read_yaml((scored.local / "prompts.yaml").read_text())
+    return scored.scores, record["prompts"]
 
 
 def revisions(tasks):
@@ -124,15 +130,15 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     run, folder, articles = trained
     after_training = evaluate_reference(folder, run, name="tiny", results_folder=tmp_path)
     in_training, prompts = by_validation(run, folder)
-    alone, table = by_evaluate_model(folder, articles)
+    alone, table = by_evaluate_model(folder, articles, tmp_path / "alone")
     assert tuple(alone) == TASK_NAMES
-    assert after_training == pytest.approx(alone, abs=1e-6)
-    assert in_training == pytest.approx(alone, abs=1e-6)
+    assert after_training == pytest.approx(alone, abs=1e-12)
+    assert in_training == pytest.approx(alone, abs=1e-12)
     # Not only the scores: the very texts before the texts.
     tasks = tasks_of(run)
     told: dict[str, list[str]] = {}
     for row in table:
-        told.setdefault(row.task, []).append(row.prompt)
+        told.setdefault(row["task"], []).append(row["prompt"])
     assert literal_prompts(prompts_for(folder, run), tasks) == told
     assert literal_prompts(prompts, tasks) == told
     assert "find the lazy dog" in told["WikiSentenceRetrieval"][0]
@@ -142,7 +148,10 @@ def test_all_who_take_scores_take_the_same(trained, tmp_path):
     assert told["WikiTopicClustering"] == [""]
     # Control: without an instruction for what was not trained, these tasks have other scores.
     none, _ = by_evaluate_model(
-        folder, articles, prompts={"instructions": dict.fromkeys(UNTRAINED, "")}
+        folder,
+        articles,
+        tmp_path / "none",
+        prompts={"instructions": dict.fromkeys(UNTRAINED, "")},
     )
     differing = {name for name in TASK_NAMES if abs(none[name] - alone[name]) > 1e-3}
     assert differing == set(UNTRAINED)

@@ -10,10 +10,13 @@ from rich.console import Console
 from rayembed.evaluation.plots import loss_curve, score_bars, smoothed
 from rayembed.evaluation.tables import (
     MISSING,
+    UNTRAINED,
+    ScoreKey,
     ScoreTable,
     csv_table,
     markdown_table,
     rich_table,
+    run_table,
 )
 
 TABLE = ScoreTable(
@@ -34,6 +37,32 @@ def test_markdown_marks_the_best_and_the_difference_to_the_base():
         "| stage 2 | **0.710** (+0.260) | 0.280 (-0.020) |",
         f"| BM25 | 0.390 (-0.060) | {MISSING} |",
     ]
+
+
+def test_labels_are_made_for_the_table_and_scores_are_found_by_key(monkeypatch):
+    last = ScoreKey("blend")
+    scores = {
+        UNTRAINED: {"x": 0.1},
+        ScoreKey("retrieval"): {"x": 0.2},
+        last: {"x": 0.3},
+        ScoreKey("blend", dimension=256): {"x": 0.25},
+        ScoreKey("blend", without_context=True): {"x": 0.15},
+        ScoreKey(baseline="BM25"): {"x": 0.4},
+    }
+    table = run_table(scores, ["retrieval", "blend"])
+    assert list(table.rows) == [
+        "untrained",
+        "stage 1: retrieval",
+        "stage 2: blend",
+        "the same, 256 dimensions",
+        "the same, without context",
+        "BM25",
+    ]
+    assert table.base == "untrained"
+    monkeypatch.setattr(ScoreKey, "label", lambda key, stages: f"row {id(key)}")
+    relabelled = run_table(scores, ["retrieval", "blend"])
+    assert list(relabelled.rows.values()) == list(table.rows.values())
+    assert scores[ScoreKey("blend")] == {"x": 0.3}
 
 
 def test_scores_that_print_alike_are_both_the_best():

@@ -15,6 +15,10 @@ from rayembed.config.placement import Placement, ZeroStage
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
 
+PUBLISHED_SCORES = ("NanoBEIR",)
+"""Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
+`evaluation.benchmarks`."""
+
 EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
     "WikiSentenceRetrieval": SENTENCE_TASK,
     "WikiDescriptionRetrieval": DESCRIPTION_TASK,

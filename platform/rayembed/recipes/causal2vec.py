@@ -27,6 +27,7 @@ from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PASS_COST_OF_7B,
+    PUBLISHED_SCORES,
     on_a_laptop,
     on_gpus,
     sample_scores,
@@ -239,7 +240,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
                 checkpoint_every_steps=250,
             ),
         ),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
         placement=on_gpus(
             micro_batch_tokens=16_384, pass_cost_tokens=PASS_COST_OF_7B if large else None
         ),

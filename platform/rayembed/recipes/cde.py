@@ -21,7 +21,7 @@ from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
-from rayembed.recipes.building_blocks import on_a_laptop, on_gpus, sample_scores
+from rayembed.recipes.building_blocks import PUBLISHED_SCORES, on_a_laptop, on_gpus, sample_scores
 from rayembed.recipes.datasets.cde import supervised_entries, unsupervised_entries
 
 NOMIC_BERT = "hf://nomic-ai/nomic-bert-2048@main"
@@ -84,7 +84,7 @@ def small_unsupervised() -> Run:
                 num_negatives=0,
             ),
         ),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
         placement=on_gpus(micro_batch_tokens=65_536, gradient_checkpointing=False),
     )
 

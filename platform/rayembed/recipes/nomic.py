@@ -14,7 +14,7 @@ from rayembed.config.settings import changed
 from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
-from rayembed.recipes.building_blocks import on_a_laptop, on_gpus, sample_scores
+from rayembed.recipes.building_blocks import PUBLISHED_SCORES, on_a_laptop, on_gpus, sample_scores
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
 
@@ -88,7 +88,7 @@ def v2_moe() -> Run:
                 checkpoint_every_steps=1000,
             ),
         ),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
         placement=on_gpus(workers=16, zero_stage=2, micro_batch_tokens=65_536),
     )
 

@@ -28,6 +28,7 @@ from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PASS_COST_OF_7B,
+    PUBLISHED_SCORES,
     on_a_laptop,
     on_gpus,
     sample_scores,
@@ -168,7 +169,7 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
                 "blend", everything, in_batch=False, steps=18_000, learning_rate=1.5e-5
             ),
         ),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
         placement=on_gpus(micro_batch_tokens=16_384, pass_cost_tokens=PASS_COST_OF_7B),
     )
 
