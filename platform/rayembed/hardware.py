@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch import nn
 
 from rayembed.config.backbone import Dtype, DtypeSetting
 
@@ -35,9 +36,11 @@ _CPU_PASS = 48
 """all-MiniLM-L6-v2 in float32, fitted to passes of 128 to 1,024 tokens: 50 in training, 26 in
 encoding (docs/LOG.md)."""
 
-_GPU_PASS = 2048
-"""Not measured: between the few hundred tokens of a 7B LLM and the ten thousand of a small encoder
-that a GPU computes while the kernels of a pass are launched (7 microseconds for each of some)."""
+_GPU_PASS = 3.5e12
+"""Parameters times tokens that a GPU computes while the kernels of a pass are launched (some 7
+microseconds for each), counted and not measured: 500 tokens of a 7B LLM, some thousands of a small
+encoder."""
+_GPU_PASS_RANGE = (256, 8192)
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,17 @@ def micro_batch_tokens(device: str) -> int:
     return _GPU_BUDGET if device.startswith("cuda") else _CPU_BUDGET
 
 
-def pass_cost_tokens(device: str) -> int:
+def pass_cost_tokens(device: str, model: nn.Module) -> int:
     """What a forward pass costs beside its tokens, in tokens, where the run names no number.
 
     Its kernels are launched, its weights read and, in training, gradients of all of them added.
+    On a GPU the launches take as long for every model, in which a small one computes more tokens.
     """
-    return _GPU_PASS if device.startswith("cuda") else _CPU_PASS
+    if not device.startswith("cuda"):
+        return _CPU_PASS
+    least, most = _GPU_PASS_RANGE
+    parameters = max(1, sum(parameter.numel() for parameter in model.parameters()))
+    return int(min(max(_GPU_PASS / parameters, least), most))
 
 
 def _gpu(device: str) -> tuple[str, tuple[int, int]]:

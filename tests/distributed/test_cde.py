@@ -188,7 +188,7 @@ def trained(rank, world, folders):
             assert any(n.startswith("encoder.") for n in spread), "of the first stage"
             assert any(n.startswith("backbone.") for n in spread), "of the second"
         # Micro-batches of other sizes on each worker, so that some are fillers.
-        settings = StepSettings(70 + 40 * rank, cache, torch.device("cpu"), SEED)
+        settings = StepSettings(70 + 40 * rank, cache, torch.device("cpu"), seed=SEED)
         found[zero, cache] = train_made_up(engine, model, STAGE, settings)
     return found
 

@@ -215,7 +215,8 @@ def trained_ways(rank, world, folder):
         rank, world, folder, dtype="bfloat16", changed=averaging_over_those_who_share
     )
     batch = made_up_batch(start(folder), STAGE, 0)
-    costs, a_pass = [cost(t) for t in batch.tokens], pass_cost_tokens("cpu")
+    costs = [cost(t) for t in batch.tokens]
+    a_pass = pass_cost_tokens("cpu", start(folder))
     found["micro-batches"] = len(cut_by_length(costs, budget(rank), a_pass))
     return found
 

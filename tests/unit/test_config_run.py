@@ -76,7 +76,7 @@ def changed(run: Run, leaf) -> Run:
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
     if leaf.dotted == "evaluation.benchmarks":  # of which the sample's keeps texts to itself
-        put(values, leaf.path, [] if leaf.value else ["wikipedia"])
+        put(values, leaf.path, [] if "wikipedia" in leaf.value else ["wikipedia"])
     if leaf.path[-1] == "translations" and leaf.path[0] == "data":  # only for such pairs
         put(values, (*leaf.path[:-1], "pairs"), "translation")
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,17 @@ from rayembed.models.micro_batches import cut_by_length, padded_tokens
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 PASS_COST = st.integers(1, 100)
+
+
+def sized(num_parameters):
+    """A model of so many parameters that takes no memory."""
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.empty(num_parameters, device="meta"))
+    return model
+
+
+GPU_7B = pass_cost_tokens("cuda", sized(7_000_000_000))
+CPU = pass_cost_tokens("cpu", sized(1))
 
 
 def total(lengths, cuts, pass_cost):
@@ -65,6 +77,14 @@ def test_filled_micro_batches_cost_as_much_or_more(lengths, budget, pass_cost):
     assert len(cut_by_length(lengths, budget, 10_000)) == len(filled)
 
 
+def test_a_pass_of_a_larger_model_is_worth_fewer_of_its_tokens_on_a_gpu():
+    assert GPU_7B == 500
+    assert pass_cost_tokens("cuda", sized(1_300_000_000)) == 2692
+    assert pass_cost_tokens("cuda", sized(22_000_000)) == 8192
+    assert pass_cost_tokens("cuda", sized(70_000_000_000)) == 256
+    assert pass_cost_tokens("cpu", sized(22_000_000)) == CPU == 48
+
+
 def test_what_a_pass_costs_decides_where_the_texts_are_cut():
     lengths = [3, 50, 4, 4, 9, 8, 1]
     assert cut_by_length(lengths, 60, 1) == [[1], [4, 5], [2, 3, 0], [6]]
@@ -80,9 +100,9 @@ def test_what_a_pass_costs_decides_where_the_texts_are_cut():
 @pytest.mark.parametrize(
     ("texts", "budget", "pass_cost", "most", "passes", "filled_share"),
     [
-        (144, 16_384, 512, 1.2, 8, 2.2),
-        (36, 16_384, 512, 1.35, 4, 3.9),
-        (144, 1024, pass_cost_tokens("cpu"), 1.05, 22, 1.09),
+        (144, 16_384, GPU_7B, 1.2, 8, 2.2),
+        (36, 16_384, GPU_7B, 1.35, 4, 3.9),
+        (144, 1024, CPU, 1.05, 22, 1.09),
     ],
     ids=["8 workers", "32 workers", "CPU"],
 )

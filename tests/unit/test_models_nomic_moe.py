@@ -184,7 +184,7 @@ def test_the_gradient_is_the_same_however_the_batch_is_cut(folder, count_padding
             lambda loss, last: loss.backward(),
             batch,
             STAGE,
-            StepSettings(budget, cache, torch.device("cpu")),
+            StepSettings(budget, cache, torch.device("cpu"), pass_cost_tokens=budget),
         )
         gradients = {n: p.grad for n, p in model.named_parameters()}
         found[budget, cache, again] = (report.loss, gradients, report.metrics)

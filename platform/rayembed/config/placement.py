@@ -91,11 +91,10 @@ class Placement(Settings):
     """
     pass_cost_tokens: PositiveInt | None = None
     """What a forward pass costs beside its tokens, in tokens: texts sorted by length are cut where
-    padded tokens and passes together cost the least. None: by the hardware, 48 on a CPU, 2,048 on
-    a GPU.
+    padded tokens and passes together cost the least. None: by the hardware and the model's size, 48
+    on a CPU, on a GPU from 500 for an LLM of 7B parameters to 8,192 for a small encoder.
 
-    More for small models on a fast GPU and where workers add up gradients over a slow network, as
-    GradCache does after each pass; less for large ones: some 500 for an LLM of 7B parameters.
+    More where workers add up gradients over a slow network, as GradCache does after each pass.
     """
     grad_cache: bool = True
     """Whether to use GradCache: two passes with the memory of one micro-batch. False keeps all

@@ -121,7 +121,7 @@ class Causal2Vec(TransformerModel):
         device = next(self.parameters()).device
         outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)
         lengths = [len(one["encoder_ids"]) for one in tokens]
-        for chosen in cut_by_length(lengths, tokens_per_batch, pass_cost_tokens(device.type)):
+        for chosen in cut_by_length(lengths, tokens_per_batch, pass_cost_tokens(device.type, self)):
             ids, mask = self.tokenizer.collate_for_encoder([tokens[i] for i in chosen])
             batch = {"encoder_ids": ids.to(device), "encoder_mask": mask.to(device)}
             read = self._read_by_encoder(batch)

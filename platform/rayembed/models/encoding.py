@@ -61,7 +61,7 @@ def encode(
         done = 0
         tokens = model.first_pass(tokens, budget)
         costs = [cost(one) + model.added_tokens for one in tokens]
-        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type)):
+        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
             batch = to_device(collate(model, tokens, chosen), device)
             output = model(batch) if context is None else model(batch, context)
             embeddings = output.embeddings
@@ -99,7 +99,7 @@ def encode_context(
     try:
         costs = [cost(one) for one in tokens]
         budget = tokens_per_batch or _budget(device)
-        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type)):
+        for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
             made = model.embed_context(to_device(collate(model, tokens, chosen), device))
             for place, vector in zip(chosen, made.float().cpu(), strict=True):
                 vectors[place] = vector

@@ -65,27 +65,20 @@ def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = Fal
     )
 
 
-PASS_COST_OF_7B = 512
-"""Tokens of an LLM of 7B parameters that a forward pass costs beside its own, counted in launches
-of kernels; not measured on a GPU."""
-
-
 def on_gpus(
     *,
     workers: int = 8,
     zero_stage: ZeroStage = 2,
     micro_batch_tokens: int,
-    pass_cost_tokens: int | None = None,
     gradient_checkpointing: bool = True,
 ) -> Placement:
-    """A worker on each of several GPUs; a pass costs what the hardware says where nothing does."""
+    """A worker on each of several GPUs."""
     return Placement(
         workers=workers,
         use_gpu=True,
         cpus_per_worker=8.0,
         zero_stage=zero_stage,
         micro_batch_tokens=micro_batch_tokens,
-        pass_cost_tokens=pass_cost_tokens,
         grad_cache=True,
         gradient_checkpointing=gradient_checkpointing,
     )

@@ -26,7 +26,6 @@ from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, S
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
-    PASS_COST_OF_7B,
     PUBLISHED_SCORES,
     on_a_laptop,
     on_gpus,
@@ -241,9 +240,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
             ),
         ),
         evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
-        placement=on_gpus(
-            micro_batch_tokens=16_384, pass_cost_tokens=PASS_COST_OF_7B if large else None
-        ),
+        placement=on_gpus(micro_batch_tokens=16_384),
     )
 
 

@@ -27,7 +27,6 @@ from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, S
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
-    PASS_COST_OF_7B,
     PUBLISHED_SCORES,
     on_a_laptop,
     on_gpus,
@@ -170,7 +169,7 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
             ),
         ),
         evaluation=EvaluationConfig(benchmarks=PUBLISHED_SCORES),
-        placement=on_gpus(micro_batch_tokens=16_384, pass_cost_tokens=PASS_COST_OF_7B),
+        placement=on_gpus(micro_batch_tokens=16_384),
     )
 
 

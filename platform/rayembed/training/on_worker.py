@@ -152,7 +152,7 @@ def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
         micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(device.type),
         grad_cache=placement.grad_cache,
         device=device,
-        pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(device.type),
+        pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(device.type, model),
         seed=training.seed,
     )
     engine = DeepSpeedEngine(model, loop_config, placement, training.dtype, world_size())

@@ -3,14 +3,13 @@
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayembed import hardware
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import (
@@ -50,7 +49,9 @@ class StepSettings:
     micro_batch_tokens: int
     grad_cache: bool
     device: torch.device
-    pass_cost_tokens: int = hardware.pass_cost_tokens("cpu")
+    _: KW_ONLY
+    pass_cost_tokens: int = 48
+    """What a forward pass costs beside its tokens; see `hardware.pass_cost_tokens`."""
     seed: int = 0
     """Seed of draws from a global batch, the same on all workers."""
 

@@ -311,7 +311,7 @@ def run_jobs(
 
     Raises:
         PlacementError, RayembedError: as `workers_on_ray`.
-        WorkerError: a lone worker died over the same jobs again and again.
+        WorkerError: a lone worker died again and again, over one job and the next.
     """
     if not jobs:
         return
@@ -327,32 +327,38 @@ def _run_in_one_process(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
     """As `run_jobs`, by one Ray task that does one job after the other. Where its process dies,
-    another one does those that are left.
+    another one does those that are left; a job over which it dies again and again is given up.
     """
     threads = workers.threads or max(1, int(workers.cpus))
     told = ray.remote(num_cpus=0)(Told).remote()
     task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
     left = {job.name: job for job in longest_first(jobs)}
-    log, deaths = ProgressLog(jobs), 0
+    log, deaths, given_up = ProgressLog(jobs), 0, 0
     while left:
         stream = task.remote(list(left.values()), spec, store, threads, told)
         try:
             for done in _as_they_come(stream, log, told):
                 del left[done.job.name]
-                deaths = 0
+                deaths = given_up = 0
                 yield done
         except RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, RayembedError) else error) from error
         except RayError as error:
             deaths += 1
-            if deaths >= workers.tries:
-                raise WorkerError(
-                    f"{deaths} processes died over the evaluation of {next(iter(left))}: {error}\n"
-                    "If memory ran out, lower model.tokens_per_batch or give the nodes more; "
-                    "submit the job again. What was embedded is kept."
-                ) from error
-            logger.warning("the evaluation's process died; another one goes on with what is left")
+            if deaths < workers.tries:
+                logger.warning("a worker of the evaluation died; another one does what is left")
+                continue
+            job = left.pop(next(iter(left)))
+            lost = WorkerError(
+                f"{deaths} workers died over the same texts, those of {job.name}: {error}\nIf "
+                "memory ran out, lower model.tokens_per_batch or give the nodes more; submit the "
+                "job again. What was embedded is kept."
+            )
+            deaths, given_up = 0, given_up + 1
+            if left and given_up > 1:  # it is not the texts; the next ones would end alike
+                raise lost from error
+            yield Done(job, error=lost)
 
 
 def _as_they_come(stream: Any, log: ProgressLog, told: Any) -> Iterator[Done]:
