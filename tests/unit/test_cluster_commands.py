@@ -85,8 +85,6 @@ READERS = {
     "sweep_recipe": sweep_job.parse_arguments,
     "set_corpus": list,
     "papers/measure_noise": lambda words: noise_job._parser("").parse_args(words),
-    "send_metrics": list,
-    "trace_batch": list,
 }
 """What jobs make of their arguments before they start anything; `list` only takes them."""
 
