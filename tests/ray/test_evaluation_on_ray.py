@@ -19,7 +19,6 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
-from rayembed.evaluation.context_sizes import scores_by_size
 from rayembed.evaluation.jobs import ScoreTask
 from rayembed.evaluation.on_ray import measured_on_ray
 from rayembed.evaluation.plan import task_factories
@@ -29,6 +28,7 @@ from rayembed.models.build import build_model
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.training.on_ray import export_on_ray
+from rayembed_papers.context.sizes import scores_by_size
 
 pytestmark = pytest.mark.ray
 

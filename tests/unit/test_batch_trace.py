@@ -1,4 +1,4 @@
-"""`jobs/trace_batch.py`: from a step of training back to the rows of its sources."""
+"""`--trace-batch`: from a step of training back to the rows of its sources."""
 
 import json
 from pathlib import Path
@@ -9,14 +9,15 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.pipeline.batch_trace import run_trace
+from rayembed.pipeline.command_line import run_job
+from rayembed.pipeline.run_folders import locked_folders
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> str:
+def run(tmp_path: Path) -> Run:
     rows = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(20)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    run = parse(
+    return parse(
         Run,
         {
             "name": "traced",
@@ -40,13 +41,28 @@ def plan(tmp_path: Path) -> str:
                     "steps": 5,
                 }
             ],
+            "placement": {"storage_path": str(tmp_path / "out")},
         },
     )
-    return prepare(run, PipelineContext(str(tmp_path / "out"), run.seed))["only"]
 
 
-def test_every_row_leads_to_its_line(plan: str, tmp_path: Path, capsys) -> None:
-    assert run_trace([plan, "3"], about="") == 0
+@pytest.fixture
+def prepared(run: Run) -> Run:
+    """The run as a training has it when its data are prepared."""
+    with locked_folders(run) as folders:
+        folders.keep_plans(prepare(run, PipelineContext(run.placement.storage_path, run.seed)))
+    return run
+
+
+def trace(run: Run, tmp_path: Path, batch: str) -> int:
+    file = tmp_path / "run.yaml"
+    file.write_text(run.to_yaml())
+    argv = ["--recipe", str(file), "--trace-batch", batch]
+    return run_job(argv, default_recipe="biencoder", about="")
+
+
+def test_every_row_leads_to_its_line(prepared: Run, tmp_path: Path, capsys) -> None:
+    assert trace(prepared, tmp_path, "only:3") == 0
     printed = capsys.readouterr().out
     content = (tmp_path / "pairs.jsonl").read_bytes()
     lines = [line for line in printed.splitlines() if "pairs.jsonl@" in line]
@@ -58,8 +74,19 @@ def test_every_row_leads_to_its_line(plan: str, tmp_path: Path, capsys) -> None:
     assert "20 → 20 rows" in printed
 
 
-def test_what_is_not_there_is_told(plan: str, tmp_path: Path, capsys) -> None:
-    assert run_trace([plan, "5"], about="") == 1
+def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> None:
+    assert trace(prepared, tmp_path, "only:5") == 1
     assert "has steps 0 to 4" in capsys.readouterr().err
-    assert run_trace([str(tmp_path / "none"), "0"], about="") == 1
+    assert trace(prepared, tmp_path, "onl:0") == 2
+    assert "did you mean 'only'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        trace(prepared, tmp_path, "only")
+    assert "'only' is not STAGE:STEP" in capsys.readouterr().err
+    (tmp_path / "out" / "plans").rename(tmp_path / "gone")
+    assert trace(prepared, tmp_path, "only:0") == 1
     assert "there is no finished batch plan" in capsys.readouterr().err
+
+
+def test_a_run_without_a_plan_is_told(run: Run, tmp_path: Path, capsys) -> None:
+    assert trace(run, tmp_path, "only:0") == 1
+    assert "no training of that name has prepared it" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline import (
     adaptation_job,
     compare_job,
-    context_job,
     data_jobs,
     evaluation_job,
     register_job,
@@ -22,6 +21,8 @@ from rayembed.pipeline import (
 from rayembed.pipeline.command_line import Action, resolve
 from rayembed.pipeline.evaluation_job import asked_run
 from rayembed_papers.backbone import job as backbone_job
+from rayembed_papers.context import job as context_job
+from rayembed_papers.noise import job as noise_job
 from rayembed_papers.published import job as papers_job
 from rayembed_papers.tables.catalogue import table_sweeps
 
@@ -77,15 +78,13 @@ READERS = {
     "papers/evaluate_backbone": lambda words: backbone_job.asked_run(
         backbone_job._parser("").parse_args(words)
     ),
-    "analyse_context": lambda words: context_job._parser("").parse_args(words),
+    "papers/analyse_context": lambda words: context_job._parser("").parse_args(words),
     "papers/sweep_tables": lambda words: (
         words == ["--list"] or sweep_job.parse_arguments(words, table_sweeps())
     ),
     "sweep_recipe": sweep_job.parse_arguments,
     "set_corpus": list,
-    "measure_noise": list,
-    "send_metrics": list,
-    "trace_batch": list,
+    "papers/measure_noise": lambda words: noise_job._parser("").parse_args(words),
 }
 """What jobs make of their arguments before they start anything; `list` only takes them."""
 

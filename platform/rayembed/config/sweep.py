@@ -1,7 +1,7 @@
 """A sweep: compared runs, deciding score, search and early stopping."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -137,6 +137,15 @@ class Sweep(Document):
     def base(self) -> Run:
         """The first run; placement, tracking and storage are the same in all."""
         return next(iter(self.runs.values()))
+
+    def at(self, storage: str) -> Self:
+        """The sweep with all its runs in another storage."""
+        placement = self.base.placement.model_copy(update={"storage_path": storage})
+        runs = {
+            label: run.model_copy(update={"placement": placement})
+            for label, run in self.runs.items()
+        }
+        return self.model_copy(update={"runs": runs})
 
     def identity(self) -> dict[str, Any]:
         """Everything that decides which trials there are and which is best.

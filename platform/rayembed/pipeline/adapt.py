@@ -16,7 +16,7 @@ from rayembed.models.masked_language_start import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
-from rayembed.pipeline.report import WIDTH, dropped_line
+from rayembed.pipeline.report import MLFLOW_AWAY, WIDTH, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
@@ -96,7 +96,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     finally:
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
-    _print(outcome, plan, folders, mlflow_complete=complete)
+    _print(outcome, plan, mlflow_complete=complete)
     return outcome
 
 
@@ -121,14 +121,12 @@ def _train(
     return AdaptedEncoder(run, encoder, {} if last is None else last)
 
 
-def _print(
-    outcome: AdaptedEncoder, plan: SequencePlan, folders: RunFolders, *, mlflow_complete: bool
-) -> None:
+def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:
     """Print what was drawn of each language, what came of it, and what to run next."""
     console = Console(width=WIDTH, soft_wrap=True, highlight=False)
     console.print(corpus_table(plan.languages_told, outcome.metrics))
     if not mlflow_complete:
-        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folders.storage}")
+        console.print(MLFLOW_AWAY)
     if dropped := int(outcome.metrics.get("dropped_steps", 0)):
         console.print(dropped_line(dropped))
     console.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")

@@ -34,7 +34,11 @@ def run_adaptation_job(argv: Sequence[str], *, default_recipe: str, about: str |
                 print_adaptations(map(get_adaptation, adaptation_names()), out=sys.stdout)
             case Action.DRY_RUN:
                 print_adaptation(run, out=sys.stdout, tables=sys.stderr)
-            case Action.TRAIN:
+            case Action.SEND_METRICS:
+                from rayembed.pipeline.pending_metrics import send_pending
+
+                send_pending(run, sys.stdout)
+            case _:
                 log_to_stderr()
                 from rayembed.pipeline.adapt import adapt  # Ray; a dry run needs none
 

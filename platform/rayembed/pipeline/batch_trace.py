@@ -1,43 +1,31 @@
 """From a step of training back to the rows of its sources, as a table."""
 
-import argparse
-import sys
-from collections.abc import Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 
+from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of, lineage
-from rayembed.errors import RayembedError
+from rayembed.pipeline.command_line import of_stages
+from rayembed.pipeline.run_folders import plan_of
 
 _WIDTH = 140
 _SHOWN_CHARACTERS = 60
 
 
-def run_trace(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, or 1 when there is no such plan, step or folder."""
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument("plan", help="folder of a batch plan: storage_path/plans/STAGE-…")
-    parser.add_argument("step", type=int, help="step of the stage, from 0")
-    args = parser.parse_args(list(argv))
-    try:
-        print_trace(args.plan, args.step, sys.stdout)
-    except RayembedError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
-
-
-def print_trace(plan_folder: str, step: int, out: TextIO) -> None:
-    """Write each row of the step with its origin, then the folders that the rows went through.
+def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
+    """Write each row of a stage's step with its origin, then the folders that they went through.
 
     Raises:
-        DataError: no such step.
-        ArtifactError: no such plan, or a folder that it was made of is gone.
+        ArtifactError: no training of that name has a plan of the stage, or a folder that it was
+            made of is gone.
+        ConfigError: the run has no such stage.
+        DataError: the plan has no such step.
     """
-    plan = BatchPlan.open(plan_folder)
+    of_stages(run, [stage])
+    plan = BatchPlan.open(plan_of(run, stage))
     rows = lineage(plan, step)
     records = plan.read(step)
     table = Table(title=f"Step {step} of plan {plan.fingerprint}", title_justify="left")

@@ -26,6 +26,8 @@ class Action(Enum):
     TRAIN = "train"
     DRY_RUN = "dry-run"
     LIST = "list"
+    SEND_METRICS = "send-metrics"
+    TRACE_BATCH = "trace-batch"
 
 
 def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> int:
@@ -39,12 +41,21 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
     """
 
     def work() -> None:
-        run, action = resolve(argv, default_recipe, about=about)
+        args = _parser(default_recipe, about).parse_args(list(argv))
+        run, action = _asked(args)
         match action:
             case Action.LIST:
                 print_recipes(map(get_recipe, recipe_names()), out=sys.stdout)
             case Action.DRY_RUN:
                 print_dry_run(run, out=sys.stdout, tables=sys.stderr)
+            case Action.SEND_METRICS:
+                from rayembed.pipeline.pending_metrics import send_pending
+
+                send_pending(run, sys.stdout)
+            case Action.TRACE_BATCH:
+                from rayembed.pipeline.batch_trace import print_trace
+
+                print_trace(run, *args.trace_batch, sys.stdout)
             case Action.TRAIN:
                 log_to_stderr()
                 from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
@@ -107,8 +118,14 @@ def resolve(
         ConfigError: an unknown recipe or setting, a file that is no run, a wrong value.
         SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
     """
-    args = _parser(default_recipe, about).parse_args(list(argv))
-    return of_stages(assigned(base_run(args.recipe), args), args.stages), action_of(args)
+    return _asked(_parser(default_recipe, about).parse_args(list(argv)))
+
+
+def _asked(args: argparse.Namespace) -> tuple[Run, Action]:
+    run = of_stages(assigned(base_run(args.recipe), args), args.stages)
+    action = action_of(args)
+    traces = args.trace_batch is not None and action is Action.TRAIN
+    return run, Action.TRACE_BATCH if traces else action
 
 
 def assigned(run: AnyDocument, args: argparse.Namespace) -> AnyDocument:
@@ -125,7 +142,9 @@ def action_of(args: argparse.Namespace) -> Action:
     """What `recipe_parser`'s arguments ask to do."""
     if args.list:
         return Action.LIST
-    return Action.DRY_RUN if args.dry_run else Action.TRAIN
+    if args.dry_run:
+        return Action.DRY_RUN
+    return Action.SEND_METRICS if args.send_metrics else Action.TRAIN
 
 
 def of_stages(run: Run, names: Sequence[str]) -> Run:
@@ -198,7 +217,18 @@ def recipe_parser(
         help="print the resolved run (stdout) and what it needs (stderr); start nothing",
     )
     parser.add_argument("--list", action="store_true", help="print the recipes; start nothing")
+    add_send_metrics(parser)
     return parser
+
+
+def add_send_metrics(parser: argparse.ArgumentParser) -> None:
+    """The option that all jobs have whose metrics may wait for MLflow."""
+    parser.add_argument(
+        "--send-metrics",
+        action="store_true",
+        help="send MLflow what it has not got of the run of that name, because it was away; start "
+        "nothing",
+    )
 
 
 def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
@@ -212,4 +242,18 @@ def _parser(default_recipe: str, about: str | None) -> argparse.ArgumentParser:
         help="run only this stage; may be given often. It starts from model.backbone.path, which "
         "may be the model of an earlier run",
     )
+    parser.add_argument(
+        "--trace-batch",
+        type=_stage_and_step,
+        metavar="STAGE:STEP",
+        help="print which rows of which sources that step of the run trains on (from 0), and what "
+        "was done with them; start nothing",
+    )
     return parser
+
+
+def _stage_and_step(text: str) -> tuple[str, int]:
+    stage, colon, step = text.rpartition(":")
+    if not colon or not stage or not step.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE:STEP, such as blend:12")
+    return stage, int(step)

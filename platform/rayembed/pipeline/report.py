@@ -11,6 +11,11 @@ from rayembed.evaluation.tables import ScoreTable, rich_table
 from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.register import RegisteredVersion
 
+MLFLOW_AWAY = (
+    "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
+)
+"""What the driver prints last where MLflow has not got everything."""
+
 WIDTH = 132
 """Columns of the table: logs of jobs have no terminal that says its width."""
 
@@ -48,7 +53,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     for warning in outcome.data_warnings:
         console.print(f"Data       {warning}", markup=False)
     if not mlflow_complete:
-        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {outcome.run_folder}")
+        console.print(MLFLOW_AWAY)
     if outcome.tracking_uri.startswith("http"):
         console.print(f"MLflow     {outcome.tracking_uri}")
     else:

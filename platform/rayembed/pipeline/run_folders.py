@@ -1,8 +1,9 @@
 """Where a run's parts lie, locked while one job works on it."""
 
 import hashlib
+import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,20 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.storage import check_writable, is_remote, join
+from rayembed.assets.storage import check_writable, exists, file_name, is_remote, join, read_bytes
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import AnyRun
+from rayembed.config.run import Run
+from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
-from rayembed.registry.metrics_log import METRICS_FILE
+from rayembed.pipeline.storage import absolute_storage
+from rayembed.registry.metrics_log import METRICS_FILE, write_atomic
 from rayembed.registry.tracking import Status
 
 logger = logging.getLogger(__name__)
+
+PLANS_FILE = "plans.json"
+"""Of a run: stage → name of its batch plan's folder in storage."""
 
 
 @dataclass
@@ -63,6 +70,11 @@ class RunFolders:
         """Of a stage's exported model."""
         return join(self.storage, "models", name)
 
+    def keep_plans(self, plans: Mapping[str, str]) -> None:
+        """Write down which batch plan each stage trains on, by the names of their folders."""
+        named = {stage: file_name(place) for stage, place in plans.items()}
+        write_atomic(self.local / PLANS_FILE, json.dumps(named, indent=2) + "\n")
+
     def keep_at_the_end(self, status: Status) -> None:
         """Copy the small files to storage; what made the run fail stays the error that is told."""
         try:
@@ -71,6 +83,24 @@ class RunFolders:
             if status == "FINISHED":
                 raise
             logger.warning("%s", error)
+
+
+def plan_of(run: Run, stage: str) -> str:
+    """Folder of the batch plan that a stage of the run trains on.
+
+    Raises:
+        ArtifactError: no training of that name has come so far as to have one.
+        StorageError: the storage cannot be read.
+    """
+    storage = absolute_storage(run.placement.storage_path)
+    path = join(storage, "runs", run.name, PLANS_FILE)
+    plans = json.loads(read_bytes(path)) if exists(path) else {}
+    if stage not in plans:
+        raise ArtifactError(
+            f"{path!r} names no batch plan of the stage {stage!r}: no training of that name has "
+            "prepared it; start it, or correct --name or placement.storage_path"
+        )
+    return join(storage, "plans", str(plans[stage]))
 
 
 @contextmanager
@@ -84,20 +114,39 @@ def locked_folders(run: AnyRun, *, wait: bool = False) -> Iterator[RunFolders]:
         PlacementError: the storage cannot be written.
         ArtifactError: another job has them right now.
     """
-    folders = _folders(run)
-    folders.local.parent.mkdir(parents=True, exist_ok=True)
+    files = _files(run.placement.storage_path, "runs", run.name)
+    with _locked(files, f"trains the run {run.name!r}", wait=wait):
+        yield RunFolders(files)
+
+
+@contextmanager
+def locked_sweep(sweep: Sweep) -> Iterator[StoredFolder]:
+    """The files of a sweep, which no other job has meanwhile, with what storage has of them.
+
+    Raises:
+        PlacementError: the storage cannot be written.
+        ArtifactError: another job has them right now.
+    """
+    files = _files(sweep.base.placement.storage_path, "sweeps", sweep.name)
+    with _locked(files, f"runs the sweep {sweep.name!r}"):
+        yield files
+
+
+@contextmanager
+def _locked(files: StoredFolder, what: str, *, wait: bool = False) -> Iterator[None]:
+    files.local.parent.mkdir(parents=True, exist_ok=True)
     # Not of one thread: the trials of a sweep are threads of one process.
-    lock = FileLock(f"{folders.local}.lock", thread_local=False)
+    lock = FileLock(f"{files.local}.lock", thread_local=False)
     try:
         lock.acquire(timeout=-1 if wait else 0)
     except Timeout:
         raise ArtifactError(
-            f"another job trains the run {run.name!r} in {str(folders.local)!r} right now; wait "
-            "for it, stop it (`ray job stop`), or give this run another --name"
+            f"another job {what} in {str(files.local)!r} right now; wait for it, stop it "
+            "(`ray job stop`), or give this one another --name"
         ) from None
     try:
-        folders.files.fetch()
-        yield folders
+        files.fetch()
+        yield
     finally:
         lock.release()
 
@@ -108,17 +157,16 @@ def fetched_folder(run: AnyRun) -> Path:
     Raises:
         ArtifactError: the storage cannot be read.
     """
-    folders = _folders(run)
-    folders.files.fetch()
-    return folders.local
+    files = _files(run.placement.storage_path, "runs", run.name)
+    files.fetch()
+    return files.local
 
 
-def _folders(run: AnyRun) -> RunFolders:
-    """The run's folders, after the storage was found writable."""
-    storage = run.placement.storage_path
+def _files(storage: str, kind: str, name: str) -> StoredFolder:
+    """The files of a run or a sweep, after the storage was found writable."""
     check_writable(storage)
-    place = join(storage, "runs", run.name)
+    place = join(storage, kind, name)
     if not is_remote(storage):
-        return RunFolders(StoredFolder(place, Path(place)))
+        return StoredFolder(place, Path(place))
     key = hashlib.sha256(place.encode()).hexdigest()[:12]
-    return RunFolders(StoredFolder(place, cache_folder() / "runs" / f"{run.name}-{key}"))
+    return StoredFolder(place, cache_folder() / kind / f"{name}-{key}")

@@ -1,16 +1,12 @@
 """A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import yaml
-from filelock import FileLock, Timeout
 
-from rayembed.assets.cache import cache_folder
-from rayembed.assets.storage import check_writable, exists, is_remote, join, read_bytes
+from rayembed.assets.storage import exists, join, read_bytes
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
@@ -24,7 +20,7 @@ from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.report import Outcome
-from rayembed.pipeline.run_folders import fetched_folder
+from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_report import print_swept, write_report
@@ -78,38 +74,10 @@ def sweep_runs(
         RayembedError: what is wrong and what to do; a trial that failed stops no other, and is
             told at the end.
     """
-    sweep = _at(sweep, absolute_storage(sweep.base.placement.storage_path))
+    sweep = sweep.at(absolute_storage(sweep.base.placement.storage_path))
     check_all(sweep)
-    storage = sweep.base.placement.storage_path
-    check_writable(storage)
-    files = _files(sweep, storage)
-    files.local.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(f"{files.local}.lock").acquire(timeout=0):
-            files.fetch()
-            return _sweep(sweep, files, printed or {}, source)
-    except Timeout:
-        raise ArtifactError(
-            f"another job runs the sweep {sweep.name!r} in {files.place!r} right now; wait for it, "
-            "stop it (`ray job stop`), or give this sweep another --name"
-        ) from None
-
-
-def _at(sweep: Sweep, storage: str) -> Sweep:
-    """The sweep with the storage in all its runs."""
-    placement = sweep.base.placement.model_copy(update={"storage_path": storage})
-    runs = {
-        label: run.model_copy(update={"placement": placement}) for label, run in sweep.runs.items()
-    }
-    return sweep.model_copy(update={"runs": runs})
-
-
-def _files(sweep: Sweep, storage: str) -> StoredFolder:
-    place = join(storage, "sweeps", sweep.name)
-    if not is_remote(storage):
-        return StoredFolder(place, Path(place))
-    key = hashlib.sha256(place.encode()).hexdigest()[:12]
-    return StoredFolder(place, cache_folder() / "sweeps" / f"{sweep.name}-{key}")
+    with locked_sweep(sweep) as files:
+        return _sweep(sweep, files, printed or {}, source)
 
 
 def _sweep(

@@ -14,7 +14,13 @@ from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, of_stages
+from rayembed.pipeline.command_line import (
+    add_send_metrics,
+    base_run,
+    exit_code,
+    log_to_stderr,
+    of_stages,
+)
 from rayembed.pipeline.dry_run import print_recipes
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -54,6 +60,11 @@ def run_sweep_job(argv: Sequence[str], *, about: str | None, sweeps: Sweeps = NO
             _print_list(sweeps, sys.stdout)
             return
         asked = resolve(args, sweeps)
+        if args.send_metrics:
+            from rayembed.pipeline.pending_metrics import send_pending
+
+            send_pending(asked.sweep, sys.stdout)
+            return
         # Ray and torch; what is asked wrongly is told without them.
         from rayembed.pipeline.sweep_check import check_all
 
@@ -254,4 +265,5 @@ def _parser(about: str | None, sweeps: Sweeps) -> argparse.ArgumentParser:
     parser.add_argument(
         "--list", action="store_true", help="print what can be named; start nothing"
     )
+    add_send_metrics(parser)
     return parser

@@ -7,7 +7,7 @@ from rich.console import Console
 from rayembed.assets.storage import join
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.sweep import Sweep, metric_source
-from rayembed.pipeline.report import WIDTH, Outcome
+from rayembed.pipeline.report import MLFLOW_AWAY, WIDTH, Outcome
 from rayembed.registry.metrics_log import write_atomic
 from rayembed.registry.tracking import Tracker
 from rayembed.tuning.importance import LEAST_TRIALS, importance
@@ -131,8 +131,7 @@ def print_swept(
         console.print(f"Best       {outcome.run.name}")
         console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if not mlflow_complete:
-        folder = report.removesuffix(f"/{REPORT}")
-        console.print(f"MLflow is away; when it is back: jobs/send_metrics.py {folder}")
+        console.print(MLFLOW_AWAY)
 
 
 def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:

@@ -172,6 +172,7 @@ def _train(
     check_placement(run.placement, validates=validates)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
+    folders.keep_plans(plans)
     folders.files.keep()
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)

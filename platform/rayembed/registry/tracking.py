@@ -2,7 +2,7 @@
 
 Metrics stand in the metrics log; scores, files, tags and the final status in an outbox. Both are
 kept in the run's folder, so that a server that dies midway costs nothing: training goes on, and
-everything is sent when it is back, or later by `jobs/send_metrics.py`.
+everything is sent when it is back, or later by the same job with `--send-metrics`.
 """
 
 import json
@@ -264,10 +264,9 @@ class Tracker:
         except TrackingError as error:
             _logger.warning(
                 "MLflow has not got everything of this run: %s\nNothing is lost. The metrics lie "
-                "in %s. When the server is back:\n    python jobs/send_metrics.py %s",
+                "in %s. When the server is back, the same command with --send-metrics sends them.",
                 error,
                 self.folder / METRICS_FILE,
-                self.folder,
             )
             return False
         return True

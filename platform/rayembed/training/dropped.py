@@ -110,5 +110,6 @@ class DroppedSteps:
             f"batch of {self._of_step(step - 1)}. {kept}; no weights were handed on. Most often "
             "the learning rate is too high: lower optimizer.learning_rate or raise "
             "optimizer.warmup_steps, and train under another --name. If only some batches do it, "
-            "look at their rows (jobs/trace_batch.py) and take out what is broken there."
+            f"look at their rows (--trace-batch {name}:{step - 1}) and take out what is broken "
+            "there."
         )

@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.noise_job import run_noise_job
+from rayembed_papers.noise.job import run_noise_job
 
 if __name__ == "__main__":
     sys.exit(run_noise_job(sys.argv[1:], about=__doc__))

@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.context_job import run_context_job
+from rayembed_papers.context.job import run_context_job
 
 if __name__ == "__main__":
     sys.exit(run_context_job(sys.argv[1:], about=__doc__))

@@ -18,7 +18,6 @@ from rayembed.config.settings import nearest
 from rayembed.data.sources.wikipedia import NO_TOPIC
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.context import DrawnContext, draw_context
-from rayembed.evaluation.context_sizes import contextual_folder, load_contextual
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
@@ -27,6 +26,7 @@ from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS, retrieval_within
 from rayembed.models.encoding import encode_context
 from rayembed.models.fingerprints import weights_fingerprint
+from rayembed_papers.context.sizes import contextual_folder, load_contextual
 
 logger = logging.getLogger(__name__)
 

@@ -42,7 +42,7 @@ def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
         storage = absolute_storage(run.placement.storage_path)
         placement = run.placement.model_copy(update={"storage_path": storage})
         run = run.model_copy(update={"placement": placement})
-        log_to_stderr()
+        log_to_stderr(__package__)
         analyse: Analysis = args.analyse
         analyse(args, run, args.output or join(storage, FOLDER, args.analysis))
 
@@ -55,12 +55,12 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
     Raises:
         ConfigError: no data set with clusters, or sizes larger than the data.
     """
-    from rayembed.data.clusters.difficulty import Difficulty, measure_batches
     from rayembed.data.on_ray import ray_pipeline_context
     from rayembed.data.prepare import check_sources, prepare_datasets
     from rayembed.pipeline.checks import check_teachers
-    from rayembed.pipeline.context_report import deliver, difficulty_report
     from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.context.difficulty import Difficulty, measure_batches
+    from rayembed_papers.context.report import deliver, difficulty_report
 
     datasets = clustered_datasets(run, args.datasets)
     check_teachers(datasets)
@@ -157,15 +157,15 @@ def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
         ArtifactError: a model that takes no context, or no model.
         ConfigError: more documents than the model takes or a task has, or an unknown task.
     """
-    from rayembed.evaluation.context_sizes import (
+    from rayembed.evaluation.on_ray import measured_on_ray
+    from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.context.report import deliver, size_report
+    from rayembed_papers.context.sizes import (
         check_sizes,
         contextual_folder,
         scores_by_size,
         tasks_of,
     )
-    from rayembed.evaluation.on_ray import measured_on_ray
-    from rayembed.pipeline.context_report import deliver, size_report
-    from rayembed.pipeline.on_ray import connect
 
     reference = args.model or trained_model(run)
     _, places = contextual_folder(reference)
@@ -200,11 +200,11 @@ def analyse_topics(args: argparse.Namespace, run: Run, output: str) -> None:
         ConfigError: an unknown task.
         DataError: too few topics with enough held-out articles.
     """
-    from rayembed.evaluation.context_sizes import contextual_folder
-    from rayembed.evaluation.context_topics import topic_scores, topic_tasks
     from rayembed.evaluation.on_ray import measured_on_ray
-    from rayembed.pipeline.context_report import deliver, topic_report
     from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.context.report import deliver, topic_report
+    from rayembed_papers.context.sizes import contextual_folder
+    from rayembed_papers.context.topics import topic_scores, topic_tasks
 
     reference = args.model or trained_model(run)
     contextual_folder(reference)

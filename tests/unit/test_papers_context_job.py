@@ -11,19 +11,19 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.data import on_ray as data_on_ray
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.clusters.difficulty import Difficulty
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation import on_ray as evaluation_on_ray
-from rayembed.evaluation.context_topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
 from rayembed.models.build import build_model
 from rayembed.pipeline import on_ray
-from rayembed.pipeline.context_job import asked_sizes, default_sizes, run_context_job
-from rayembed.pipeline.context_report import (
+from rayembed_papers.context.difficulty import Difficulty
+from rayembed_papers.context.job import asked_sizes, default_sizes, run_context_job
+from rayembed_papers.context.report import (
     deliver,
     difficulty_report,
     size_report,
     topic_report,
 )
+from rayembed_papers.context.topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
 
 PNG = b"\x89PNG\r\n"
 

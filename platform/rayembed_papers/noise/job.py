@@ -12,10 +12,10 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ConfigError
-from rayembed.evaluation.noise import NoiseScores
 from rayembed.evaluation.tables import heading
 from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
 from rayembed.pipeline.storage import absolute_storage
+from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
 
@@ -40,7 +40,7 @@ def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
         args = _parser(about).parse_args(list(argv))
         run = override(base_run(args.recipe), args.assignments)
         models = dict(map(_labelled, args.model)) or _quickstarts(run)
-        log_to_stderr()
+        log_to_stderr(__package__)
         scores = measure(run, models, num_words=args.words)
         print_scores(scores, sys.stdout)
         storage = absolute_storage(run.placement.storage_path)
@@ -61,9 +61,9 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     Raises:
         RayembedError: a model, the tasks or the cluster cannot be had.
     """
-    from rayembed.evaluation.noise import noise_scores
     from rayembed.evaluation.on_ray import measured_on_ray
     from rayembed.pipeline.on_ray import connect
+    from rayembed_papers.noise.scores import noise_scores
 
     connect()
     placement = run.placement

@@ -13,9 +13,16 @@ from word_articles import TOPICS, run_over_words, write_word_articles
 from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
-from rayembed.evaluation import context_topics, rayembed_spec
-from rayembed.evaluation.context_sizes import check_sizes, scores_by_size, tasks_of
-from rayembed.evaluation.context_topics import (
+from rayembed.evaluation import rayembed_spec
+from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
+from rayembed.models.build import build_model
+from rayembed.models.cde import CDE
+from rayembed.models.corpus import random_documents
+from rayembed.models.encoding import encode, encode_context
+from rayembed.models.load import load_model
+from rayembed_papers.context import topics as context_topics
+from rayembed_papers.context.sizes import check_sizes, scores_by_size, tasks_of
+from rayembed_papers.context.topics import (
     EVERY_TOPIC,
     NO_CONTEXT,
     TopicScores,
@@ -23,12 +30,6 @@ from rayembed.evaluation.context_topics import (
     topic_scores,
     topic_tasks,
 )
-from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
-from rayembed.models.build import build_model
-from rayembed.models.cde import CDE
-from rayembed.models.corpus import random_documents
-from rayembed.models.encoding import encode, encode_context
-from rayembed.models.load import load_model
 
 J = 4
 SENTENCES = RETRIEVAL_TASKS[0]
@@ -87,7 +88,7 @@ def recorded(monkeypatch, module):
 def test_scores_by_size_are_those_of_so_many_documents(run, folder, tmp_path, monkeypatch, caplog):
     seen = recorded(monkeypatch, rayembed_spec)
     options = {"name": "x", "results_folder": tmp_path / "results", "sizes": [0, 2, J], "draws": 2}
-    with caplog.at_level(logging.INFO, logger="rayembed"):
+    with caplog.at_level(logging.INFO, logger="rayembed_papers"):
         found = scores_by_size(folder, run, **options)
     assert "no corpus is set" not in caplog.text, "none is what was asked for"
     assert "2 context documents, draw 2 (4 of 5)" in caplog.text

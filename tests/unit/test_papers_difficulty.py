@@ -6,13 +6,13 @@ import pytest
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import ArtifactWriter, PipelineContext
-from rayembed.data.clusters import difficulty as measured
 from rayembed.data.clusters.cluster import make_clustered
-from rayembed.data.clusters.difficulty import Difficulty, difficulty, measure_batches
 from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import in_process
+from rayembed_papers.context import difficulty as measured
+from rayembed_papers.context.difficulty import Difficulty, difficulty, measure_batches
 
 TOPICS, ROWS_OF_TOPIC = 12, 8
 

@@ -12,16 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.clusters.difficulty import RANDOM
 from rayembed.errors import StorageError
-from rayembed.evaluation.context_plots import (
-    Difficulties,
-    difficulty_lines,
-    size_lines,
-    topic_squares,
-)
-from rayembed.evaluation.context_sizes import SizeScores
-from rayembed.evaluation.context_topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
 from rayembed.evaluation.spread import (
     SpreadTable,
     shown,
@@ -30,6 +21,15 @@ from rayembed.evaluation.spread import (
     spread_table,
 )
 from rayembed.evaluation.tables import heading, markdown_line
+from rayembed_papers.context.difficulty import RANDOM
+from rayembed_papers.context.plots import (
+    Difficulties,
+    difficulty_lines,
+    size_lines,
+    topic_squares,
+)
+from rayembed_papers.context.sizes import SizeScores
+from rayembed_papers.context.topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
 
 WIDTH = 132
 """Columns where the output is not a terminal."""

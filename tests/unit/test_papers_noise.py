@@ -13,7 +13,13 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.folder_prompts import unsaved_prompts
-from rayembed.evaluation.noise import (
+from rayembed.evaluation.prompts import ModelPrompts
+from rayembed.evaluation.wikipedia_factory import held_out_articles
+from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
+from rayembed.models.build import build_model
+from rayembed.models.load import load_model
+from rayembed_papers.noise import job as noise_job
+from rayembed_papers.noise.scores import (
     Noise,
     NoiseScores,
     _make_room,
@@ -21,12 +27,6 @@ from rayembed.evaluation.noise import (
     _warn_of_cut_noise,
     noise_scores,
 )
-from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.wikipedia_factory import held_out_articles
-from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
-from rayembed.models.build import build_model
-from rayembed.models.load import load_model
-from rayembed.pipeline import noise_job
 
 SIZES = {"num_documents": 30, "num_queries": 15, "max_length": 24}
 
