@@ -166,10 +166,8 @@ def nvembed_4_small() -> dict[str, Run]:
 
 
 def causal2vec_bases() -> dict[str, Run]:
-    """Both LLMs of the ablations, placed as the larger one: trials of a sweep run in one way."""
-    large = causal2vec.mistral_7b()
-    small = changed(causal2vec.sheared_llama_1_3b(), placement=large.placement)
-    return {_SLLAMA: small, _MISTRAL: large}
+    """Both LLMs of the ablations."""
+    return {_SLLAMA: causal2vec.sheared_llama_1_3b(), _MISTRAL: causal2vec.mistral_7b()}
 
 
 def causal2vec_small() -> dict[str, Run]:
