@@ -1,9 +1,19 @@
 """Settings go into MLflow, files and model cards: what must not stand there is refused."""
 
-import pytest
+import importlib
+import inspect
+import pkgutil
+from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
+import rayembed.config
+import rayembed_papers.backbone.settings
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.override import override
+from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 
@@ -29,8 +39,95 @@ def test_a_password_in_an_address_is_refused_and_not_repeated(setting):
 
 
 def test_a_password_of_a_baseline_is_refused():
-    with pytest.raises(ConfigError, match="baselines: the address"):
+    with pytest.raises(ConfigError, match=r"baselines\.1: the address"):
         override(get_recipe("biencoder"), ["evaluation.baselines=[bm25, 's3://k:s@bucket/x']"])
+
+
+ADDRESS = "s3://KEYID:hunter2@bucket/x"
+
+PLAIN_TEXTS = {
+    # Words that stand before texts, and what they are about.
+    "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
+    "prompt_start", "query_instruction", "query_prefix", "topics",
+    # Columns of a file, and what is written in them.
+    "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "label",
+    "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
+    "text",
+    # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
+    "benchmarks", "experiment", "host", "languages", "quantization", "revision", "space", "split",
+    "subset", "target_modules", "task",
+    # Names in some classes, references in others.
+    "MtebValidation.tasks", "WikipediaValidation.tasks", "Scores.tasks", "BackboneRun.tasks",
+    "OpenAICompatible.model", "ServingConfig.name", "ServingConfig.api_key_env", "BeirSource.query",
+}  # fmt: skip
+"""Settings that take any text and name no place."""
+
+
+def classes_of_settings() -> list[type[Settings]]:
+    for module in pkgutil.iter_modules(rayembed.config.__path__):
+        importlib.import_module(f"rayembed.config.{module.name}")
+    assert rayembed_papers.backbone.settings
+    found = list(Settings.__subclasses__())
+    for cls in found:
+        found += [below for below in cls.__subclasses__() if below not in found]
+    return [cls for cls in found if cls.__module__.startswith("rayembed")]
+
+
+def takes_the_address(cls: type[Settings], name: str) -> bool:
+    """Whether the setting accepts the address, alone, in a list, or in a mapping."""
+    for value in (ADDRESS, [ADDRESS], {"key": ADDRESS}, {"en": ADDRESS}):
+        try:
+            cls.__pydantic_validator__.validate_assignment(cls.model_construct(), name, value)
+        except ValidationError as error:
+            if any(item["loc"][:1] == (name,) for item in error.errors()):
+                continue
+        except AttributeError:
+            pass  # its own check passed; one of the whole class misses the other settings
+        return True
+    return False
+
+
+def owner_of(cls: type[Settings], name: str) -> str:
+    """Name of the class that declares the setting."""
+    return next(base.__name__ for base in reversed(cls.__mro__) if name in _declared(base))
+
+
+def _declared(cls: type) -> dict[str, Any]:
+    return inspect.get_annotations(cls)
+
+
+def test_every_text_of_every_class_is_a_reference_or_known_to_name_no_place():
+    classes = classes_of_settings()
+    assert len(classes) > 60
+    accepted = {
+        f"{owner_of(cls, name)}.{name}"
+        for cls in classes
+        for name in cls.model_fields
+        if takes_the_address(cls, name)
+    }
+    unknown = {n for n in accepted if not {n, n.partition(".")[2]} & PLAIN_TEXTS}
+    assert not unknown, "make it a Reference, or name it among PLAIN_TEXTS"
+    used = {text for n in accepted for text in (n, n.partition(".")[2])}
+    assert used >= PLAIN_TEXTS, "the list names what is no setting any more"
+
+
+def test_a_new_setting_of_any_shape_is_found():
+    class Forgotten(Settings):
+        place: str
+        places: tuple[str, ...]
+        by_name: dict[str, str]
+        told: Reference
+        each: tuple[Reference, ...]
+        named: dict[str, Reference] | None
+
+    taken = [name for name in Forgotten.model_fields if takes_the_address(Forgotten, name)]
+    assert taken == ["place", "places", "by_name"]
+
+
+def test_a_password_behind_the_name_of_a_loader_is_refused():
+    for loader in ("st:", "mteb:"):
+        with pytest.raises(ValueError, match="Leave it out"):
+            refuse_credentials(f"{loader}{ADDRESS}")
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ The first step of Nomic Embed v2 (arXiv 2502.07972, section 4.1 and Table 2): wh
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.document import Document
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource
 from rayembed.config.stage import OptimizerConfig
+from rayembed.config.types import FileName, PlainName, Reference, Seed, unique_names
 from rayembed.config.worker_numbers import check_shares
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -61,16 +61,14 @@ class WikipediaTexts(Settings):
     """The texts of the sample of Wikipedia summaries, one JSON file."""
 
     kind: Literal["wikipedia"] = "wikipedia"
-    path: str
+    path: Reference
     """Asset reference of the JSON file."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class TextsConfig(Settings):
     """One set of texts of the corpus."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: PlainName
     """Name, unique within the corpus; used in folder names."""
     source: Annotated[TextsSource | WikipediaTexts, Field(discriminator="kind")]
     language: str | None = Field(default=None, min_length=1)
@@ -90,9 +88,9 @@ class TextsConfig(Settings):
 class CorpusConfig(Settings):
     """Texts, their division into token sequences, and the sampling of languages."""
 
-    root: str = ""
+    root: Reference = ""
     """Base of relative source paths; not part of the run's identity."""
-    texts: tuple[TextsConfig, ...] = Field(min_length=1)
+    texts: Annotated[tuple[TextsConfig, ...], unique_names("sets of texts")] = Field(min_length=1)
     max_length: PositiveInt = 2048
     """Tokens of a sequence, special ones included (Table 2)."""
     layout: Literal["packed", "truncated"] = "packed"
@@ -102,16 +100,6 @@ class CorpusConfig(Settings):
     language_alpha: float = Field(default=0.3, gt=0.0, le=1.0)
     """α: a language with n sequences is sampled in proportion to n^α (Table 2, arXiv 1911.02116,
     section 3.1); 1: in proportion to n."""
-
-    _no_credentials = field_validator("root")(refuse_credentials)
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "CorpusConfig":
-        names = [texts.name for texts in self.texts]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two sets of texts have the name {twice[0]!r}; it must be unique")
-        return self
 
 
 class MaskingConfig(Settings):
@@ -182,9 +170,9 @@ class MaskedTraining(Settings):
 class Adaptation(Document):
     """Complete settings of one adaptation."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     """Name; a run resubmitted under its name resumes."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Seed of a fresh head, the order of sequences and the masks."""
     model: RotaryEncoderConfig
     corpus: CorpusConfig

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 
 Dtype = Literal["bfloat16", "float32"]
 
@@ -18,7 +18,7 @@ elsewhere; resolved once, when a run begins, and written into its `run.yaml` (se
 class BackboneConfig(Settings):
     """The pretrained transformer that a model starts from."""
 
-    path: str
+    path: Reference
     """An asset reference: a local folder, `hf://org/name@revision`, `s3://…`, `gs://…`, or
     `pypi://package==version/path/inside?sha256=…`."""
 
@@ -35,5 +35,3 @@ class BackboneConfig(Settings):
 
     hidden_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout of hidden states, if the architecture has such a setting (BERT-like encoders)."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)

@@ -2,13 +2,12 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt, field_validator, model_validator
+from pydantic import PositiveInt, model_validator
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.credentials import refuse_credentials
-from rayembed.config.instructions import check_template
 from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference, Template
 
 
 class EncoderConfig(Settings):
@@ -17,7 +16,7 @@ class EncoderConfig(Settings):
     It has no dropout but that of its adapters.
     """
 
-    path: str
+    path: Reference
     """An asset reference, as that of the backbone."""
     frozen: bool = True
     """Whether the encoder is frozen. Table 10: better for an LLM of 7B; adapters are better for
@@ -27,8 +26,6 @@ class EncoderConfig(Settings):
     max_length: PositiveInt = 512
     """Maximum tokens of a text in the encoder, special ones included; longer texts are truncated.
     """
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
     @model_validator(mode="after")
     def _frozen_has_no_adapters(self) -> "EncoderConfig":
@@ -91,7 +88,7 @@ class Causal2VecConfig(Settings):
     """Attention mask of the LLM (Table 15)."""
     lora: LoraConfig | None = LoraConfig(rank=64, alpha=32, dropout=0.05)
     """LoRA adapters with rank and alpha as for 7B in Table 7; None trains the whole LLM."""
-    instruction_template: str = "Instruct: {instruction}\nQuery:"
+    instruction_template: Template = "Instruct: {instruction}\nQuery:"
     """Template that wraps an instruction before a text. Each part of the sequence is tokenised
     separately, so no space has to end it."""
     prompt_start: str = ""
@@ -111,11 +108,6 @@ class Causal2VecConfig(Settings):
         """Number of Contextual tokens in the LLM's input."""
         without = self.encoder is None or self.representation == "separate"
         return 0 if without else self.num_contextual_tokens
-
-    @model_validator(mode="after")
-    def _template_has_instruction(self) -> "Causal2VecConfig":
-        check_template(self.instruction_template)
-        return self
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Causal2VecConfig":

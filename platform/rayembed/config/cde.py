@@ -2,22 +2,19 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.credentials import refuse_credentials
-from rayembed.config.instructions import check_template
 from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference, Template
 
 
 class FirstStageConfig(Settings):
     """The bidirectional encoder that embeds context documents for CDE, in the backbone's dtype."""
 
-    path: str
+    path: Reference
     """Asset reference; its vocabulary must equal the backbone's."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class CDEConfig(Settings):
@@ -64,14 +61,9 @@ class CDEConfig(Settings):
     """Text before every query without an instruction (section 10.7)."""
     document_prefix: str = "search_document: "
     """Text before every document without an instruction, context documents included."""
-    instruction_template: str = "{instruction}"
+    instruction_template: Template = "{instruction}"
     """Template of a text's instruction, such as `classification: `, which replaces the prefix."""
     query_max_length: PositiveInt = 512
     """Maximum tokens of a query, special ones included; context and soft prompts are additional."""
     document_max_length: PositiveInt = 512
     """Maximum tokens of a document or context document; see `query_max_length`."""
-
-    @model_validator(mode="after")
-    def _template_has_instruction(self) -> "CDEConfig":
-        check_template(self.instruction_template)
-        return self

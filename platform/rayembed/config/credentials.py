@@ -8,6 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 # What follows the first colon of the authority is a password unless it is a port. Secret keys may
 # hold an unquoted slash, so the authority is not cut there.
 _PASSWORD = re.compile(r"^[^:/]+://[^/?#@:]*:(?!\d+(?:[/?#]|$))[^@]*@")
+# A word before a reference names the library that loads the model.
+_LOADER = re.compile(r"^(?:st|mteb):(?!//)")
 _TOKEN = re.compile(r"^https?://[^/?#@]*@")
 _SECRET = re.compile(r"passw|secret|token|signature|credential|(access|api|account)_?key|^sig$")
 
@@ -20,12 +22,13 @@ def refuse_credentials(address: str | None) -> str | None:
     """
     if address is None or "://" not in address:
         return address
-    query = parse_qsl(urlsplit(address).query, keep_blank_values=True)
+    plain = _LOADER.sub("", address)
+    query = parse_qsl(urlsplit(plain).query, keep_blank_values=True)
     values = [value for _, value in query]
     secret = [name for name, _ in query if _SECRET.search(name.lower())]
     if secret:
         found = f"the parameter {secret[0]!r}"
-    elif any(_PASSWORD.search(part) or _TOKEN.search(part) for part in (address, *values)):
+    elif any(_PASSWORD.search(part) or _TOKEN.search(part) for part in (plain, *values)):
         found = "a user's password or key before '@'"
     else:
         return address

@@ -1,10 +1,9 @@
 """Data of a run: its data sets, their processing, the held-out split."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.mining import (
     CleaningConfig,
     ClusterConfig,
@@ -24,6 +23,7 @@ from rayembed.config.sources import (
     STSSource,
     WikipediaSource,
 )
+from rayembed.config.types import PlainName, Reference, unique_names
 
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
@@ -31,7 +31,7 @@ TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 class DatasetConfig(Settings):
     """One data set of a run: converted, cleaned, filtered, mined and clustered in this order."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: PlainName
     """Name, unique within the run; used by stages and in folder names."""
     source: Source
     task: TaskKind = "retrieval"
@@ -116,10 +116,8 @@ class HeldOutConfig(Settings):
 class DataConfig(Settings):
     """All data of a run."""
 
-    root: str = ""
+    root: Reference = ""
     """Base of relative source paths: a folder, `s3://…` or `gs://…`. Not part of the run's
     identity; the data's content is."""
-    datasets: tuple[DatasetConfig, ...] = Field(min_length=1)
+    datasets: Annotated[tuple[DatasetConfig, ...], unique_names("data sets")] = Field(min_length=1)
     held_out: HeldOutConfig = HeldOutConfig()
-
-    _no_credentials = field_validator("root")(refuse_credentials)

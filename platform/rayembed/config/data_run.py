@@ -3,23 +3,21 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data import DataConfig
 from rayembed.config.document import Document, read_mapping
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
+from rayembed.config.types import FileName, Reference, Seed
 
 
 class DataPlacement(Settings):
     """Result storage of a data job."""
 
-    storage_path: str = Field(default="outputs", min_length=1)
+    storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix; with a training run's `placement.storage_path`, each reuses
     the other's results."""
-
-    _no_credentials = field_validator("storage_path")(refuse_credentials)
 
 
 class TeacherPlacement(DataPlacement):
@@ -44,25 +42,15 @@ class TeacherPlacement(DataPlacement):
 class DataRun(Document):
     """Settings of a data job: the data part of a training run, or data sets alone."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     """Name of the job in its report only; results are named by their inputs."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Seed of sampling, held-out titles and clusters."""
     data: DataConfig
-    kept_for_evaluation: str | None = None
+    kept_for_evaluation: Reference | None = None
     """Asset reference of a Wikipedia JSON file whose held-out titles are excluded, in addition to
     those of the data sets."""
     placement: TeacherPlacement = TeacherPlacement()
-
-    _no_credentials = field_validator("kept_for_evaluation")(refuse_credentials)
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "DataRun":
-        names = [dataset.name for dataset in self.data.datasets]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two data sets have the name {twice[0]!r}; it must be unique")
-        return self
 
     def identity(self) -> dict[str, Any]:
         """All settings but the name and locations."""

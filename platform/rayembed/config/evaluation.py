@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference, Seed, SortedDict
 
 PromptTableName = Literal["auto", "nvembed", "causal2vec", "nomic", "cde", "folder", "none"]
 
@@ -33,7 +33,7 @@ class Prompts(Settings):
     where it has none. `paper`: the paper's table, and mteb's where that has none. They differ in
     five tasks of `MTEB(eng, v1)` for NV-Embed (ArguAna, Banking77Classification, NFCorpus, NQ,
     Touche2020), in full stops for Causal2Vec."""
-    instructions: dict[str, str] = Field(default_factory=dict)
+    instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definitions in place of the table's, by the name of an mteb task (`SciFact`) or a type
     of task (`STS`). They stand before queries and before texts of symmetric tasks; before documents
     only where the key says so (`SciFact-document`). An empty text takes the instruction away."""
@@ -43,17 +43,11 @@ class Prompts(Settings):
     document_prefix: str | None = None
     """As `query_prefix`, for documents."""
 
-    @field_validator("instructions")
-    @classmethod
-    def _by_name(cls, instructions: dict[str, str]) -> dict[str, str]:
-        """Sorted, because the order in which they are written decides nothing."""
-        return dict(sorted(instructions.items()))
-
 
 class ModelUnderTest(Settings):
     """The model whose scores are taken."""
 
-    reference: str = Field(min_length=1)
+    reference: Reference = Field(min_length=1)
     """One of: an asset reference (local folder, `hf://org/name@revision`, `s3://…`, `gs://…`,
     `pypi://…`) or a registered model (`models:/name@alias`, `models:/name/3`), which rayembed
     loads; a model of mteb or of the hub by its name (`intfloat/e5-base-v2`, `mteb:org/name`), which
@@ -83,12 +77,6 @@ class ModelUnderTest(Settings):
     from the task's own corpus, for tasks without one from its texts (section 10.12). `random`:
     those of the corpus that was saved with the model, whatever the task, as in the paper's baseline
     of random training documents. `none`: the null token."""
-    context_seed: int = Field(default=0, ge=0, lt=2**32)
+    context_seed: Seed = 0
     """Of the draw of context documents."""
     prompts: Prompts = Prompts()
-
-    @field_validator("reference")
-    @classmethod
-    def _no_credentials(cls, reference: str) -> str:
-        refuse_credentials(reference.removeprefix("st:").removeprefix("mteb:"))
-        return reference

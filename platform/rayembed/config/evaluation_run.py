@@ -2,19 +2,19 @@
 
 from typing import Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 
 
 class EvaluationPlacement(Settings):
     """Where an evaluation runs. Nothing here changes a score beyond rounding."""
 
-    storage_path: str = Field(default="outputs", min_length=1)
+    storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
     workers: PositiveInt = 1
     """Processes that hold the model."""
@@ -33,12 +33,10 @@ class EvaluationPlacement(Settings):
     keep_embeddings: Literal["float32", "float16", "none"] = "float32"
     """How embeddings are kept in storage, for a restart and for other tasks with the same texts.
     `float16` takes half the room and moves scores by about 1e-4; `none` keeps none."""
-    tracking_uri: str | None = None
+    tracking_uri: Reference | None = None
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-evaluation"
     """MLflow experiment."""
-
-    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
 
 
 class ResultsPlace(Settings):

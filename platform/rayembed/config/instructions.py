@@ -50,17 +50,15 @@ def instruction_in(head: str, template: str) -> str:
     return head[len(before) : len(head) - len(behind)]
 
 
-def check_template(template: str) -> None:
-    """Check that the template has a place for an instruction and no other braces.
+def check_template(template: str) -> str:
+    """Return the template; raise unless it has one place for an instruction and no other braces.
 
     Raises:
         ValueError: it has not.
     """
     if "{instruction}" not in template:
-        raise ValueError(f"instruction_template {template!r} lacks '{{instruction}}'")
+        raise ValueError(f"{template!r} lacks '{{instruction}}'")
     rest = template.replace("{instruction}", "", 1)
     if "{" in rest or "}" in rest:
-        raise ValueError(
-            f"instruction_template {template!r} may hold no braces but those of one "
-            "'{instruction}'"
-        )
+        raise ValueError(f"{template!r} may hold no braces but those of one '{{instruction}}'")
+    return template

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
+from rayembed.config.types import Reference
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 
@@ -15,7 +15,7 @@ Share = Annotated[float, Field(gt=0.0, le=1.0)]
 class Teacher(Settings):
     """An embedding model as teacher, with input settings. Equal settings share vectors on disk."""
 
-    teacher: str
+    teacher: Reference
     """Asset reference of an embedding model (ours, sentence-transformers or transformers)."""
     max_length: PositiveInt = 128
     """Maximum tokens of a text in the teacher."""
@@ -28,8 +28,6 @@ class Teacher(Settings):
     dtype: DtypeSetting = "auto"
     """Number type of matrix products. In bfloat16, embeddings, norms and the residual stream keep
     the type of the saved weights."""
-
-    _no_credentials = field_validator("teacher")(refuse_credentials)
 
 
 class TopK(Settings):
@@ -68,23 +66,19 @@ Rule = Annotated[TopK | PercPos | MarginPos | MaxScore, Field(discriminator="kin
 class Corpus(Settings):
     """Additional documents to mine from, besides the data set's positives."""
 
-    path: str
+    path: Reference
     """Path as in a source: Parquet, JSONL or CSV files with one document in each row."""
     text: Column = "text"
     """Column of the document, or several: `title+text`."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class CrossEncoder(Settings):
     """A reranker whose scores of the teacher's candidates the rule uses."""
 
-    model: str
+    model: Reference
     """Asset reference of a cross-encoder in sentence-transformers format."""
     max_length: PositiveInt = 512
     """Tokens of query and document together."""
-
-    _no_credentials = field_validator("model")(refuse_credentials)
 
 
 class MiningConfig(Teacher):
@@ -179,7 +173,7 @@ class NearDuplicates(Settings):
 class Overlap(Settings):
     """Removal of rows that contain a benchmark text."""
 
-    tasks: tuple[str, ...] = Field(min_length=1)
+    tasks: tuple[Reference, ...] = Field(min_length=1)
     """mteb tasks or benchmarks whose evaluation texts are excluded from training, or files of texts
     (`.txt`, one a line; JSONL or Parquet with a column `text`)."""
     max_similarity: float | None = Field(default=0.8, gt=0.0, lt=1.0)

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
 from rayembed.config.backbone import BackboneConfig
-from rayembed.config.instructions import check_template
 from rayembed.config.lora import LoraConfig
 from rayembed.config.pooling import LatentAttentionPooling, NVEmbedPooling
 from rayembed.config.settings import Settings
+from rayembed.config.types import Template
 
 
 class NVEmbedConfig(Settings):
@@ -21,7 +21,7 @@ class NVEmbedConfig(Settings):
     pooling: NVEmbedPooling = LatentAttentionPooling()
     lora: LoraConfig | None = LoraConfig()
     """LoRA adapters; None trains the whole backbone."""
-    instruction_template: str = "Instruct: {instruction}\nQuery: "
+    instruction_template: Template = "Instruct: {instruction}\nQuery: "
     """Template before a text that has an instruction; its tokens are excluded from the pool. The
     released model was trained with the trailing space."""
     token_layout: Literal["paper", "released"] = "paper"
@@ -35,8 +35,3 @@ class NVEmbedConfig(Settings):
     """Maximum tokens of a query, including BOS, EOS and instruction."""
     document_max_length: PositiveInt = 512
     """Maximum tokens of a document, including BOS, EOS and instruction."""
-
-    @model_validator(mode="after")
-    def _template_has_instruction(self) -> "NVEmbedConfig":
-        check_template(self.instruction_template)
-        return self

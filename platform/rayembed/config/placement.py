@@ -4,16 +4,16 @@ import re
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PositiveFloat,
     PositiveInt,
-    field_validator,
     model_validator,
 )
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 
 
 def check_model_name(name: str) -> str:
@@ -50,7 +50,7 @@ class Placement(Settings):
     on from its checkpoints with other workers and another ZeRO stage.
     """
 
-    storage_path: str = Field(default="outputs", min_length=1)
+    storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
     workers: PositiveInt = 1
     """Data-parallel training processes; their maximum with `min_workers`."""
@@ -119,19 +119,12 @@ class Placement(Settings):
     validation_minutes: PositiveFloat | None = None
     """Timeout of such a task in minutes, after which its checkpoint has no score; None for no
     timeout."""
-    tracking_uri: str | None = None
+    tracking_uri: Reference | None = None
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"
     """MLflow experiment."""
-    registered_model: str | None = None
+    registered_model: Annotated[str, AfterValidator(check_model_name)] | None = None
     """Name in MLflow's registry; None: the run's name."""
-
-    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
-
-    @field_validator("registered_model")
-    @classmethod
-    def _model_name(cls, name: str | None) -> str | None:
-        return None if name is None else check_model_name(name)
 
     @model_validator(mode="after")
     def _fewest_are_not_more(self) -> "Placement":

@@ -1,7 +1,7 @@
 """A run: identity (what it is) and placement (where it runs); its fingerprint and its file."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ from rayembed.config.scores import OwnSet, Scores, WikipediaTasks
 from rayembed.config.settings import changed, nearest
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
+from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
     BeirValidation,
     MtebValidation,
@@ -28,30 +29,16 @@ from rayembed.config.worker_numbers import check_shares
 class Run(Document):
     """Everything that one training run is."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     """A run submitted again under its name goes on where it stopped."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Of initialisation, dropout, sampling and the batch plan; 32 bits, as numpy's generators take
     and as leaves torch's 64 room to tell stages and workers apart."""
     model: ModelConfig
     data: DataConfig
-    stages: tuple[StageConfig, ...] = Field(min_length=1)
+    stages: Annotated[tuple[StageConfig, ...], unique_names("stages")] = Field(min_length=1)
     evaluation: EvaluationConfig = EvaluationConfig()
     placement: Placement = Placement()
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "Run":
-        groups = (
-            ("data set", [dataset.name for dataset in self.data.datasets]),
-            ("stage", [stage.name for stage in self.stages]),
-        )
-        for what, names in groups:
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(
-                    f"two elements have the {what} name {twice[0]!r}; it must be unique"
-                )
-        return self
 
     @model_validator(mode="after")
     def _stages_fit(self) -> "Run":

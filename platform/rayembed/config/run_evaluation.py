@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.scores import WIKIPEDIA, Scores
+from rayembed.config.types import Reference, SortedDict
 from rayembed.config.validation import ValidationConfig, WikipediaValidation
 
 _MOVED = {
@@ -23,9 +23,9 @@ class EvaluationConfig(Scores):
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""
-    baselines: tuple[str, ...] = ()
+    baselines: tuple[Reference, ...] = ()
     """Asset references of embedding models to compare with, or `bm25`."""
-    instructions: dict[str, str] = Field(default_factory=dict)
+    instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definition put before the queries of a task, by the task's name; as in training. The
     model is saved with them. Tasks left out have what `evaluate_model` puts there: models with an
     instruction template always have one; an empty text: none."""
@@ -56,19 +56,6 @@ class EvaluationConfig(Scores):
     def uses_wikipedia(self) -> bool:
         """Whether the Wikipedia sample's held-out titles are scored, after training or during."""
         return self.scores_wikipedia or self.num_validation_titles > 0
-
-    @field_validator("baselines")
-    @classmethod
-    def _no_credentials_each(cls, baselines: tuple[str, ...]) -> tuple[str, ...]:
-        for reference in baselines:
-            refuse_credentials(reference)
-        return baselines
-
-    @field_validator("instructions")
-    @classmethod
-    def _by_name(cls, given: dict[str, str]) -> dict[str, str]:
-        """Sorted, because the order in which they are written decides nothing."""
-        return dict(sorted(given.items()))
 
     @model_validator(mode="after")
     def _titles_are_the_runs(self) -> "EvaluationConfig":

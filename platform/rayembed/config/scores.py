@@ -1,9 +1,12 @@
 """Which texts a model is scored on: one setting for training runs and evaluations alike."""
 
+from typing import Annotated
+
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import FileName, Reference, unique_names
 
 WIKIPEDIA = "wikipedia"
 """The benchmark of the Wikipedia sample's tasks, which needs no hub."""
@@ -62,16 +65,14 @@ class WikipediaTasks(Settings):
 class OwnSet(Settings):
     """Queries, documents and judgements of the user's own, as a retrieval task."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     """The task's name in results and tables; not that of another task."""
-    path: str = Field(min_length=1)
+    path: Reference = Field(min_length=1)
     """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
     split: str = "test"
     """Which judgements are taken, `qrels/<split>.tsv`."""
     instruction: str | None = None
     """Task definition for models that take one."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class Scores(Settings):
@@ -84,16 +85,9 @@ class Scores(Settings):
     """Single tasks of mteb, or of the Wikipedia sample, by name, beside those of the benchmarks."""
     languages: tuple[str, ...] = ()
     """Only subsets of mteb's and AIR-Bench's tasks in these (`eng`, `deu`, …); none: all."""
-    own_sets: tuple[OwnSet, ...] = ()
+    own_sets: Annotated[tuple[OwnSet, ...], unique_names("own sets")] = ()
     wikipedia: WikipediaTasks = WikipediaTasks()
     """Sizes of the benchmark `wikipedia`."""
-
-    @model_validator(mode="after")
-    def _own_sets_have_names_of_their_own(self) -> "Scores":
-        names = [own.name for own in self.own_sets]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two own sets have the name {twice[0]!r}; it must be unique")
-        return self
 
     @property
     def any_tasks(self) -> bool:

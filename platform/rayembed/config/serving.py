@@ -1,10 +1,10 @@
 """Serving settings: address, request limits, replicas."""
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
 from rayembed.config.backbone import DtypeSetting
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 
 
 class Limits(Settings):
@@ -24,7 +24,7 @@ class Limits(Settings):
 class ServingConfig(Settings):
     """Settings of a served model."""
 
-    model: str = Field(min_length=1)
+    model: Reference = Field(min_length=1)
     """`models:/name@alias`, `models:/name/version`, or an asset reference of a model (a folder,
     `hf://org/name@revision`, `s3://…`, `gs://…`, `pypi://…`)."""
     name: str | None = None
@@ -50,9 +50,7 @@ class ServingConfig(Settings):
     """Maximum tokens of pending requests that are embedded together; a longer request is processed
     alone. 1 embeds each request by itself."""
     limits: Limits = Limits()
-    tracking_uri: str | None = None
+    tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
-    storage_path: str = Field(default="outputs", min_length=1)
+    storage_path: Reference = Field(default="outputs", min_length=1)
     """Result storage of training jobs, which holds MLflow's SQLite file."""
-
-    _no_credentials = field_validator("model", "tracking_uri", "storage_path")(refuse_credentials)

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, StringConstraints, field_validator, mod
 
 from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
+from rayembed.config.types import Reference
 
 Column = Annotated[str, StringConstraints(min_length=1)]
 
@@ -24,7 +25,7 @@ DEFAULT_REJECTED_SHARE = 0.01
 class FileSource(Settings):
     """Common settings of sources that read files."""
 
-    path: str
+    path: Reference
     """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,
     JSONL, CSV or TSV files: local, `s3://…`, `gs://…`, or on the hub,
     `hf://datasets/owner/name@revision/…`; relative paths are taken from `data.root`."""
@@ -32,8 +33,6 @@ class FileSource(Settings):
     """Maximum share of rows without the expected contents; the job fails above it."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class PairsSource(FileSource):
@@ -123,9 +122,9 @@ class BeirSource(FileSource):
     """
 
     kind: Literal["beir"] = "beir"
-    corpus: str
+    corpus: Reference
     """Corpus files with `_id`, `title`, `text`."""
-    queries: str
+    queries: Reference
     """Query files with `_id`, `text`."""
     query_id: Column = "query-id"
     document_id: Column = "corpus-id"
@@ -136,8 +135,6 @@ class BeirSource(FileSource):
     """Columns of the corpus that form a document."""
     query: Column = "text"
     """Columns of the queries that form a query."""
-
-    _no_credentials_each = field_validator("corpus", "queries")(refuse_credentials)
 
 
 class MtebSource(Settings):
@@ -163,10 +160,8 @@ class RecordsSource(Settings):
     """Records written by another job: prepared, mined, filtered or synthesised."""
 
     kind: Literal["records"] = "records"
-    path: str
+    path: Reference
     """Folder with its `manifest.json`; provenance of rows and negatives is kept."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
 
 class WikipediaSource(Settings):

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.settings import Settings
+from rayembed.config.types import Distinct, SortedDict
 from rayembed.errors import ConfigError
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
@@ -38,17 +39,10 @@ class InfoNCEConfig(Settings):
     kind: Literal["infonce"] = "infonce"
     temperature: PositiveFloat = 0.02
     """Temperature that divides cosine similarities. NV-Embed does not state its own."""
-    dimensions: tuple[PositiveInt, ...] = ()
+    dimensions: Distinct[PositiveInt] = ()
     """Widths below the full one that are trained too, on truncated and renormalised vectors
     (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
     Nomic's code, so each further width increases the gradient."""
-
-    @field_validator("dimensions")
-    @classmethod
-    def _distinct(cls, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-        if len(set(dimensions)) < len(dimensions):
-            raise ValueError(f"dimensions {dimensions} must be distinct: each counts once")
-        return dimensions
 
 
 class OptimizerConfig(Settings):
@@ -81,7 +75,7 @@ class StageConfig(Settings):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     """Name, also of the folder of its plan and checkpoints."""
-    datasets: dict[str, PositiveFloat] = Field(min_length=1)
+    datasets: SortedDict[str, PositiveFloat] = Field(min_length=1)
     """Weight of each data set by name: the share of rows drawn from it."""
     batch: BatchConfig
     loss: InfoNCEConfig = InfoNCEConfig()
@@ -119,12 +113,6 @@ class StageConfig(Settings):
                 f"stages.{self.name}.loss.dimensions names {wrong}, but the model's vectors are "
                 f"{full} wide in full, which always counts; name widths below that"
             )
-
-    @field_validator("datasets")
-    @classmethod
-    def _by_name(cls, datasets: dict[str, float]) -> dict[str, float]:
-        """Sorted copy, because the written order has no effect."""
-        return dict(sorted(datasets.items()))
 
     @model_validator(mode="after")
     def _can_learn(self) -> "StageConfig":

@@ -9,6 +9,7 @@ from rayembed.config.document import Document
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.space import Domain, check_paths, parse_space
+from rayembed.config.types import FileName, Seed, SortedDict
 from rayembed.config.validation import WIKIPEDIA_VALIDATION_TASKS
 from rayembed.errors import ConfigError
 
@@ -38,7 +39,7 @@ class RandomSearch(Settings):
     trials: PositiveInt = 10
     """Number of draws; equal ones are one trial. A resubmitted sweep with a higher number runs only
     the new ones."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Seed of the draws."""
 
 
@@ -49,7 +50,7 @@ class OptunaSearch(Settings):
     trials: PositiveInt = 20
     """Number of proposals; equal ones are one trial. A resubmitted sweep proposes as many as it
     lacks finished trials; the number may be raised."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Seed of the sampler. With concurrent trials, the order in which they end matters too."""
 
 
@@ -101,7 +102,7 @@ class MetricConfig(Settings):
     """Source of the score. `validation`: held-out texts scored during training, for the weights
     that the run returns. `evaluation`: tasks after training. None: the first of the two that the
     runs have."""
-    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    weights: SortedDict[str, PositiveFloat] = Field(default_factory=dict)
     """Weight of each task's score, by task name; tasks not listed do not count. Empty: the run's
     own validation score, or the mean of the retrieval tasks of evaluation."""
 
@@ -109,7 +110,7 @@ class MetricConfig(Settings):
 class Sweep(Document):
     """Complete settings of one sweep."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName
     """Name; a sweep resubmitted under its name resumes. Prefix of its trials' names."""
     runs: dict[str, Run] = Field(min_length=1)
     """Base runs by label; the rows of a table. Their own names are ignored."""

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.data_run import DataPlacement
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings
+from rayembed.config.types import PlainName, Reference, Seed, SortedDict
 
 PairKind = Literal["short-long", "long-short", "short-short"]
 """Kind of query and positive: a short query and a document; a text and its label; two short texts.
@@ -21,7 +21,7 @@ class OpenAICompatible(Settings):
     """An endpoint with OpenAI's chat completions: vLLM, SGLang, Ray Serve, a provider's."""
 
     kind: Literal["http"] = "http"
-    url: str = "http://127.0.0.1:8000/v1"
+    url: Reference = "http://127.0.0.1:8000/v1"
     """Base address; `/chat/completions` is appended. Not part of the request's identity: answers
     are reused when a server moves."""
     model: str = "mistralai/Mixtral-8x22B-Instruct-v0.1"
@@ -52,7 +52,6 @@ class OpenAICompatible(Settings):
             raise ValueError(
                 "the address of an endpoint begins with http:// or https:// and a host"
             )
-        refuse_credentials(url)
         return url
 
     @field_validator("api_key_env")
@@ -71,7 +70,7 @@ class VLLM(Settings):
     """vLLM on the cluster's GPUs, started for the job. Each round of requests loads the model."""
 
     kind: Literal["vllm"] = "vllm"
-    model: str = "hf://mistralai/Mixtral-8x22B-Instruct-v0.1@main"
+    model: Reference = "hf://mistralai/Mixtral-8x22B-Instruct-v0.1@main"
     """Asset reference of a chat model."""
     replicas: PositiveInt = 1
     """Number of parallel engines."""
@@ -90,8 +89,6 @@ class VLLM(Settings):
     batch: PositiveInt = 64
     """Requests in one batch for an engine, which processes several batches concurrently."""
 
-    _no_credentials = field_validator("model")(refuse_credentials)
-
 
 LLM = Annotated[OpenAICompatible | VLLM, Field(discriminator="kind")]
 
@@ -103,7 +100,7 @@ class SynthesisConfig(Settings):
 
     llm: LLM = OpenAICompatible()
     """Endpoint or engine of the LLM."""
-    examples: dict[PairKind, PositiveInt] = Field(
+    examples: SortedDict[PairKind, PositiveInt] = Field(
         default={"long-short": 40_000, "short-long": 40_000, "short-short": 40_000}, min_length=1
     )
     """Requested examples of each kind; failed and duplicate ones are not replaced."""
@@ -116,7 +113,7 @@ class SynthesisConfig(Settings):
     topics: tuple[str, ...] = ()
     """Subjects for the task requests in turn, such as those of one's own documents; empty: the LLM
     chooses."""
-    languages: dict[str, str] = Field(default={"en": "English"}, min_length=1)
+    languages: SortedDict[str, str] = Field(default={"en": "English"}, min_length=1)
     """Language code → its name in prompts; each example draws one, tasks are in English."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature of the LLM; 0 would repeat the same tasks."""
@@ -132,12 +129,6 @@ class SynthesisConfig(Settings):
     max_failed_share: float = Field(default=0.05, ge=0.0, le=1.0)
     """Maximum share of examples without usable answer; the job fails above it."""
 
-    @field_validator("examples", "languages")
-    @classmethod
-    def _by_name(cls, values: dict[str, object]) -> dict[str, object]:
-        """Sorted copy, because the written order has no effect."""
-        return dict(sorted(values.items()))
-
     @model_validator(mode="after")
     def _fits(self) -> "SynthesisConfig":
         if isinstance(self.llm, VLLM) and self.max_tokens >= self.llm.max_model_length:
@@ -152,9 +143,9 @@ class SynthesisConfig(Settings):
 class SynthesisRun(Document):
     """Settings of `jobs/synthesize_pairs.py`."""
 
-    name: str = Field(default="synthetic", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: PlainName = "synthetic"
     """Name of the data set; its folder is named by it and a fingerprint of its inputs."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: Seed = 0
     """Seed of placeholders, languages, and of the LLM's sampling seeds."""
     synthesis: SynthesisConfig = SynthesisConfig()
     placement: DataPlacement = DataPlacement()

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings, nearest
+from rayembed.config.types import PlainName, Reference, SortedDict
 
 WIKIPEDIA_VALIDATION_TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
 """Those two of the held-out tasks that tell most in the least time."""
@@ -21,7 +21,7 @@ class MtebValidation(Settings):
     kind: Literal["mteb"] = "mteb"
     tasks: tuple[str, ...] = Field(min_length=1)
     """Names of tasks of mteb's benchmark NanoBEIR; tasks of other benchmarks are refused."""
-    instructions: dict[str, str] = Field(default_factory=dict)
+    instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definition put before the queries of a task, by the task's name; an empty text: none.
     Tasks left out have what an evaluation of the model by `evaluate_model` puts there."""
 
@@ -40,18 +40,16 @@ class BeirValidation(Settings):
     """Queries, documents and judgements of the user's own, in BEIR's layout."""
 
     kind: Literal["beir"] = "beir"
-    path: str
+    path: Reference
     """Folder with `corpus`, `queries` and `qrels` (JSONL, TSV, CSV or Parquet), local, `s3://…` or
     `gs://…`; a relative path is taken from `data.root`."""
     split: str = "dev"
     """Which judgements of `qrels/`."""
-    name: str = Field(default="validation", pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    name: PlainName = "validation"
     """Name that its score goes by."""
     instruction: str = ""
     """Task definition put before queries; empty: what an evaluation of the model puts there, for
     models with an instruction template general words."""
-
-    _no_credentials = field_validator("path")(refuse_credentials)
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -97,7 +95,7 @@ class ValidationConfig(Settings):
     every_steps: PositiveInt | None = None
     """Steps between two scores, counted in each stage; the last step always has one. None: the
     stage's `checkpoint_every_steps`."""
-    weights: dict[str, PositiveFloat] = Field(default_factory=dict)
+    weights: SortedDict[str, PositiveFloat] = Field(default_factory=dict)
     """Weight of a task's main score by the task's name; tasks left out weigh 1. The mean under
     these weights is the score that decides."""
     keep: Literal["best", "last"] = "best"
@@ -115,12 +113,6 @@ class ValidationConfig(Settings):
                 "training happened to stop, which depends on how fast scores came; set keep=best"
             )
         return self
-
-    @field_validator("weights")
-    @classmethod
-    def _by_name(cls, weights: dict[str, float]) -> dict[str, float]:
-        """Sorted, because the order in which they are written decides nothing."""
-        return dict(sorted(weights.items()))
 
 
 def _check_names(

@@ -2,14 +2,13 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.document import Document
 from rayembed.config.settings import Settings, parse
+from rayembed.config.types import Distinct, FileName, Reference, Seed
 
-_Seed = Annotated[int, Field(ge=0, lt=2**32)]
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -19,11 +18,11 @@ class Protocol(Settings):
     """
 
     epochs: PositiveInt
-    learning_rates: tuple[PositiveFloat, ...] = Field(min_length=1)
+    learning_rates: Distinct[PositiveFloat] = Field(min_length=1)
     """Peaks; the rate falls linearly to zero."""
-    batch_sizes: tuple[PositiveInt, ...] = Field(min_length=1)
+    batch_sizes: Distinct[PositiveInt] = Field(min_length=1)
     """Rows of a step."""
-    seeds: tuple[_Seed, ...] = Field(min_length=1)
+    seeds: Distinct[Seed] = Field(min_length=1)
     """Of the new head, the order of the rows and dropout."""
     max_length: PositiveInt
     """Tokens of an input, special ones included."""
@@ -36,13 +35,6 @@ class Protocol(Settings):
     adam_betas: tuple[_Beta, _Beta]
     adam_epsilon: PositiveFloat
 
-    @field_validator("learning_rates", "batch_sizes", "seeds")
-    @classmethod
-    def _distinct(cls, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        if len(set(values)) < len(values):
-            raise ValueError(f"{list(values)} names a value twice; each makes trials of its own")
-        return values
-
 
 class ProtocolChanges(Settings):
     """What is done otherwise than the protocol of each task says; None: nothing."""
@@ -50,7 +42,7 @@ class ProtocolChanges(Settings):
     epochs: PositiveInt | None = None
     learning_rates: tuple[PositiveFloat, ...] | None = None
     batch_sizes: tuple[PositiveInt, ...] | None = None
-    seeds: tuple[_Seed, ...] | None = None
+    seeds: tuple[Seed, ...] | None = None
     max_length: PositiveInt | None = None
     warmup_share: float | None = None
     max_grad_norm: float | None = None
@@ -71,7 +63,7 @@ class ProtocolChanges(Settings):
 class BackbonePlacement(Settings):
     """Where the trials run. Nothing here changes a score beyond rounding."""
 
-    storage_path: str = Field(default="outputs", min_length=1)
+    storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, results and models that others start from; all
     nodes must see it."""
     use_gpu: bool = False
@@ -86,21 +78,19 @@ class BackbonePlacement(Settings):
     """How often a trial begins again whose process died or whose training failed."""
     predict_batch: PositiveInt = 128
     """Rows of a forward pass while a finetuned model is scored."""
-    tracking_uri: str | None = None
+    tracking_uri: Reference | None = None
     """MLflow's address; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed-backbones"
     """MLflow experiment."""
-
-    _no_credentials = field_validator("storage_path", "tracking_uri")(refuse_credentials)
 
 
 class BackboneRun(Document):
     """A backbone, the tasks that it is finetuned on, and where."""
 
-    backbone: str = Field(min_length=1)
+    backbone: Reference = Field(min_length=1)
     """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of
     transformers' own families, or a NomicBert in its published layout, dense or with experts."""
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: FileName | None = None
     """In results and tables; None: the last part of the reference."""
     benchmarks: tuple[str, ...] = ()
     """`glue` (Nomic Embed v2, Table 3), `xtreme-r` (Table 4)."""
@@ -116,12 +106,10 @@ class BackboneRun(Document):
     head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Before the classifier of a NomicBert, whose encoder has none. Families of transformers have
     theirs in their configuration."""
-    data_root: str | None = None
+    data_root: Reference | None = None
     """Folder or object-storage prefix with copies of the data sets' Parquet branches, laid out
     `<org>/<name>/<configuration>/<split>/*.parquet`; None: the hub."""
     placement: BackbonePlacement = BackbonePlacement()
-
-    _no_credentials = field_validator("backbone", "data_root")(refuse_credentials)
 
     @model_validator(mode="after")
     def _something_to_do(self) -> "BackboneRun":

@@ -1,0 +1,59 @@
+"""Types of settings that carry their own checks, so that no class can forget one."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, Field
+
+from rayembed.config.credentials import refuse_credentials
+from rayembed.config.instructions import check_template
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def _by_key(values: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(values.items()))
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{list(values)} names a value twice; they must be distinct")
+    return values
+
+
+def unique_names(elements: str) -> AfterValidator:
+    """Return the check that no two settings of a tuple have the same `name`.
+
+    Args:
+        elements: what they are, in the plural, for the message.
+    """
+
+    def check(values: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [value.name for value in values]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two {elements} have the name {twice[0]!r}; it must be unique")
+        return values
+
+    return AfterValidator(check)
+
+
+Reference = Annotated[str, AfterValidator(refuse_credentials)]
+"""Path, asset reference or address; one that holds a password, key or token is refused."""
+
+Template = Annotated[str, AfterValidator(check_template)]
+"""Template of an instruction, with one `{instruction}` and no other braces."""
+
+SortedDict = Annotated[dict[KeyT, ValueT], AfterValidator(_by_key)]
+"""Mapping in the order of its keys, because the order in which it is written decides nothing."""
+
+Distinct = Annotated[tuple[ValueT, ...], AfterValidator(_distinct)]
+"""Values of which none may be named twice."""
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Name that may stand in paths: letters, digits, dots, hyphens and underscores."""
+
+PlainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+"""Name that may stand in paths and, having no dot, in the path of a setting."""
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""Seed of 32 bits, as numpy's generators take it."""
