@@ -4,8 +4,8 @@ import pickle
 import pytest
 from small_room import room_for_files
 
-from rayembed.errors import ArtifactError
-from rayembed.registry.metrics_log import LogReader, MetricsLog, dropped_steps, write_atomic
+from rayembed.errors import ArtifactError, StorageError
+from rayembed.registry.metrics_log import LogReader, MetricsLog, dropped_steps
 from rayembed.registry.outbox import Outbox
 
 
@@ -157,14 +157,6 @@ def test_log_survives_pickling(tmp_path):
     assert [r["global_step"] for r in again.records()] == [1, 2, 3, 4, 5]
 
 
-def test_write_atomic_leaves_the_former_text_when_it_fails(tmp_path):
-    write_atomic(tmp_path / "a", "former")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomic(tmp_path / "a", "lone \ud800")
-    assert (tmp_path / "a").read_text() == "former"
-    assert [p.name for p in tmp_path.iterdir()] == ["a"]
-
-
 def test_outbox_gives_each_entry_until_it_is_taken(tmp_path):
     path = tmp_path / "outbox.jsonl"
     box = Outbox(path)
@@ -187,5 +179,7 @@ def test_outbox_on_a_full_disk_keeps_what_it_has(tmp_path):
     whole = (tmp_path / "outbox.jsonl").stat().st_size
     with room_for_files(whole + 5), pytest.raises(ArtifactError, match="make room"):
         box.put({"kind": "b"})
+    with room_for_files(0), pytest.raises(StorageError, match=rf"cannot write .{tmp_path}.*taken"):
+        box.restart()
     box.put({"kind": "c"})
     assert [entry["kind"] for entry in box.waiting()] == ["a", "c"]

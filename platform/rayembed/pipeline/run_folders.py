@@ -11,14 +11,22 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rayembed.assets.cache import cache_folder
-from rayembed.assets.storage import check_writable, exists, file_name, is_remote, join, read_bytes
+from rayembed.assets.storage import (
+    check_writable,
+    exists,
+    file_name,
+    is_remote,
+    join,
+    read_bytes,
+    write_atomic,
+)
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import AnyRun
 from rayembed.config.run import Run
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.storage import absolute_storage
-from rayembed.registry.metrics_log import METRICS_FILE, write_atomic
+from rayembed.registry.metrics_log import METRICS_FILE
 from rayembed.registry.tracking import Status
 
 logger = logging.getLogger(__name__)

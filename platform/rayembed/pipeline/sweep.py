@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from rayembed.assets.storage import exists, join, read_bytes
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
@@ -26,7 +26,7 @@ from rayembed.pipeline.sweep_check import check_all
 from rayembed.pipeline.sweep_report import print_swept, write_report
 from rayembed.pipeline.sweep_trial import run_trial
 from rayembed.pipeline.train import TrialOf, train
-from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, write_atomic
+from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
@@ -104,7 +104,7 @@ def _sweep(
         runs = min(left, sweep.trials_at_once or 1)
         check_placement(placement, validates=validates, runs=runs)
     # Only now the name is taken: a mistake in the settings must not use it up.
-    write_atomic(files.local / SWEEP_FILE, sweep.to_yaml())
+    write_atomic(files.local / SWEEP_FILE, sweep.to_yaml().encode())
     files.keep()
     tracker = Tracker.open(
         tracking_uri,

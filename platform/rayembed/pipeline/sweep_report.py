@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from rayembed.assets.storage import join
+from rayembed.assets.storage import join, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.sweep import Sweep, metric_source
 from rayembed.pipeline.report import MLFLOW_AWAY, WIDTH, Outcome
-from rayembed.registry.metrics_log import write_atomic
 from rayembed.registry.tracking import Tracker
 from rayembed.tuning.importance import LEAST_TRIALS, importance
 from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
@@ -40,8 +39,9 @@ def write_report(
     folder = files.local
     rows = rows_of(sweep, records)
     shares = importance(sweep, records)
-    write_atomic(folder / REPORT, report_text(sweep, records, rows, shares, printed, source))
-    write_atomic(folder / "trials.csv", trials_csv(sweep, records))
+    report = report_text(sweep, records, rows, shares, printed, source)
+    write_atomic(folder / REPORT, report.encode())
+    write_atomic(folder / "trials.csv", trials_csv(sweep, records).encode())
     names = [REPORT, "trials.csv", "parallel_coordinates.png"]
     parallel_coordinates(sweep, records, folder / "parallel_coordinates.png")
     if shares:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.evaluation.validation import (
     data_revision,
@@ -12,7 +13,7 @@ from rayembed.evaluation.validation import (
     validate,
     validation_tasks,
 )
-from rayembed.registry.metrics_log import LogReader, Record, write_atomic
+from rayembed.registry.metrics_log import LogReader, Record
 from rayembed.training.validation.folder import Validated, ValidationFolder
 from rayembed.training.validation.handing_in import STEP
 from rayembed.training.validation.on_ray import Validation
@@ -89,7 +90,7 @@ def validation_log(run: Run, stage_folder: Callable[[str], str]) -> list[Record]
 def write_validation_log(lines: Sequence[Record], path: Path) -> None:
     """Write the log; a run without scores gets none."""
     if lines:
-        write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 def read_validation_log(path: Path) -> list[Record]:

@@ -14,6 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from rayembed.assets.storage import write_atomic
 from rayembed.errors import ArtifactError
 
 METRICS_FILE = "metrics.jsonl"
@@ -123,7 +124,7 @@ class MetricsLog:
         return self._last
 
     def _rewrite(self, records: list[Record]) -> None:
-        write_atomic(self.path, "".join(map(_line, records)))
+        write_atomic(self.path, "".join(map(_line, records)).encode())
 
 
 def dropped_steps(records: Iterable[Record]) -> int:
@@ -221,17 +222,3 @@ def append_line(path: Path, line: str) -> None:
             # The disk took what room there was, without an error. The next line would go on there.
             file.truncate(start)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file's text atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rayembed.assets.storage import write_atomic
 from rayembed.errors import ArtifactError
-from rayembed.registry.metrics_log import LogReader, append_line, write_atomic
+from rayembed.registry.metrics_log import LogReader, append_line
 
 Entry = dict[str, Any]
 """One message: `kind` and its fields. Sending it twice is harmless."""
@@ -23,7 +24,7 @@ class Outbox:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.read_bytes().endswith(b"\n"):
             whole = LogReader(path).read()
-            write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in whole))
+            write_atomic(path, "".join(json.dumps(entry) + "\n" for entry in whole).encode())
         path.touch()
 
     def put(self, entry: Entry) -> None:
@@ -50,11 +51,11 @@ class Outbox:
 
     def taken(self) -> None:
         """Mark the oldest undelivered entry as delivered."""
-        write_atomic(self._taken_path, str(self._num_taken() + 1))
+        write_atomic(self._taken_path, str(self._num_taken() + 1).encode())
 
     def restart(self) -> None:
         """Mark all entries as undelivered, for another MLflow run."""
-        write_atomic(self._taken_path, "0")
+        write_atomic(self._taken_path, b"0")
 
     def _num_taken(self) -> int:
         if not self._taken_path.exists():

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.adaptation import AnyRun
-from rayembed.errors import ArtifactError, ConfigError
-from rayembed.registry.metrics_log import write_atomic
+from rayembed.errors import ArtifactError, ConfigError, StorageError
 
 RUN_FILE = "run.yaml"
 """File of the resolved run in its folder."""
@@ -67,8 +67,8 @@ def claim_run_folder(folder: str | Path, run: AnyRun) -> bool:
     """
     resumed = check_run_folder(folder, run)
     try:
-        write_atomic(Path(folder) / RUN_FILE, run.to_yaml())
-    except OSError as error:
+        write_atomic(Path(folder) / RUN_FILE, run.to_yaml().encode())
+    except StorageError as error:
         raise ArtifactError(
             f"the folder {str(folder)!r} of the run {run.name!r} cannot be written: {error}; "
             "correct placement.storage_path or the folder's permissions"

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.adaptation import AnyRun
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.metrics_log import (
@@ -24,7 +25,6 @@ from rayembed.registry.metrics_log import (
     MetricsLog,
     Record,
     record_of,
-    write_atomic,
 )
 from rayembed.registry.mlflow_run import (
     FINGERPRINT_TAG,
@@ -289,7 +289,7 @@ class Tracker:
             former = json.loads(path.read_text(encoding="utf-8"))
             if former.get("run_id") != self.run_id:
                 self._outbox.restart()
-        write_atomic(path, json.dumps(state, indent=2, ensure_ascii=False))
+        write_atomic(path, json.dumps(state, indent=2, ensure_ascii=False).encode())
         # Before RUNNING: an earlier process's status may be among what waits.
         self._send_outbox()
         self._client.update_run(self.run_id, status="RUNNING")

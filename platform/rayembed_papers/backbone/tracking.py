@@ -4,8 +4,8 @@ import hashlib
 from statistics import fmean
 
 from rayembed.assets.cache import cache_folder
+from rayembed.assets.storage import write_atomic
 from rayembed.config.document import fingerprint
-from rayembed.registry.metrics_log import write_atomic
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.tracking import Tracker
@@ -47,7 +47,7 @@ def track(scores: BackboneScores, tracking_uri: str) -> bool:
                 tracker.log_scores(f"{benchmark}_all_trials", every, 0)
                 tracker.log_scores(benchmark, {"average": fmean(medians.values())}, 0)
         for file, text in scores.reports.items():
-            write_atomic(folder / "reports" / file, text)
+            write_atomic(folder / "reports" / file, text.encode())
         tracker.log_artifact(folder / "reports", "results")
     finally:
         complete = tracker.close("FAILED" if scores.failed else "FINISHED")
