@@ -81,7 +81,7 @@ class RunFolders:
     def keep_plans(self, plans: Mapping[str, str]) -> None:
         """Write down which batch plan each stage trains on, by the names of their folders."""
         named = {stage: file_name(place) for stage, place in plans.items()}
-        write_atomic(self.local / PLANS_FILE, json.dumps(named, indent=2) + "\n")
+        write_atomic(self.local / PLANS_FILE, (json.dumps(named, indent=2) + "\n").encode())
 
     def keep_at_the_end(self, status: Status) -> None:
         """Copy the small files to storage; what made the run fail stays the error that is told."""
