@@ -55,7 +55,8 @@ def run_job(argv: Sequence[str], *, default_recipe: str, about: str | None) -> i
             case Action.TRACE_BATCH:
                 from rayembed.pipeline.batch_trace import print_trace
 
-                print_trace(run, *args.trace_batch, sys.stdout)
+                stage, step = args.trace_batch
+                print_trace(run, stage, step, sys.stdout)
             case Action.TRAIN:
                 log_to_stderr()
                 from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
