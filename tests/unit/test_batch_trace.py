@@ -77,7 +77,7 @@ def test_every_row_leads_to_its_line(prepared: Run, tmp_path: Path, capsys) -> N
 def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> None:
     assert trace(prepared, tmp_path, "only:5") == 1
     assert "has steps 0 to 4" in capsys.readouterr().err
-    assert trace(prepared, tmp_path, "onl:0") == 2
+    assert trace(prepared, tmp_path, "onnly:0") == 2
     assert "did you mean 'only'" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         trace(prepared, tmp_path, "only")
