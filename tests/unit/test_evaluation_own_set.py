@@ -15,9 +15,11 @@ from s3_server import BUCKET, s3_server
 from word_encoder import WordEncoder, word_vectors
 
 from rayembed.assets.storage import write_atomic
+from rayembed.config.own_sets import RetrievalSet
+from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import own_set
-from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.own_set import OwnTask
 
 DOCUMENTS = {
     "d1": ("Kettles", "boil water in a kettle"),
@@ -33,9 +35,9 @@ GRADES = {"q1": {"d1": 1, "d5": 0}, "q2": {"d2": 2, "d4": 1}, "q3": {"d3": 1}}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYEMBED_CACHE", str(tmp_path / "cache"))
-    own_set._written.cache_clear()
+    own_set._written_set.cache_clear()
     yield tmp_path / "cache"
-    own_set._written.cache_clear()
+    own_set._written_set.cache_clear()
 
 
 def lines(rows) -> str:
@@ -67,7 +69,11 @@ def write(folder: Path, *, corpus=None, queries=None, grades=None) -> Path:
     return folder
 
 
-def score_of(own: OwnSet, model=None) -> mteb.TaskResult:
+def own_task(name: str, path: str, **settings) -> OwnTask:
+    return OwnTask(parse(RetrievalSet, {"name": name, "path": path, **settings}))
+
+
+def score_of(own: OwnTask, model=None) -> mteb.TaskResult:
     done = mteb.evaluate(
         model or WordEncoder(), own.load(), cache=None, co2_tracker=False, show_progress_bar=False
     )
@@ -88,17 +94,17 @@ def ndcg_at_10() -> float:
 
 
 def test_an_own_set_is_scored_as_its_definition_says(tmp_path):
-    own = OwnSet("SupportRetrieval", str(write(tmp_path / "set")))
+    own = own_task("SupportRetrieval", str(write(tmp_path / "set")))
     result = score_of(own)
     assert result.get_score() == pytest.approx(ndcg_at_10(), abs=1e-5)
     assert ndcg_at_10() < 1  # or any order would do
     assert result.scores["test"][0]["main_score"] == result.scores["test"][0]["ndcg_at_10"]
     assert own.num_texts == 8
-    assert own.about.dropped == {}
+    assert own.abouts["default"].dropped == {}
 
 
 def test_the_documents_are_mapped_and_not_held(tmp_path):
-    task = pickle.loads(pickle.dumps(OwnSet("Own", str(write(tmp_path / "set"))))).load()
+    task = pickle.loads(pickle.dumps(own_task("Own", str(write(tmp_path / "set"))))).load()
     task.load_data()
     data = task.dataset["default"]["test"]
     for part in ("corpus", "queries"):
@@ -113,7 +119,7 @@ def test_the_documents_are_mapped_and_not_held(tmp_path):
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "folders", "gz"])
 def test_other_formats_give_the_same_task(tmp_path, form):
-    plain = OwnSet("Own", str(write(tmp_path / "plain")))
+    plain = own_task("Own", str(write(tmp_path / "plain")))
     folder = write(tmp_path / form)
     numbers = [
         {"id": row["_id"], "title": row["title"], "text": row["text"]} for row in corpus_rows()
@@ -134,25 +140,27 @@ def test_other_formats_give_the_same_task(tmp_path, form):
             (folder / "corpus" / "b.jsonl").write_text(lines(numbers[2:]))
         case "gz":
             (folder / "corpus.jsonl.gz").write_bytes(gzip.compress(lines(numbers).encode()))
-    other = OwnSet("Own", str(folder))
+    other = own_task("Own", str(folder))
     assert other.load().metadata.revision == plain.load().metadata.revision
-    assert other.about == plain.about
+    assert other.abouts == plain.abouts
     assert score_of(other).get_score() == score_of(plain).get_score()
 
 
 def test_the_revision_tells_content_and_instruction_apart(tmp_path):
-    revisions = {OwnSet("Own", str(write(tmp_path / "a"))).load().metadata.revision}
-    told = OwnSet("Own", str(tmp_path / "a"), instruction="Find the page that answers")
+    revisions = {own_task("Own", str(write(tmp_path / "a"))).load().metadata.revision}
+    told = own_task("Own", str(tmp_path / "a"), instruction="Find the page that answers")
     assert told.load().metadata.prompt == {"query": "Find the page that answers"}
     revisions.add(told.load().metadata.revision)
     changed = [*corpus_rows()[:-1], {"_id": "d5", "title": "", "text": "bread needs flour"}]
     revisions.add(
-        OwnSet("Own", str(write(tmp_path / "b", corpus=changed))).load().metadata.revision
+        own_task("Own", str(write(tmp_path / "b", corpus=changed))).load().metadata.revision
     )
     grades = [{**row, "score": 3} for row in grade_rows()]
-    revisions.add(OwnSet("Own", str(write(tmp_path / "c", grades=grades))).load().metadata.revision)
+    revisions.add(
+        own_task("Own", str(write(tmp_path / "c", grades=grades))).load().metadata.revision
+    )
     assert len(revisions) == 4
-    again = OwnSet("Own", str(write(tmp_path / "again"))).load().metadata.revision
+    again = own_task("Own", str(write(tmp_path / "again"))).load().metadata.revision
     assert again in revisions
 
 
@@ -162,11 +170,11 @@ def test_a_set_is_read_once_and_again_when_it_changes(tmp_path, cache, monkeypat
     plain = own_set.write_set
     monkeypatch.setattr(own_set, "write_set", lambda *a: written.append(a) or plain(*a))
     for _ in range(2):
-        OwnSet("Own", str(folder)).load()
-        own_set._written.cache_clear()  # another process
+        own_task("Own", str(folder)).load()
+        own_set._written_set.cache_clear()  # another process
     assert len(written) == 1
     (folder / "queries.jsonl").write_text(lines([{"_id": n, "text": "other"} for n in QUERIES]))
-    OwnSet("Own", str(folder)).load()
+    own_task("Own", str(folder)).load()
     assert len(written) == 2
 
 
@@ -198,7 +206,7 @@ def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):
         ],
     )
     with pytest.raises(DataError) as caught:
-        OwnSet("Own", str(folder)).load()
+        own_task("Own", str(folder)).load()
     told = str(caught.value)
     for line in (
         "5 × corpus: id of another document (corpus.jsonl@",
@@ -228,42 +236,46 @@ def test_harmless_rows_are_left_out_and_counted(tmp_path):
         ],
         grades=[*grade_rows(), grade_rows()[0], {"query-id": "q5", "corpus-id": "d1", "score": 0}],
     )
-    own = OwnSet("Own", str(folder))
-    assert own.about.dropped == {
+    own = own_task("Own", str(folder))
+    assert own.abouts["default"].dropped == {
         "judgements that are there twice": 1,
         "queries without judgements": 1,
         "documents without text": 1,
         "queries that no document is relevant to": 1,
     }
-    assert (own.about.documents, own.about.queries, own.about.judgements) == (5, 3, 5)
+    assert (
+        own.abouts["default"].documents,
+        own.abouts["default"].queries,
+        own.abouts["default"].judgements,
+    ) == (5, 3, 5)
     assert score_of(own).get_score() == pytest.approx(ndcg_at_10(), abs=1e-5)
 
 
 def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(DataError, match="no set at"):
-        OwnSet("Own", str(tmp_path / "nowhere")).load()
+        own_task("Own", str(tmp_path / "nowhere")).load()
     folder = write(tmp_path / "set")
     with pytest.raises(DataError, match="no judgements of the split 'dev'; qrels/ has test"):
-        OwnSet("Own", str(folder), split="dev").load()
+        own_task("Own", str(folder), split="dev").load()
     (folder / "queries.jsonl").rename(folder / "questions.jsonl")
     with pytest.raises(DataError, match=r"has no queries .*questions\.jsonl"):
-        OwnSet("Own", str(folder)).load()
+        own_task("Own", str(folder)).load()
     nothing = [{"query-id": "q1", "corpus-id": "d1", "score": 0}]
     with pytest.raises(DataError, match="no query with a relevant document"):
-        OwnSet("Own", str(write(tmp_path / "zero", grades=nothing))).load()
+        own_task("Own", str(write(tmp_path / "zero", grades=nothing))).load()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"name": "SciFact"}, "that of another task"),
-        ({"name": "my/set"}, "names a file"),
+        ({"name": "my/set"}, "name = 'my/set'.*pattern"),
         ({"name": "Own", "language": "english"}, "has the language 'english'.*such as eng-Latn"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path, settings, message):
     with pytest.raises(ConfigError, match=message):
-        OwnSet(path=str(write(tmp_path / "set")), **settings).load()
+        own_task(path=str(write(tmp_path / "set")), **settings).load()
 
 
 @pytest.mark.allow_hosts(["127.0.0.1", "::1", "localhost"])
@@ -274,8 +286,8 @@ def test_a_set_in_object_storage_is_the_same(tmp_path, monkeypatch):
             monkeypatch.setenv(name, value)
         for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
             write_atomic(f"s3://{BUCKET}/sets/mine/{name}", (local / name).read_bytes())
-        remote = OwnSet("Own", f"s3://{BUCKET}/sets/mine").load()
-    here = OwnSet("Own", str(local)).load()
+        remote = own_task("Own", f"s3://{BUCKET}/sets/mine").load()
+    here = own_task("Own", str(local)).load()
     assert remote.metadata.revision == here.metadata.revision
     remote.load_data()  # of what was kept on this machine
     assert remote.dataset["default"]["test"]["relevant_docs"] == GRADES

@@ -133,7 +133,7 @@ def test_files_that_are_not_in_order_are_refused(tmp_path):
 
 
 def test_a_corpus_that_is_not_small_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("rayembed.evaluation.validation.MAX_DOCUMENTS", 2)
+    monkeypatch.setattr("rayembed.evaluation.validation.MAX_SIZE", 2)
     judged(tmp_path / "mine")
     with pytest.raises(DataError, match="has 3 documents, more than 2"):
         check_validation(beir_run(tmp_path))

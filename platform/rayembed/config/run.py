@@ -10,9 +10,10 @@ from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
+from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.scores import OwnSet, Scores, WikipediaTasks
+from rayembed.config.scores import Scores, WikipediaTasks
 from rayembed.config.settings import changed, nearest
 from rayembed.config.sources import PairsSource, WikipediaSource
 from rayembed.config.stage import StageConfig
@@ -242,7 +243,9 @@ class Run(Document):
                 )
                 return Scores(tasks=names, wikipedia=sizes)
             case BeirValidation(name=name, path=path, split=split, instruction=words):
-                own = OwnSet(name=name, path=self._from_root(path), split=split, instruction=words)
+                own = RetrievalSet(
+                    name=name, path=self._from_root(path), split=split, instruction=words
+                )
                 return Scores(own_sets=(own,))
             case MtebValidation(tasks=names):
                 return Scores(tasks=names)

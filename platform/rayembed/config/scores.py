@@ -5,8 +5,9 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from rayembed.config.credentials import refuse_credentials
+from rayembed.config.own_sets import OwnSet, kinds_by_default
 from rayembed.config.settings import Settings
-from rayembed.config.types import FileName, Reference, unique_names
+from rayembed.config.types import unique_names
 
 WIKIPEDIA = "wikipedia"
 """The benchmark of the Wikipedia sample's tasks, which needs no hub."""
@@ -62,19 +63,6 @@ class WikipediaTasks(Settings):
         return self
 
 
-class OwnSet(Settings):
-    """Queries, documents and judgements of the user's own, as a retrieval task."""
-
-    name: FileName
-    """The task's name in results and tables; not that of another task."""
-    path: Reference = Field(min_length=1)
-    """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
-    split: str = "test"
-    """Which judgements are taken, `qrels/<split>.tsv`."""
-    instruction: str | None = None
-    """Task definition for models that take one."""
-
-
 class Scores(Settings):
     """The tasks that a model is scored on; none named: it is not scored."""
 
@@ -85,7 +73,8 @@ class Scores(Settings):
     """Single tasks of mteb, or of the Wikipedia sample, by name, beside those of the benchmarks."""
     languages: tuple[str, ...] = ()
     """Only subsets of mteb's and AIR-Bench's tasks in these (`eng`, `deu`, …); none: all."""
-    own_sets: Annotated[tuple[OwnSet, ...], unique_names("own sets")] = ()
+    own_sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = ()
+    """Sets of the user's own, for retrieval where no `kind` is named."""
     wikipedia: WikipediaTasks = WikipediaTasks()
     """Sizes of the benchmark `wikipedia`."""
 

@@ -77,29 +77,26 @@ class About:
 
 
 @dataclass
-class _Faults:
+class Faults:
     """Rows that stand in the way of a score: how many of a kind, and the first ones."""
 
     found: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
 
     def add(self, part: str, reason: str, example: str) -> None:
+        """Count a row of a part of the set, and keep the first examples of its reason."""
         count, examples = self.found.get(f"{part}: {reason}", (0, []))
         kept = examples if len(examples) == _EXAMPLES else [*examples, example]
         self.found[f"{part}: {reason}"] = (count + 1, kept)
 
-    def refuse(self, files: OwnFiles) -> None:
-        """Raise what was found, if anything."""
+    def refuse(self, told: str) -> None:
+        """Raise what was found, if anything, behind the words that say where."""
         if not self.found:
             return
         lines = [
             f"  {count:,} × {kind} ({', '.join(examples)}{', …' if count > len(examples) else ''})"
             for kind, (count, examples) in self.found.items()
         ]
-        raise DataError(
-            f"the set at {files.path!r}, split {files.split!r}, cannot be scored as it stands:\n"
-            + "\n".join(lines)
-            + "\nCorrect these rows or take them out"
-        )
+        raise DataError(f"{told}:\n" + "\n".join(lines) + "\nCorrect these rows or take them out")
 
 
 def find_files(path: str, split: str) -> OwnFiles:
@@ -151,7 +148,7 @@ def write_set(files: OwnFiles, folder: Path) -> About:
             first of each kind are shown.
         ArtifactError: a file cannot be read.
     """
-    faults = _Faults()
+    faults = Faults()
     dropped: dict[str, int] = {}
     digest = xxhash.xxh3_128()
     judged = _read_judgements(files, faults, dropped)
@@ -166,7 +163,9 @@ def write_set(files: OwnFiles, folder: Path) -> About:
             if document not in seen:
                 pair = f"query {query!r}, document {document!r}"
                 faults.add(f"qrels/{files.split}", NO_DOCUMENT, pair)
-    faults.refuse(files)
+    faults.refuse(
+        f"the set at {files.path!r}, split {files.split!r}, cannot be scored as it stands"
+    )
     grades = {q: found for q, found in judged.items() if max(found.values()) > 0}
     _drop(dropped, "queries that no document is relevant to", len(judged) - len(grades))
     if not grades:
@@ -174,12 +173,12 @@ def write_set(files: OwnFiles, folder: Path) -> About:
             f"the set at {files.path!r}, split {files.split!r}, has no query with a relevant "
             "document (score above 0); nothing can be scored"
         )
-    with _Table(folder / QUERIES, _QUESTIONS) as table:
+    with ArrowFile(folder / QUERIES, _QUESTIONS) as table:
         for query, found in grades.items():
             table.add(query, queries[query])
             digest.update(repr((query, queries[query], sorted(found.items()))).encode())
     num_grades = 0
-    with _Table(folder / JUDGEMENTS, _GRADES) as table:
+    with ArrowFile(folder / JUDGEMENTS, _GRADES) as table:
         for query, found in grades.items():
             for document, grade in found.items():
                 table.add(query, document, grade)
@@ -196,10 +195,10 @@ def read_about(folder: Path) -> About:
     return About(**json.loads((folder / ABOUT).read_text(encoding="utf-8")))
 
 
-def _read_judgements(files: OwnFiles, faults: _Faults, dropped: dict[str, int]) -> Judgements:
+def _read_judgements(files: OwnFiles, faults: Faults, dropped: dict[str, int]) -> Judgements:
     part, repeated = f"qrels/{files.split}", 0
     judged: Judgements = {}
-    for row in _rows(files.judgements, part, faults):
+    for row in readable_rows(files.judgements, part, faults):
         try:
             query, document = name_in(row.values, "query-id"), name_in(row.values, "corpus-id")
             grade = number_in(row.values, "score")
@@ -220,12 +219,12 @@ def _read_judgements(files: OwnFiles, faults: _Faults, dropped: dict[str, int]) 
 
 
 def _read_queries(
-    files: OwnFiles, judged: Judgements, faults: _Faults, dropped: dict[str, int]
+    files: OwnFiles, judged: Judgements, faults: Faults, dropped: dict[str, int]
 ) -> dict[str, str]:
     """Texts of the judged queries by id."""
     queries: dict[str, str] = {}
     passed: set[str] = set()
-    for row in _rows(files.queries, "queries", faults):
+    for row in readable_rows(files.queries, "queries", faults):
         try:
             name, text = _named(row), _text(row, "text")
             if name in queries or name in passed:
@@ -247,7 +246,7 @@ def _write_corpus(
     files: OwnFiles,
     folder: Path,
     wanted: set[str],
-    faults: _Faults,
+    faults: Faults,
     dropped: dict[str, int],
     digest: xxhash.xxh3_128,
 ) -> tuple[set[str], int]:
@@ -255,8 +254,8 @@ def _write_corpus(
     hashes = array("q")
     seen: set[str] = set()
     without_text = 0
-    with _Table(folder / CORPUS, _DOCUMENTS) as table:
-        for row in _rows(files.corpus, "corpus", faults):
+    with ArrowFile(folder / CORPUS, _DOCUMENTS) as table:
+        for row in readable_rows(files.corpus, "corpus", faults):
             try:
                 name, title, text = _named(row), _text(row, "title"), _text(row, "text")
             except RowError as problem:
@@ -278,14 +277,14 @@ def _write_corpus(
     return seen, num_written
 
 
-def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: _Faults) -> None:
+def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> None:
     """Count documents with the id of another one; the corpus is read again only if hashes agree."""
     ordered = np.sort(np.frombuffer(hashes, dtype=np.int64)) if hashes else np.empty(0, np.int64)
     suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not suspects:
         return
     known: set[str] = set()
-    for row in _rows(files.corpus, "corpus", None):
+    for row in readable_rows(files.corpus, "corpus", None):
         try:
             name = _named(row)
         except RowError:
@@ -296,7 +295,7 @@ def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: _Faults) -> No
             known.add(name)
 
 
-def _rows(pieces: tuple[Piece, ...], part: str, faults: _Faults | None) -> Iterator[Row]:
+def readable_rows(pieces: tuple[Piece, ...], part: str, faults: Faults | None) -> Iterator[Row]:
     """The rows that can be read; the others are faults."""
     for piece in pieces:
         for row in read_rows(piece):
@@ -328,7 +327,7 @@ def _drop(dropped: dict[str, int], reason: str, count: int) -> None:
         dropped[reason] = count
 
 
-class _Table:
+class ArrowFile:
     """A file of Arrow's stream format, written a batch at a time."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
@@ -337,7 +336,7 @@ class _Table:
         self._waiting: list[tuple[Any, ...]] = []
         self._writer = pa.ipc.new_stream(str(path), schema)
 
-    def __enter__(self) -> "_Table":
+    def __enter__(self) -> "ArrowFile":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -1,26 +1,42 @@
-"""The user's own queries, documents and judgements as a retrieval task of mteb.
+"""The user's own evaluation sets as tasks of mteb.
 
-The data are read and checked once (`own_data`), kept in the cache of assets, and mapped from there:
-a corpus never stands in memory whole. The revision of the data set is a fingerprint of its content
-and of the instruction, so that results of other data or another instruction never pass for these.
+The data are read and checked once (`own_data`, `own_tables`), kept in the cache of assets, and
+mapped from there: a corpus never stands in memory whole. The revision of a task's data set is a
+fingerprint of its content and of the instruction, so that results of other data or another
+instruction never pass for these.
 """
 
-import re
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
+from mteb.abstasks.classification import AbsTaskClassification
+from mteb.abstasks.clustering import AbsTaskClustering
+from mteb.abstasks.pair_classification import AbsTaskPairClassification
 from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.get_tasks import TASK_LIST
 from mteb.languages import check_language_code
 
 from rayembed.assets.arrow_files import read_stream
 from rayembed.assets.cache import cache_folder, filled
+from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
+from rayembed.config.own_sets import (
+    ClassificationSet,
+    ClusteringSet,
+    OwnSet,
+    PairClassificationSet,
+    RetrievalSet,
+    STSSet,
+)
+from rayembed.data.sources.files import list_pieces
 from rayembed.errors import ConfigError
 from rayembed.evaluation.own_data import (
     CORPUS,
@@ -31,107 +47,141 @@ from rayembed.evaluation.own_data import (
     read_about,
     write_set,
 )
-from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
+from rayembed.evaluation.own_tables import (
+    AboutTables,
+    Form,
+    OwnTable,
+    read_about_tables,
+    table_file,
+    write_tables,
+)
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LAYOUT = "1"
-"""Of what is kept in the cache; another one is made anew."""
+_LAYOUT = "2"
+"""Version of what is kept in the cache; another one is made anew."""
+
+_OF_THE_DATA = {
+    *("name", "kind", "path", "train", "split", "instruction", "language", "languages"),
+}
+"""Settings that the content of a set and its instruction stand for."""
+
+_FORMS: Mapping[type, Form] = {
+    ClassificationSet: "classes",
+    ClusteringSet: "classes",
+    PairClassificationSet: "pairs",
+    STSSet: "grades",
+}
 
 
 @dataclass(frozen=True)
-class OwnSet:
-    """A factory of a retrieval task over the user's own data, used as `MtebTask` is."""
+class OwnTask:
+    """A factory of the task over an own set, used as `MtebTask` is."""
 
-    name: str
-    """The task's, in tables and result files; none of mteb's."""
-    path: str
-    """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
-    split: str = "test"
-    """Which judgements of `qrels/` count."""
-    instruction: str = ""
-    """Goes before the queries of models that take instructions."""
-    language: str = "eng-Latn"
-    """Code and script, as mteb writes them."""
+    settings: OwnSet
+
+    @property
+    def name(self) -> str:
+        """The task's name, in tables and result files; none of mteb's."""
+        return self.settings.name
 
     def load(self) -> Any:
         """A fresh task; the data are read the first time on this machine.
 
         Raises:
-            ConfigError: a name that cannot be one or is a task of mteb's, or an unknown language.
+            ConfigError: a name that is a task of mteb's, or an unknown language.
             DataError: no such set, or rows that cannot be scored; all are counted.
         """
         self._check()
-        folder = _written(self.path, self.split)
-        return _OwnRetrieval(self, folder, read_about(folder))
+        return _TASKS[type(self.settings)](self.settings)
 
     @property
     def num_texts(self) -> int:
-        """Documents and queries; reads the data the first time, as `load` does."""
-        about = self.about
-        return about.documents + about.queries
+        """Number of texts that are embedded at most; reads the data the first time, as `load`
+        does.
+        """
+        if isinstance(self.settings, RetrievalSet):
+            return sum(about.documents + about.queries for about in self.abouts.values())
+        return tables_of(self.settings)[1].num_texts
 
     @property
-    def about(self) -> About:
-        """What the set holds and what was left out of it."""
-        return read_about(_written(self.path, self.split))
+    def size(self) -> tuple[int, str]:
+        """How large the set is, and in what this is counted; reads the data the first time."""
+        if isinstance(self.settings, RetrievalSet):
+            return sum(about.documents for about in self.abouts.values()), "documents"
+        return self.num_texts, "rows"
+
+    @property
+    def abouts(self) -> dict[str, About]:
+        """What each part of a set for retrieval holds and what was left out of it, by language;
+        `default` without languages.
+        """
+        assert isinstance(self.settings, RetrievalSet)
+        return {
+            code: read_about(folder) for code, folder in retrieval_folders(self.settings).items()
+        }
 
     def _check(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"the own set's name {self.name!r} names a file; use letters, digits, '.', '_' "
-                "and '-', beginning with a letter or digit"
-            )
-        known = {task.metadata.name for task in TASK_LIST} | {*TASK_NAMES, CROSS_LINGUAL}
-        if self.name in known:
+        if self.name in _names_of_mteb():
             raise ConfigError(
                 f"the own set's name {self.name!r} is that of another task; choose another one"
             )
-        try:
-            check_language_code(self.language)
-        except ValueError:
-            raise ConfigError(
-                f"the own set {self.name!r} has the language {self.language!r}; wanted are a code "
-                "of ISO 639-3 and a script of ISO 15924, such as eng-Latn"
-            ) from None
+        for code in (self.settings.language, *getattr(self.settings, "languages", ())):
+            try:
+                check_language_code(code)
+            except ValueError:
+                raise ConfigError(
+                    f"the own set {self.name!r} has the language {code!r}; wanted are a code of "
+                    "ISO 639-3 and a script of ISO 15924, such as eng-Latn"
+                ) from None
+
+
+@lru_cache(maxsize=1)
+def _names_of_mteb() -> frozenset[str]:
+    return frozenset(task.metadata.name for task in TASK_LIST)
+
+
+def retrieval_folders(own: RetrievalSet) -> dict[str, Path]:
+    """Language → folder on this machine with what was read of its part; `default` without
+    languages.
+    """
+    places = {code: join(own.path, code) for code in own.languages} or {"default": own.path}
+    return {code: _written_set(path, own.split) for code, path in places.items()}
+
+
+def tables_of(own: OwnSet) -> tuple[Path, AboutTables]:
+    """Folder on this machine with what was read of a table, and what it holds."""
+    splits = {"test": own.path}
+    if isinstance(own, ClassificationSet):
+        splits["train"] = own.train
+    folder = _written_tables(tuple(splits.items()), _FORMS[type(own)])
+    return folder, read_about_tables(folder)
 
 
 @lru_cache(maxsize=64)
-def _written(path: str, split: str) -> Path:
-    """The folder on this machine with what was read of a set."""
+def _written_set(path: str, split: str) -> Path:
     files = find_files(path, split)
-    entry = cache_folder() / "own-sets" / f"{files.key}-{_LAYOUT}"
 
     def fill(folder: Path) -> None:
         write_set(files, folder)
 
-    return filled(entry, fill)
+    return filled(cache_folder() / "own-sets" / f"{files.key}-{_LAYOUT}", fill)
 
 
-class _OwnRetrieval(AbsTaskRetrieval):  # type: ignore[misc] # untyped
-    """The queries of a set find its documents."""
+@lru_cache(maxsize=64)
+def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
+    tables = tuple(OwnTable(path, split, tuple(list_pieces(path))) for split, path in splits)
+    key = fingerprint([form, [[t.split, [piece.key for piece in t.pieces]] for t in tables]])
 
-    def __init__(self, own: OwnSet, folder: Path, about: About) -> None:
-        self.metadata = _metadata(own, about)
-        self._folder = folder
-        super().__init__()
+    def fill(folder: Path) -> None:
+        write_tables(tables, form, folder)
 
-    def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
-        """Map documents and queries, and read the judgements, to where mteb looks for them."""
-        del num_proc, timer
-        with pa.memory_map(str(self._folder / JUDGEMENTS)) as file:
-            columns = read_stream(file).to_pydict()
-        relevant: dict[str, dict[str, int]] = {}
-        for query, document, grade in zip(*columns.values(), strict=True):
-            relevant.setdefault(query, {})[document] = grade
-        (split,) = self.metadata.eval_splits
-        data = {
-            "corpus": Dataset.from_file(str(self._folder / CORPUS)),
-            "queries": Dataset.from_file(str(self._folder / QUERIES)),
-            "relevant_docs": relevant,
-            "top_ranked": None,
-        }
-        self.dataset = {"default": {split: data}}
-        self.data_loaded = True
+    return filled(cache_folder() / "own-sets" / f"{key}-{_LAYOUT}", fill)
+
+
+class _Own:
+    """What tasks over own sets have in common."""
+
+    dataset: Any
+    data_loaded: bool
 
     def unload_data(self) -> None:
         """Free the loaded data; mteb's own would also forget which data this task holds."""
@@ -139,16 +189,129 @@ class _OwnRetrieval(AbsTaskRetrieval):  # type: ignore[misc] # untyped
         self.data_loaded = False
 
 
-def _metadata(own: OwnSet, about: About) -> TaskMetadata:
-    content = {"content": about.fingerprint, "instruction": own.instruction}
+class _OwnTable(_Own):
+    """Tasks whose data are columns."""
+
+    _folder: Path
+    _splits: tuple[str, ...] = ("test",)
+
+    def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
+        """Map the columns to where mteb looks for them."""
+        del num_proc, timer
+        files = {split: str(table_file(self._folder, split)) for split in self._splits}
+        self.dataset = DatasetDict({name: Dataset.from_file(file) for name, file in files.items()})
+        self.data_loaded = True
+
+
+class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
+    """The queries of a set find its documents."""
+
+    def __init__(self, own: RetrievalSet) -> None:
+        self._folders = retrieval_folders(own)
+        content = {code: read_about(at).fingerprint for code, at in self._folders.items()}
+        told = content if own.languages else content["default"]
+        self.metadata = _metadata(own, told, "Retrieval", "ndcg_at_10", split=own.split)
+        if own.languages:
+            codes = {code: [code, own.language] for code in own.languages}
+            self.metadata = self.metadata.model_copy(update={"eval_langs": codes})
+        super().__init__()
+        self.hf_subsets = list(self._folders)
+
+    def load_data(self, num_proc: int | None = None, *, timer: Any = None, **_options: Any) -> None:
+        """Map documents and queries, and read the judgements, to where mteb looks for them."""
+        del num_proc, timer
+        (split,) = self.metadata.eval_splits
+        self.dataset = {code: {split: _searched(at)} for code, at in self._folders.items()}
+        self.data_loaded = True
+
+
+def _searched(folder: Path) -> dict[str, Any]:
+    with pa.memory_map(str(folder / JUDGEMENTS)) as file:
+        columns = read_stream(file).to_pydict()
+    relevant: dict[str, dict[str, int]] = {}
+    for query, document, grade in zip(*columns.values(), strict=True):
+        relevant.setdefault(query, {})[document] = grade
+    return {
+        "corpus": Dataset.from_file(str(folder / CORPUS)),
+        "queries": Dataset.from_file(str(folder / QUERIES)),
+        "relevant_docs": relevant,
+        "top_ranked": None,
+    }
+
+
+class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc] # untyped
+    """Texts whose class is told from a few examples."""
+
+    _splits = ("train", "test")
+
+    def __init__(self, own: ClassificationSet) -> None:
+        self._folder, about = tables_of(own)
+        self.metadata = _metadata(own, about.fingerprint, "Classification", "accuracy")
+        self.samples_per_label, self.n_experiments = own.samples_per_label, own.experiments
+        super().__init__()
+        # mteb's is shared by all tasks of the process; of two at a time one would be wrong.
+        self.evaluator_model = copy.deepcopy(AbsTaskClassification.evaluator_model)
+
+
+class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyped
+    """Texts that are grouped by class."""
+
+    max_fraction_of_documents_to_embed = None
+    input_column_name, label_column_name = "text", "label"
+
+    def __init__(self, own: ClusteringSet) -> None:
+        self._folder, about = tables_of(own)
+        self.metadata = _metadata(own, about.fingerprint, "Clustering", "v_measure")
+        self.max_documents_per_cluster = own.documents_per_experiment
+        self.n_clusters = own.experiments
+        super().__init__()
+
+
+class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: ignore[misc] # untyped
+    """Pairs of texts that belong together or do not."""
+
+    label_column_name = "label"
+
+    def __init__(self, own: PairClassificationSet) -> None:
+        self._folder, about = tables_of(own)
+        self.metadata = _metadata(own, about.fingerprint, "PairClassification", "max_ap")
+        super().__init__()
+
+
+class OwnSTS(_OwnTable, AbsTaskSTS):  # type: ignore[misc] # untyped
+    """Pairs of texts with a similarity."""
+
+    def __init__(self, own: STSSet) -> None:
+        self._folder, about = tables_of(own)
+        self.metadata = _metadata(own, about.fingerprint, "STS", "cosine_spearman")
+        self.min_score, self.max_score = about.lowest, about.highest
+        super().__init__()
+
+
+_TASKS: Mapping[type, Any] = {
+    RetrievalSet: OwnRetrieval,
+    ClassificationSet: OwnClassification,
+    ClusteringSet: OwnClustering,
+    PairClassificationSet: OwnPairClassification,
+    STSSet: OwnSTS,
+}
+
+
+def _metadata(
+    own: OwnSet, content: Any, kind: Any, main_score: str, *, split: str = "test"
+) -> TaskMetadata:
+    told = {"content": content, "instruction": own.instruction or ""}
+    if measured := own.model_dump(mode="json", exclude=_OF_THE_DATA):
+        told["settings"] = measured
+    prompt = own.instruction or None
     return TaskMetadata(
         name=own.name,
-        description=f"Own queries, documents and judgements, split {own.split}.",
-        type="Retrieval",
-        category="t2t",
-        main_score="ndcg_at_10",
-        dataset={"path": f"own/{own.name}", "revision": fingerprint(content)},
-        prompt={"query": own.instruction} if own.instruction else None,
-        eval_splits=[own.split],
+        description=f"Own data for {own.kind.replace('_', ' ')}, split {split}.",
+        type=kind,
+        category="t2c" if kind in ("Classification", "Clustering") else "t2t",
+        main_score=main_score,
+        dataset={"path": f"own/{own.name}", "revision": fingerprint(told)},
+        prompt={"query": prompt} if prompt and kind == "Retrieval" else prompt,
+        eval_splits=[split],
         eval_langs=[own.language],
     )

@@ -17,7 +17,7 @@ from rayembed.evaluation.benchmarks import (
     of_languages,
 )
 from rayembed.evaluation.jobs import ScoreTask, TaskFactory
-from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
 from rayembed.evaluation.wikipedia_factory import is_wikipedia_task, wikipedia_factories
@@ -42,7 +42,7 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
     of_mteb = tuple(found.values())
     if scores.languages and of_mteb:
         of_mteb = of_languages(of_mteb, scores.languages)
-    own = [OwnSet(s.name, s.path, s.split, s.instruction or "") for s in scores.own_sets]
+    own = [OwnTask(settings) for settings in scores.own_sets]
     named = None if WIKIPEDIA in scores.benchmarks else scores.tasks
     return [*wikipedia_factories(scores.wikipedia, named), *of_mteb, *own]
 

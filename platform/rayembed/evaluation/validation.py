@@ -19,7 +19,7 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.mteb_model import model_meta
-from rayembed.evaluation.own_set import OwnSet
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
@@ -34,7 +34,7 @@ ALLOWED_BENCHMARKS = ("NanoBEIR", "NanoBEIR-multilingual")
 """Benchmarks of mteb whose tasks may choose weights: no other is small, and others are reported."""
 
 
-MAX_DOCUMENTS = 200_000
+MAX_SIZE = 200_000
 """More would make every score of a training run as long as an evaluation of its own."""
 
 
@@ -53,7 +53,7 @@ def validation_factories(run: Run) -> list[TaskFactory]:
         _check_of_the_sample(data.tasks)
     factories = task_factories(run.validation_scores)
     for factory in factories:
-        if isinstance(factory, OwnSet):
+        if isinstance(factory, OwnTask):
             _check_size(factory)
     return factories
 
@@ -149,11 +149,12 @@ def _check_of_the_sample(names: Sequence[str]) -> None:
             )
 
 
-def _check_size(own: OwnSet) -> None:
-    if own.about.documents > MAX_DOCUMENTS:
+def _check_size(own: OwnTask) -> None:
+    size, counted = own.size
+    if size > MAX_SIZE:
         raise DataError(
-            f"the set at {own.path!r} has {own.about.documents:,} documents, more than "
-            f"{MAX_DOCUMENTS:,}: validation needs a small set that is scored in a minute; take a "
+            f"the set at {own.settings.path!r} has {size:,} {counted}, more than "
+            f"{MAX_SIZE:,}: validation needs a small set that is scored in a minute; take a "
             "sample of the corpus with all relevant documents"
         )
 

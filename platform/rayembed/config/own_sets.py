@@ -1,0 +1,104 @@
+"""Own evaluation sets: files of the user's own that become tasks of mteb, one class for each kind.
+
+Rows are JSONL, TSV, CSV or Parquet, local, in object storage, or what an asset reference leads to.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PositiveInt
+
+from rayembed.config.settings import Settings
+from rayembed.config.types import Distinct, FileName, Reference
+
+
+class OwnTask(Settings):
+    """What own sets of every kind have."""
+
+    name: FileName
+    """The task's name in results and tables; not that of another task."""
+    path: Reference = Field(min_length=1)
+    """File or folder with the rows of the test split."""
+    instruction: str | None = None
+    """Task definition for models that take one."""
+    language: str = "eng-Latn"
+    """Language and script of the texts: codes of ISO 639-3 and ISO 15924."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files and folders that the set is read from."""
+        return (self.path,)
+
+
+class RetrievalSet(OwnTask):
+    """Queries, documents and judgements in BEIR's layout; the main score is NDCG@10."""
+
+    kind: Literal["retrieval"] = "retrieval"
+    path: Reference = Field(min_length=1)
+    """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
+    split: str = "test"
+    """Which judgements are taken, `qrels/<split>.tsv`."""
+    languages: Distinct[str] = ()
+    """Folders below `path` that each hold a set whose queries are in that language (`fra-Latn`);
+    the score is the mean over them. None named: `path` itself is the set."""
+
+
+class ClassificationSet(OwnTask):
+    """Texts with their classes, told by logistic regression on a few examples of each class; the
+    main score is accuracy.
+    """
+
+    kind: Literal["classification"] = "classification"
+    train: Reference = Field(min_length=1)
+    """File or folder with rows of `text` and `label`, from which examples are drawn; `path` has the
+    rows that are classified."""
+    samples_per_label: PositiveInt = 8
+    """Training examples of each class in one experiment."""
+    experiments: PositiveInt = 10
+    """Draws of training examples; the score is their mean."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files and folders that the set is read from."""
+        return (self.path, self.train)
+
+
+class ClusteringSet(OwnTask):
+    """Rows of `text` and `label`, grouped by k-means; the main score is the V-measure."""
+
+    kind: Literal["clustering"] = "clustering"
+    documents_per_experiment: PositiveInt = 2048
+    """Texts that are drawn with replacement and clustered in one experiment."""
+    experiments: PositiveInt = 10
+    """Draws of texts; the score is their mean."""
+
+
+class PairClassificationSet(OwnTask):
+    """Rows of `sentence1`, `sentence2` and `label`, 1 for pairs that belong together and 0 for
+    others; the main score is the average precision of the similarities.
+    """
+
+    kind: Literal["pair_classification"] = "pair_classification"
+
+
+class STSSet(OwnTask):
+    """Rows of `sentence1`, `sentence2` and `score`, a similarity on any scale; the main score is
+    Spearman's correlation with the cosine of the vectors.
+    """
+
+    kind: Literal["sts"] = "sts"
+
+
+def _with_kinds(values: Any) -> Any:
+    """The sets, those without a kind as retrieval, which most own sets are."""
+    if not isinstance(values, list | tuple):
+        return values
+    return [{"kind": "retrieval", **v} if isinstance(v, dict) else v for v in values]
+
+
+OwnSet = Annotated[
+    RetrievalSet | ClassificationSet | ClusteringSet | PairClassificationSet | STSSet,
+    Field(discriminator="kind"),
+]
+
+kinds_by_default = BeforeValidator(_with_kinds)
+"""Lets a set be written without its kind: it is of retrieval then."""
