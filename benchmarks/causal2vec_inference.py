@@ -13,13 +13,14 @@ import time
 
 import torch
 
-from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
+from rayembed.assets.resolver import resolve_model
 from rayembed.config.model import Causal2VecConfig
 from rayembed.config.settings import parse
-from rayembed.data.sources.wikipedia import read_articles
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.samples.assets import MINILM, SMOLLM2
+from rayembed.samples.files import summaries
+from rayembed.samples.references import ScoreSizes
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
 
@@ -65,7 +66,7 @@ def main():
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    articles = sorted(read_articles(resolve(WIKIPEDIA_EN)), key=lambda a: a.title)
+    articles = sorted(summaries(ScoreSizes(), "en"), key=lambda a: a.title)
     texts = [article.extract for article in articles[:: len(articles) // args.texts][: args.texts]]
     models, best = sides(args), {}
     for model in models.values():

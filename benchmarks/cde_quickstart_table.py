@@ -14,7 +14,7 @@ from statistics import fmean
 
 from rayembed.evaluation.spread import shown
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
+from rayembed.samples.references import RETRIEVAL_TASKS
 from seeded_runs import TRAINED, UNTRAINED, Comparison, main
 
 RANDOM, CLUSTERED, FILTERED, CONTEXT = (

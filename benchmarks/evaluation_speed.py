@@ -22,9 +22,10 @@ import torch
 
 
 def tasks_of(settings):
-    from rayembed.evaluation.wikipedia_factory import wikipedia_factories
+    from rayembed.evaluation.own_set import OwnTask
+    from rayembed.samples.wikipedia import own_sets
 
-    return wikipedia_factories(settings)
+    return [OwnTask(own) for own in own_sets(settings)]
 
 
 def plain(folder, settings, dtype):
@@ -105,16 +106,16 @@ def main():
     import ray
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.assets.samples import MINILM
-    from rayembed.config.scores import WikipediaTasks
     from rayembed.hardware import auto_precision
     from rayembed.pipeline.local_head import ensure_token
     from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.samples.assets import MINILM
+    from rayembed.samples.references import ScoreSizes
 
-    settings = WikipediaTasks(
-        num_titles=args.documents,
-        num_documents=args.documents,
-        num_queries=args.queries,
+    settings = ScoreSizes(
+        held_out=args.documents,
+        documents=args.documents,
+        queries=args.queries,
         max_length=args.max_length,
     )
     folder = resolve_model(MINILM)

@@ -21,13 +21,13 @@ NUM_NEGATIVES, DEPTH, MARGIN = 7, 100, 0.05
 
 def wikipedia_pairs(count, folder, max_length):
     """Pipeline context, data set settings and records, made before the clock starts."""
-    from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
-    from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+    from rayembed.config.data import DataConfig, DatasetConfig
     from rayembed.config.data_run import DataRun
     from rayembed.config.mining import MiningConfig, PercPos
-    from rayembed.config.sources import WikipediaSource
     from rayembed.data.artifacts import PipelineContext
     from rayembed.data.prepare import prepare_datasets
+    from rayembed.samples.assets import MINILM
+    from rayembed.samples.wikipedia import Wikipedia
 
     mining = MiningConfig(
         teacher=MINILM,
@@ -39,11 +39,11 @@ def wikipedia_pairs(count, folder, max_length):
     )
     dataset = DatasetConfig(
         name="wiki-description",
-        source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description"),
+        source=Wikipedia().pairs("description"),
         num_samples=count,
         mining=mining,
     )
-    data = DataConfig(datasets=(dataset,), held_out=HeldOutConfig(num_titles=1000))
+    data = DataConfig(datasets=(dataset,))
     run = DataRun(name="speed", data=data)
     pipeline_context = PipelineContext(folder, 0)
     before = prepare_datasets(run, pipeline_context, until="records")["wiki-description"][-1]
@@ -125,9 +125,9 @@ def main():
     from sentence_transformers import SentenceTransformer
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.assets.samples import MINILM
     from rayembed.hardware import auto_precision
     from rayembed.registry.provenance import cpu_cores, cpu_model
+    from rayembed.samples.assets import MINILM
 
     model = SentenceTransformer(str(resolve_model(MINILM)), device="cpu")
     model.max_seq_length = args.max_length

@@ -7,7 +7,6 @@ Run: python benchmarks/serving_speed.py [--clients 64] [--seconds 10] [--rounds 
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import statistics
@@ -18,9 +17,10 @@ from pathlib import Path
 
 import aiohttp
 
-from rayembed.assets.resolver import resolve
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.pipeline.local_head import free_port
+from rayembed.samples.assets import MINILM
+from rayembed.samples.files import summaries
+from rayembed.samples.references import ScoreSizes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIDES = {"one by one": 1, "together": 16_384}
@@ -29,9 +29,7 @@ WARM_UP_SECONDS = 2.0
 
 
 def texts():
-    articles = json.loads(resolve(WIKIPEDIA_EN).read_text())
-    rows = articles.values() if isinstance(articles, dict) else articles
-    return [str(row["description"]) for row in rows if row.get("description")]
+    return [a.description for a in summaries(ScoreSizes(), "en") if a.description]
 
 
 async def measure(url, inputs, clients, seconds):

@@ -31,21 +31,19 @@ MICRO_BATCH_TOKENS = 1024
 
 def pairs(count):
     from rayembed.assets.resolver import resolve
-    from rayembed.assets.samples import WIKIPEDIA_EN
-    from rayembed.data.sources.wikipedia import read_articles
-    from rayembed.data.sources.wikipedia_records import sentence_pair
+    from rayembed.samples.wikipedia import Wikipedia
 
-    found = [sentence_pair(article, 0) for article in read_articles(resolve(WIKIPEDIA_EN))]
-    kept = [pair for pair in found if not isinstance(pair, str)]
+    lines = resolve(Wikipedia(held_out=0).pairs("sentence").path).read_text().splitlines()
+    kept = [(row["query"], row["positive"]) for row in map(json.loads, lines)]
     random.Random(0).shuffle(kept)
     return [kept[i % len(kept)] for i in range(count)]
 
 
 def make_run(folder, batch, steps):
-    from rayembed.assets.samples import MINILM
     from rayembed.config.run import Run
     from rayembed.config.settings import parse
     from rayembed.hardware import auto_precision
+    from rayembed.samples.assets import MINILM
 
     return parse(
         Run,
@@ -98,8 +96,8 @@ def peer(batch, steps):
     from transformers import TrainerCallback
 
     from rayembed.assets.resolver import resolve
-    from rayembed.assets.samples import MINILM
     from rayembed.hardware import auto_precision
+    from rayembed.samples.assets import MINILM
 
     model = SentenceTransformer(str(resolve(MINILM)), device="cpu")
     model.max_seq_length = MAX_LENGTH
@@ -142,10 +140,10 @@ def bare(batch, steps):
     import torch
 
     from rayembed.assets.resolver import resolve_model
-    from rayembed.assets.samples import MINILM
     from rayembed.data.plan.step_batch import make_step_batch
     from rayembed.data.records import Record
     from rayembed.models.build import build_model
+    from rayembed.samples.assets import MINILM
     from rayembed.training.step import EngineModule, StepSettings, run_step
 
     run = make_run(Path("/nowhere"), batch, steps)

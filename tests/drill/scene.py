@@ -73,7 +73,6 @@ def write_inputs(folder: Path) -> Path:
                         "query_instruction": "find",
                     }
                 ],
-                "held_out": {"num_titles": 0},
             },
             "stages": [
                 {

@@ -5,7 +5,7 @@ import json
 import mlflow
 import numpy as np
 import pytest
-from made_up_articles import HELD_OUT, write_articles
+from made_up_articles import sample_over, write_articles
 from sentence_transformers import SentenceTransformer
 from tiny_job import run_here
 from tiny_models import save_encoder
@@ -20,9 +20,7 @@ pytestmark = [pytest.mark.job, pytest.mark.ray]
 
 
 def tiny_run(folder):
-    path, other = (str(folder / name) for name in ("articles.json", "other.json"))
-    sentences = {"kind": "wikipedia", "path": path, "pairs": "sentence"}
-    crossing = {"kind": "wikipedia", "path": path, "pairs": "translation", "translations": other}
+    sample = sample_over(folder / "{language}.json", languages=("en", "fr"))
     batch = {
         "policy": "homogeneous",
         "global_pairs": 8,
@@ -43,10 +41,9 @@ def tiny_run(folder):
             },
             "data": {
                 "datasets": [
-                    {"name": "sentences", "source": sentences},
-                    {"name": "crossing", "source": crossing},
+                    {"name": "sentences", "source": sample.pairs("sentence")},
+                    {"name": "crossing", "source": sample.pairs("translation", to="fr")},
                 ],
-                "held_out": {"num_titles": HELD_OUT},
             },
             "stages": [
                 {
@@ -83,11 +80,11 @@ def tiny_run(folder):
 def trained(cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_encoder(folder / "bert")
-    write_articles(folder / "articles.json")
-    entries = json.loads((folder / "articles.json").read_text())
+    write_articles(folder / "en-us.json")
+    entries = json.loads((folder / "en-us.json").read_text())
     for entry in entries.values() if isinstance(entries, dict) else entries:
         entry["extract"] = entry["extract"].upper().replace("E", "A")
-    (folder / "other.json").write_text(json.dumps(entries))
+    (folder / "fr-fr.json").write_text(json.dumps(entries))
     (folder / "run.yaml").write_text(tiny_run(folder).to_yaml())
     done = run_here("train_nomic", "--recipe", f"{folder}/run.yaml")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -7,14 +7,14 @@ from run_scoring import evaluate, evaluate_reference, tasks_of
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
 from rayembed.models.load import load_model
+from rayembed.samples.assets import MINILM, SUMMARIES
 
 
 @pytest.mark.assets
 def test_minilm_scores_as_through_sentence_transformers(tmp_path):
     instructions = {"WikiTopicClustering": "Group the texts"}
-    run = run_over(WIKIPEDIA_EN, max_length=48, instructions=instructions)
+    run = run_over(SUMMARIES, max_length=48, instructions=instructions)
     folder = resolve_model(MINILM)
     ours = evaluate_reference(folder, run, name="minilm", results_folder=tmp_path)
     theirs = mteb.evaluate(

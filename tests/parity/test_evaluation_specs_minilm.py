@@ -7,9 +7,9 @@ from mteb.types import PromptType
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.samples import MINILM
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.evaluation.model_spec import make_spec
+from rayembed.samples.assets import MINILM
 
 TEXTS = [
     "",

@@ -5,9 +5,9 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.samples import MINILM
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
+from rayembed.samples.assets import MINILM
 
 TEXTS = [
     "",

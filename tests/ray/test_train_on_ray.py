@@ -69,7 +69,6 @@ def make_run(folder: Path, *, seed: int = 0, dropout: float = 0.3, **placement) 
                         "query_instruction": "find",
                     }
                 ],
-                "held_out": {"num_titles": 0},
             },
             "stages": [
                 {

@@ -43,7 +43,6 @@ def make_run(folder: Path, *, steps: int = STEPS, validation: dict | None, **pla
             "data": {
                 "root": str(folder),
                 "datasets": [{"name": "words", "source": source, "query_instruction": "find"}],
-                "held_out": {"num_titles": 0},
             },
             "stages": [
                 {

@@ -3,8 +3,9 @@
 import json
 
 from rayembed.config.run import Run
-from rayembed.config.scores import WikipediaTasks
 from rayembed.config.settings import parse
+from rayembed.samples.references import ScoreSizes
+from rayembed.samples.wikipedia import Wikipedia, validation_sets
 
 COUNT = 240
 HELD_OUT = 120
@@ -27,23 +28,32 @@ def write_articles(path):
     return path
 
 
-def run_over(path, **evaluation):
+def sample_over(path, *, held_out=HELD_OUT, seed=0, **settings):
+    """The sample of made-up articles."""
+    return Wikipedia(source=str(path), held_out=held_out, seed=seed, **settings)
+
+
+def validation_over(sample, sizes, *, held_out=30, queries=300, **names):
+    """Sets of validation over the held-out articles behind those of the scores."""
+    common = {"seed": sample.seed, "source": sample.source}
+    whole = parse(ScoreSizes, {**common, **sizes})
+    return validation_sets(whole, held_out=held_out, queries=queries, **names)
+
+
+def run_over(path, *, held_out=HELD_OUT, seed=0, **evaluation):
     """A run that holds out half of the articles and would train on the others."""
-    source = {"kind": "wikipedia", "path": str(path), "pairs": "sentence"}
-    sizes = {"num_documents": 100, "num_queries": 100, "max_length": 64}
+    sample = sample_over(path, held_out=held_out, seed=seed)
+    sizes = {"documents": min(100, held_out), "queries": min(100, held_out), "max_length": 64}
     sizes |= {
-        name: evaluation.pop(name)
-        for name in WikipediaTasks.model_fields.keys() & evaluation.keys()
+        name: evaluation.pop(name) for name in ScoreSizes.model_fields.keys() & evaluation.keys()
     }
     return parse(
         Run,
         {
             "name": "test",
+            "seed": seed,
             "model": {"kind": "biencoder", "backbone": {"path": "none", "dtype": "float32"}},
-            "data": {
-                "datasets": [{"name": "wiki", "source": source}],
-                "held_out": {"num_titles": HELD_OUT},
-            },
+            "data": {"datasets": [{"name": "wiki", "source": sample.pairs("sentence")}]},
             "stages": [
                 {
                     "name": "one",
@@ -53,6 +63,6 @@ def run_over(path, **evaluation):
                     "steps": 1,
                 }
             ],
-            "evaluation": {"benchmarks": ["wikipedia"], "wikipedia": sizes, **evaluation},
+            "evaluation": {"own_sets": sample.scores(**sizes), **evaluation},
         },
     )

@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from made_up_articles import COUNT
 
-from rayembed.config.scores import WikipediaTasks
+from rayembed.config.settings import parse
 from rayembed.models.contract import EmbeddingModel, EmbedOutput
+from rayembed.samples.references import ScoreSizes
+from rayembed.samples.wikipedia import own_sets, sizes_of
 
 WIDTH = COUNT + 8 + 4
 
@@ -19,13 +21,14 @@ def number(text):
 
 def changed(run, **settings):
     """The run with other settings of its evaluation or of the sample's tasks."""
-    sizes = {
-        name: settings.pop(name) for name in WikipediaTasks.model_fields.keys() & settings.keys()
-    }
-    evaluation = run.evaluation.model_copy(
-        update={"wikipedia": run.evaluation.wikipedia.model_copy(update=sizes), **settings}
-    )
-    return run.model_copy(update={"evaluation": evaluation})
+    sizes = sizes_of(run.evaluation.own_sets)
+    known = {own.languages for own in run.evaluation.own_sets if own.kind == "retrieval"}
+    codes = {code for languages in known for code in languages}
+    given = {"languages": tuple({"fra-Latn": "fr", "spa-Latn": "es"}[code] for code in codes)}
+    given |= {name: settings.pop(name) for name in ScoreSizes.model_fields if name in settings}
+    if "own_sets" not in settings:
+        settings["own_sets"] = own_sets(parse(ScoreSizes, {**dict(sizes), **given}))
+    return run.model_copy(update={"evaluation": run.evaluation.model_copy(update=settings)})
 
 
 class NumberTokenizer:

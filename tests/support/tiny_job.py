@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from made_up_articles import HELD_OUT, write_articles
+from made_up_articles import HELD_OUT, sample_over, validation_over, write_articles
 from tiny_models import save_decoder
 
 import rayembed
@@ -31,8 +31,8 @@ def write_inputs(folder: Path) -> None:
 
 
 def make_run(folder: Path) -> Run:
-    source = {"kind": "wikipedia", "path": str(folder / "articles.json"), "pairs": "sentence"}
-    topics = {**source, "pairs": "topic"}
+    sample = sample_over(folder / "articles.json")
+    sizes = {"held_out": HELD_OUT - 30, "documents": 60, "queries": 20, "max_length": 64}
     optimizer = {"learning_rate": 1e-2}
     return parse(
         Run,
@@ -48,10 +48,13 @@ def make_run(folder: Path) -> Run:
             },
             "data": {
                 "datasets": [
-                    {"name": "sentences", "source": source, "query_instruction": TASK},
-                    {"name": "topics", "source": topics, "task": "classification"},
+                    {
+                        "name": "sentences",
+                        "source": sample.pairs("sentence"),
+                        "query_instruction": TASK,
+                    },
+                    {"name": "topics", "source": sample.topics(), "task": "classification"},
                 ],
-                "held_out": {"num_titles": HELD_OUT},
             },
             "stages": [
                 {
@@ -70,12 +73,11 @@ def make_run(folder: Path) -> Run:
                 },
             ],
             "evaluation": {
-                "benchmarks": ["wikipedia"],
-                "wikipedia": {"num_documents": 60, "num_queries": 20, "max_length": 64},
+                "own_sets": sample.scores(**sizes),
                 "baselines": ["bm25"],
                 "instructions": {"WikiSentenceRetrieval": TASK},
                 "validation": {
-                    "data": {"kind": "wikipedia", "num_titles": 30},
+                    "data": {"kind": "own_sets", "sets": validation_over(sample, sizes)},
                     "every_steps": 2,
                     "weights": {"WikiSentenceRetrieval": 3},
                 },
@@ -99,7 +101,7 @@ def sentence_run(
     optimizer: Mapping[str, Any],
 ) -> Run:
     """A run of one stage of three steps over sentences of the articles, without scores."""
-    source = {"kind": "wikipedia", "path": str(folder / "articles.json"), "pairs": "sentence"}
+    source = sample_over(folder / "articles.json").pairs("sentence")
     batch = {"global_pairs": 8, "num_negatives": 0, "in_batch_negatives": True}
     return parse(
         Run,
@@ -108,7 +110,6 @@ def sentence_run(
             "model": model,
             "data": {
                 "datasets": [{"name": "sentences", "source": source, **dataset}],
-                "held_out": {"num_titles": HELD_OUT},
             },
             "stages": [
                 {

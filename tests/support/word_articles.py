@@ -32,10 +32,7 @@ def write_word_articles(path):
     return path
 
 
-def run_over_words(path, **evaluation):
+def run_over_words(path, *, held_out=HELD_OUT, **evaluation):
     """A run that holds out most of the articles for its evaluation."""
-    sizes = {"num_documents": 60, "num_queries": 40, "max_length": 60}
-    run = run_over(path, **sizes | evaluation)
-    held_out = run.data.held_out.model_copy(update={"num_titles": HELD_OUT})
-    data = run.data.model_copy(update={"held_out": held_out})
-    return run.model_copy(update={"data": data})
+    sizes = {"documents": 60, "queries": 40, "max_length": 60}
+    return run_over(path, held_out=held_out, **sizes | evaluation)

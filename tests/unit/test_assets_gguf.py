@@ -10,8 +10,8 @@ from transformers import LlamaConfig as Config
 
 from rayembed.assets.gguf import set_special_tokens
 from rayembed.assets.resolver import resolve_model
-from rayembed.assets.samples import SMOLLM2
 from rayembed.errors import AssetError
+from rayembed.samples.assets import SMOLLM2
 
 D, HEADS, MLP, LAYERS = 32, 2, 64, 1
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

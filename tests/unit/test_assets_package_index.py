@@ -7,8 +7,9 @@ import pytest
 
 from rayembed.assets.package_index import parse_package_reference, unpack
 from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN, WIKIPEDIA_ES, WIKIPEDIA_FR
 from rayembed.errors import AssetError
+from rayembed.samples.assets import MINILM, SMOLLM2, SUMMARIES
+from rayembed.samples.references import LANGUAGE_FILES
 
 NAME = "made_up_asset"
 DATA = b"the text of the asset" * 100
@@ -187,7 +188,8 @@ def test_references_that_are_not_pinned_or_not_safe(reference, cache):
 
 
 def test_the_samples_are_pinned():
-    for reference in (SMOLLM2, MINILM, WIKIPEDIA_EN, WIKIPEDIA_FR, WIKIPEDIA_ES):
+    summaries = [SUMMARIES.replace("{language}", name) for name in LANGUAGE_FILES.values()]
+    for reference in (SMOLLM2, MINILM, *summaries):
         parts = parse_package_reference(reference)
         assert parts.version
         assert parts.inside

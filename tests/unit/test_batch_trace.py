@@ -30,7 +30,6 @@ def run(tmp_path: Path) -> Run:
                 "datasets": [
                     {"name": "own", "source": {"path": f"{tmp_path}/pairs.jsonl", "kind": "pairs"}}
                 ],
-                "held_out": {"num_titles": 0},
             },
             "stages": [
                 {

@@ -24,7 +24,8 @@ SETTINGS = [
     "data.datasets.wiki-description.source.path",
     "data.datasets.wiki-description.mining.teacher",
     "model.backbone.path",
-    "evaluation.wikipedia.source",
+    "evaluation.own_sets.WikiSentenceRetrieval.path",
+    "evaluation.own_sets.WikiTopicClassification.train",
 ]
 
 
@@ -48,16 +49,16 @@ ADDRESS = "s3://KEYID:hunter2@bucket/x"
 PLAIN_TEXTS = {
     # Words that stand before texts, and what they are about.
     "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
-    "prompt_start", "query_instruction", "query_prefix", "topics",
+    "prompt_start", "query_instruction", "query_prefix", "topic", "topics",
     # Columns of a file, and what is written in them.
-    "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "label",
+    "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "id", "label",
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
     "text",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.
     "benchmarks", "experiment", "host", "languages", "quantization", "revision", "space", "split",
     "subset", "target_modules", "task",
     # Names in some classes, references in others.
-    "MtebValidation.tasks", "WikipediaValidation.tasks", "Scores.tasks", "BackboneRun.tasks",
+    "MtebValidation.tasks", "Scores.tasks", "BackboneRun.tasks",
     "OpenAICompatible.model", "ServingConfig.name", "ServingConfig.api_key_env", "BeirSource.query",
 }  # fmt: skip
 """Settings that take any text and name no place."""

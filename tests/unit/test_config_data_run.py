@@ -14,7 +14,7 @@ def test_where_things_lie_and_what_it_is_called_are_no_part_of_its_identity(tmp_
     same = override(data, [f"placement.storage_path={tmp_path / 'elsewhere'}", "name=other"])
     assert same.fingerprint == data.fingerprint
     assert "root" not in data.identity()["data"]
-    for change in ("seed=7", "data.held_out.num_titles=3", "kept_for_evaluation=other.json"):
+    for change in ("seed=7", "data.datasets.topics.num_samples=3"):
         assert override(data, [change]).fingerprint != data.fingerprint
 
 

@@ -24,14 +24,9 @@ NOT_IDENTITY = {"name", "root", "checkpoint_every_steps"}
 """Beside the placement: what a run is called, where data lies, how often it is saved."""
 
 IDENTITY_OF_EVALUATION = {
-    "evaluation.benchmarks",
-    "evaluation.wikipedia.source",
     "evaluation.validation",
 }
-"""What is kept from training, and what chooses the weights."""
-
-OF_THE_RUN = {f"evaluation.wikipedia.{name}" for name in ("num_titles", "first_title", "seed")}
-"""What only an evaluation of its own may name."""
+"""What chooses the weights."""
 
 RUNS = (
     "nvembed-quickstart",
@@ -50,12 +45,6 @@ def changeable(run: Run) -> Run:
         dataset["mining"] = (dataset["mining"] or {"teacher": "teacher"}) | {"num_negatives": 20}
     for stage in values["stages"]:
         stage["batch"]["num_negatives"] += 1
-    values["evaluation"]["wikipedia"] |= {
-        "source": "summaries.json",
-        "num_documents": 10,
-        "num_queries": 5,
-    }
-    values["data"]["held_out"]["num_titles"] = 20
     values["placement"]["workers"] = 1
     if values["model"]["kind"] == "biencoder":
         values["model"]["projections"] = [{"width": 8}]
@@ -75,10 +64,6 @@ def changed(run: Run, leaf) -> Run:
         put(values, leaf.path, 10**6)
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
-    if leaf.dotted == "evaluation.benchmarks":  # of which the sample's keeps texts to itself
-        put(values, leaf.path, [] if "wikipedia" in leaf.value else ["wikipedia"])
-    if leaf.path[-1] == "translations" and leaf.path[0] == "data":  # only for such pairs
-        put(values, (*leaf.path[:-1], "pairs"), "translation")
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
         put(values, ("placement", "workers"), other_value(leaf))
     if leaf.path[-1] == "dimensions" and "dimensions" in values["model"]:
@@ -104,9 +89,6 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
         if other_value(leaf) is None or leaf.path[-1] in ("kind", "pool"):
             fixed.add(leaf.path[-1])
             continue
-        if leaf.dotted in OF_THE_RUN:
-            fixed.add(leaf.path[-1])
-            continue
         if leaf.path[-1] == "expert_parallel" and not hasattr(run.model, "experts"):
             placed += 1  # refused without experts
             continue
@@ -121,11 +103,10 @@ def test_placement_keeps_the_fingerprint_and_every_setting_of_identity_changes_i
             identity += 1
             assert other.fingerprint not in seen, (leaf.dotted, seen.get(other.fingerprint))
             seen[other.fingerprint] = leaf.dotted
-    named = {path.rpartition(".")[2] for path in OF_THE_RUN}
-    assert fixed - {"pool"} == {"kind"} | named  # the pool 'given' asks for negatives of the source
+    assert fixed - {"pool"} == {"kind"}  # the pool 'given' asks for negatives of the source
     stages = len(run.stages)
-    scored = sum(leaf.path[0] == "evaluation" for leaf in leaves(run))
-    scored -= len(IDENTITY_OF_EVALUATION | OF_THE_RUN)
+    scored = sum(leaf.path[0] == "evaluation" and leaf.path[-1] != "kind" for leaf in leaves(run))
+    scored -= len(IDENTITY_OF_EVALUATION)
     assert placed == len(Placement.model_fields) + scored + len({"name", "root"}) + stages
     assert identity > 40
 
@@ -301,7 +282,7 @@ def test_settings_are_frozen_and_finite():
 def test_identity_is_plain_json_without_the_placement():
     identity = get_recipe("nvembed-v2").identity()
     assert json.loads(json.dumps(identity)) == identity
-    assert sorted(identity) == ["data", "kept_for_evaluation", "model", "seed", "stages"]
+    assert sorted(identity) == ["data", "model", "seed", "stages"]
     assert "root" not in identity["data"]
 
 

@@ -3,7 +3,6 @@
 import pytest
 from settings_leaves import leaves, other_value, put
 
-from rayembed.config.data_run import data_of
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -14,7 +13,14 @@ KEEP_LAST = "evaluation.validation.keep=last"
 MTEB_TASK = "evaluation.validation.data.tasks=[NanoNQRetrieval]"
 
 DATA = {
-    "wikipedia": {"kind": "wikipedia", "num_titles": 30},
+    "own_sets": {
+        "kind": "own_sets",
+        "sets": [
+            {"kind": "retrieval", "name": "sentences", "path": "mine", "instruction": "find"},
+            {"kind": "classification", "name": "topics", "path": "test", "train": "train"},
+            {"kind": "clustering", "name": "groups", "path": "texts"},
+        ],
+    },
     "beir": {"kind": "beir", "path": "mine", "instruction": "find"},
     "mteb": {
         "kind": "mteb",
@@ -24,10 +30,8 @@ DATA = {
 }
 
 
-def with_validation(kind="wikipedia", **validation) -> Run:
+def with_validation(kind="own_sets", **validation) -> Run:
     values = get_recipe("nvembed-quickstart").model_dump(mode="json")
-    values["data"]["held_out"]["num_titles"] = 100
-    values["evaluation"]["wikipedia"] |= {"num_documents": 70, "num_queries": 50}
     for stage in values["stages"]:
         stage |= {"steps": 500, "checkpoint_every_steps": 100}
     stopping = {"patience": 3, "min_delta": 0.1}
@@ -49,11 +53,11 @@ def test_all_that_chooses_weights_is_identity(kind):
         if leaf.path[:2] != ("evaluation", "validation") or leaf.path[-1] in ("kind", "keep"):
             continue
         values = run.model_dump(mode="json")
-        put(values, leaf.path, other_value(leaf) if leaf.path[-1] != "num_titles" else 29)
+        put(values, leaf.path, other_value(leaf))
         seen.add(parse(Run, values).fingerprint)
-        changed.add(leaf.path[-1])
+        changed.add(leaf.dotted)
     assert len(seen) == len(changed) + 1
-    assert {"every_steps", "patience", "min_delta"} < changed
+    assert {"every_steps", "patience", "min_delta"} < {name.split(".")[-1] for name in changed}
 
 
 def test_tasks_weights_are_identity_in_any_order():
@@ -84,29 +88,21 @@ def test_every_checkpoint_makes_the_interval_of_checkpoints_identity():
 
 def test_instructions_of_validation_tasks_alone_are_identity():
     run = with_validation()
-    task = run.evaluation.validation.data.tasks[0]
+    task = run.evaluation.validation.data.task_names[0]
     other = override(run, [f"evaluation.instructions.{task}=another"])
     assert other.fingerprint != run.fingerprint
     elsewhere = override(run, ["evaluation.instructions.WikiTopicClustering=another"])
     assert elsewhere.fingerprint == run.fingerprint
 
 
-def test_titles_of_validation_are_kept_from_training_without_other_scores():
-    run = override(
-        with_validation(), ["evaluation.benchmarks=[]", "evaluation.wikipedia.source=other.json"]
-    )
-    assert data_of(run).kept_for_evaluation == "other.json"
-    plain = override(run, ["evaluation.validation=null"])
-    assert data_of(plain).kept_for_evaluation is None
-
-
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
         (KEEP_LAST, r"early_stopping with keep 'last'.*set keep=best"),
-        ("evaluation.validation.weights={WikiSentence: 2}", "did you mean 'WikiSentenceRetrieval'"),
+        ("evaluation.validation.weights={sentence: 2}", "did you mean 'sentences'"),
         ("evaluation.validation.every_steps=500", "only last steps would have a score"),
-        ("evaluation.validation.data.num_titles=31", "num_titles 100 less the 31 for validation"),
+        ("evaluation.validation.data.sets=[]", "at least 1 item"),
+        ("evaluation.validation.data.sets.topics.name=groups", "own sets have the name 'groups'"),
         ("evaluation.validation.data.kind=wiki", "must be one of"),
         ("evaluation.validation.patience=1", "no setting 'evaluation.validation.patience'"),
     ],
@@ -116,12 +112,13 @@ def test_what_cannot_be_is_refused(assignment, message):
         override(with_validation(), [assignment])
 
 
-def test_more_titles_than_are_held_out_are_refused():
-    with pytest.raises(ConfigError, match=r"num_titles 101 exceeds\s+data.held_out.num_titles 100"):
-        override(
-            with_validation(),
-            ["evaluation.benchmarks=[]", "evaluation.validation.data.num_titles=101"],
-        )
+def test_relative_paths_of_own_sets_are_taken_from_the_root_of_data():
+    run = override(with_validation(), ["data.root=s3://bucket/data"])
+    first, classes, _ = run.validation_scores.own_sets
+    assert first.path == "s3://bucket/data/mine"
+    assert classes.paths == ("s3://bucket/data/test", "s3://bucket/data/train")
+    made = override(run, ["evaluation.validation.data.sets.groups.path=sample://wikipedia/x"])
+    assert made.validation_scores.own_sets[2].path == "sample://wikipedia/x"
 
 
 def test_the_command_line_turns_validation_on():

@@ -334,7 +334,6 @@ def make_run(folder: Path, **batch: Any) -> Run:
             },
             "data": {
                 "root": str(folder),
-                "held_out": {"num_titles": 0},
                 "datasets": [
                     {
                         "name": name,

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from made_records import made_records
 
-from rayembed.data.hashes import text_hash
+from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.sources.wikipedia import seeded_hash
 from rayembed.errors import DataError
 
 CLASSES = ("red", "green", "blue", "white")
@@ -114,7 +113,7 @@ def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> Non
     assert manifest["rejected"] == {
         "column 'label' holds several values": 1,
         "column 'text' is not a text": 1,
-        "has a text of a held-out title": 1,
+        "has a held-out text": 1,
         "no class": 2,
         "no text": 1,
         "only example of its class": 1,

@@ -289,7 +289,7 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert made.manifest["rejected"] == {
         "column 'gold' holds several values": 1,
         "column 's2' is not a text": 1,
-        "has a text of a held-out title": 1,
+        "has a held-out text": 1,
         "no premise": 1,
         "positive equals query": 1,
     }
@@ -320,7 +320,7 @@ def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None
         assert (new.origin, new.negatives, new.task) == (old.origin, old.negatives, old.task)
         assert (new.query_instruction, new.document_instruction) == ("Find", "Read")
         assert not new.in_batch
-    assert taken.manifest["rejected"] == {"has a text of a held-out title": 1}
+    assert taken.manifest["rejected"] == {"has a held-out text": 1}
     with pytest.raises(DataError, match=r"source.path = .*has no manifest.json"):
         made_records(tmp_path / "new", {"kind": "records", "path": str(tmp_path / "none")})
 
@@ -443,13 +443,23 @@ def test_records_survive_a_kill_between_scatter_and_conversion(tmp_path: Path, m
     assert again == wanted
 
 
-def test_articles_are_named_by_their_title(tmp_path: Path) -> None:
-    article = {"description": "Made-up thing", "extract": "It has five whole words here."}
-    articles = [article | {"title": f"Thing {i}", "topic": "Arts"} for i in range(3)]
-    (tmp_path / "a.json").write_text(json.dumps(articles))
-    source = {"kind": "wikipedia", "path": str(tmp_path / "a.json"), "pairs": "description"}
-    records, _ = made_records(tmp_path / "out", source)
-    assert [r.origin for r in records] == [(f"Thing {i}",) for i in range(3)]
+def test_rows_with_names_are_told_apart_by_them(tmp_path: Path) -> None:
+    rows = [{"name": f"n {i}", "query": "q", "positive": "p"} for i in (1, 2, 1)]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl")}
+    records, made = made_records(tmp_path / "out", {**source, "id": "name"})
+    assert [record.id for record in records] == ["own/n 1", "own/n 2"]
+    assert made.manifest["dropped"] == {"duplicate": 1}
+    # Control: by their content they are one row.
+    assert len(made_records(tmp_path / "other", source)[0]) == 1
+    both = {**source, "id": "name", "both_directions": True}
+    records, _ = made_records(tmp_path / "both", both)
+    assert [record.id for record in records] == ["own/n 1", "own/n 1/0", "own/n 2", "own/n 2/0"]
+    classes = [{"name": f"n {i}", "text": "t", "label": f"l{i % 2}"} for i in range(4)]
+    write_jsonl(tmp_path / "b.jsonl", classes)
+    source = {"kind": "classes", "path": str(tmp_path / "b.jsonl"), "label_form": "label"}
+    records, _ = made_records(tmp_path / "classes", {**source, "id": "name"})
+    assert [record.id for record in records] == [f"own/n {i}" for i in range(4)]
 
 
 def test_the_log_tells_what_became_of_the_rows(tmp_path: Path, caplog) -> None:

@@ -12,28 +12,36 @@ from table_model import NumberTokenizer, TableModel, changed, number, oracle
 
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.bm25 import Bm25
-from rayembed.evaluation.wikipedia_factory import held_out_articles
-from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
+from rayembed.samples.files import held_out_articles
+from rayembed.samples.references import CROSS_LINGUAL, LANGUAGE_FILES, TASK_NAMES
+from rayembed.samples.wikipedia import sizes_of
 
 
 @pytest.fixture
 def run(tmp_path):
     """Scored in French, which has all articles, and in Spanish, which has a fifth of them."""
-    source = write_articles(tmp_path / "articles.json")
+    source = write_articles(tmp_path / "en-us.json")
     articles = json.loads(source.read_text())
     fifth = {title: articles[title] for title in sorted(articles)[::5]}
-    (tmp_path / "fr.json").write_text(json.dumps(articles))
-    (tmp_path / "es.json").write_text(json.dumps(fifth))
-    translations = {"fra-Latn": f"{tmp_path}/fr.json", "spa-Latn": f"{tmp_path}/es.json"}
-    return changed(run_over(source), translations=translations)
+    (tmp_path / "fr-fr.json").write_text(json.dumps(articles))
+    (tmp_path / "es-es.json").write_text(json.dumps(fifth))
+    return run_over(tmp_path / "{language}.json", languages=("fr", "es"))
 
 
-def read(run, code):
-    return json.loads(Path(run.evaluation.wikipedia.translations[code]).read_text())
+def read(run, language):
+    source = sizes_of(run.evaluation.own_sets).source
+    return json.loads(Path(source.replace("{language}", LANGUAGE_FILES[language])).read_text())
 
 
 def samples(run):
-    return tasks_of(run)[-1].sample.languages
+    """Language → documents, queries and judgements of the cross-lingual task."""
+    task = tasks_of(run)[-1]
+    task.load_data()
+    return {code: part["test"] for code, part in task.dataset.items()}
+
+
+def texts(rows):
+    return dict(zip(rows["id"], rows["text"], strict=True))
 
 
 def test_an_oracle_finds_every_counterpart_and_results_name_the_languages(run, tmp_path):
@@ -66,14 +74,9 @@ class OneOff(NumberTokenizer):
 
 
 def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
-    spanish = changed(
-        run, translations={"spa-Latn": run.evaluation.wikipedia.translations["spa-Latn"]}
-    )
-    french = changed(
-        run, translations={"fra-Latn": run.evaluation.wikipedia.translations["fra-Latn"]}
-    )
+    spanish, french = changed(run, languages=("es",)), changed(run, languages=("fr",))
     model = TableModel(np.eye(COUNT))
-    model.tokenizer = OneOff(set(list(samples(run)["fra-Latn"].queries.values())[::2]))
+    model.tokenizer = OneOff(set(list(samples(run)["fra-Latn"]["queries"]["text"])[::2]))
     found = {
         name: evaluate(model, asked, name=name, revision="1", results_folder=tmp_path)[
             CROSS_LINGUAL
@@ -85,28 +88,33 @@ def test_the_score_is_the_mean_of_the_languages(run, tmp_path):
 
 
 def test_only_held_out_articles_ask_and_answer_and_counterparts_come_first(run):
-    held_out = {number(a.title) for a in held_out_articles(run.wikipedia)}
+    held_out = {number(a.title) for a in held_out_articles(sizes_of(run.evaluation.own_sets))}
     for sample in samples(run).values():
-        documents = {key: number(text) for key, text in sample.documents.items()}
+        documents = {key: number(text) for key, text in texts(sample["corpus"]).items()}
+        queries = texts(sample["queries"])
         assert set(documents.values()) <= held_out
-        assert len(documents) == run.evaluation.wikipedia.num_documents
-        for query, relevant in sample.relevant.items():
-            assert [documents[d] for d in relevant] == [number(sample.queries[query])]
+        assert len(documents) == 100
+        for query, relevant in sample["relevant_docs"].items():
+            assert [documents[d] for d in relevant] == [number(queries[query])]
     spanish = samples(run)["spa-Latn"]
-    expected = {number(title) for title in read(run, "spa-Latn")} & held_out
-    assert {number(text) for text in spanish.queries.values()} == expected
+    expected = {number(title) for title in read(run, "es")} & held_out
+    assert {number(text) for text in spanish["queries"]["text"]} == expected
 
 
 def test_samples_depend_on_content_and_seed_alone(run, tmp_path):
     def revision(run):
         return tasks_of(run)[-1].metadata.dataset["revision"]
 
-    articles = read(run, "spa-Latn")
-    (tmp_path / "other.json").write_text(json.dumps(dict(reversed(articles.items()))))
-    moved = {**run.evaluation.wikipedia.translations, "spa-Latn": f"{tmp_path}/other.json"}
-    assert revision(changed(run, translations=moved)) == revision(run)
-    assert revision(run.model_copy(update={"seed": 1})) != revision(run)
-    plain = changed(run, translations={})
+    articles = read(run, "es")
+    (tmp_path / "moved").mkdir()
+    for name, content in (("en-us", read(run, "en")), ("fr-fr", read(run, "fr"))):
+        (tmp_path / "moved" / f"{name}.json").write_text(json.dumps(content))
+    other = tmp_path / "moved" / "es-es.json"
+    other.write_text(json.dumps(dict(reversed(articles.items()))))
+    moved = f"{tmp_path}/moved/{{language}}.json"
+    assert revision(changed(run, source=moved)) == revision(run)
+    assert revision(changed(run, seed=1)) != revision(run)
+    plain = changed(run, languages=())
     assert [task.metadata.name for task in tasks_of(plain)] == list(TASK_NAMES)
 
 
@@ -115,28 +123,22 @@ def test_bm25_is_scored_on_it(run, tmp_path):
     assert scores[CROSS_LINGUAL] == 1.0, "the made-up languages share their words"
 
 
-@pytest.mark.parametrize(
-    ("translations", "error", "message"),
-    [
-        ({"french": "x"}, ConfigError, r"'french' is no language of mteb's, such as 'fra-Latn'"),
-        ({"fra-Latn": "{folder}/none.json"}, DataError, r"give no queries in fra-Latn"),
-    ],
-)
-def test_wrong_languages_are_refused(run, tmp_path, translations, error, message):
+def test_wrong_languages_are_refused(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"languages.0 = 'french'.*'en', 'fr' or 'es'"):
+        changed(run, languages=("french",))
     nobody = {
         "x": {"title": "Nobody", "extract": "own1 a b c d e f.", "description": "", "topic": ""}
     }
-    (tmp_path / "none.json").write_text(json.dumps(nobody))
-    given = {code: path.format(folder=tmp_path) for code, path in translations.items()}
-    with pytest.raises(error, match=message):
-        tasks_of(changed(run, translations=given))
+    (tmp_path / "fr-fr.json").write_text(json.dumps(nobody))
+    with pytest.raises(DataError, match=r"give no queries in fra-Latn"):
+        tasks_of(changed(run, languages=("fr",)))
 
 
 def test_cut_vectors_are_scored_by_themselves(run, tmp_path):
     """The first half of the vectors knows nothing, the second all."""
     known = np.eye(COUNT)
     model = TableModel(np.concatenate([np.ones((COUNT, COUNT)), 9 * known], axis=1))
-    plain = changed(run, translations={})
+    plain = changed(run, languages=())
     whole = evaluate(model, plain, name="m", revision="w1", results_folder=tmp_path)
     half = evaluate(model, plain, name="m", revision="w1", results_folder=tmp_path, dimension=COUNT)
     assert whole["WikiSentenceRetrieval"] == pytest.approx(1.0, abs=1e-4)

@@ -21,10 +21,11 @@ from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.build import build_model
 from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline import evaluate as pipeline
+from rayembed.samples.references import TASK_NAMES
+from rayembed.samples.wikipedia import with_own_sets
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own
@@ -79,9 +80,7 @@ def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     articles = titled(write_word_articles(folder / "articles.json"))
     config, parts = tiny(request.param, folder)
-    run = run_over_words(
-        articles, num_documents=HELD_OUT, num_queries=40, instructions=INSTRUCTIONS
-    )
+    run = run_over_words(articles, documents=HELD_OUT, queries=40, instructions=INSTRUCTIONS)
     run = run.model_copy(update={"model": config})
     build_model(config, parts, seed=3).eval().save(folder / "model", instructions=run.instructions)
     return run, folder / "model", articles
@@ -89,9 +88,10 @@ def trained(request, tmp_path_factory):
 
 def by_validation(run, folder):
     """Scores of the same tasks by validation, which then has all of the held-out articles."""
-    data = {"kind": "wikipedia", "num_titles": HELD_OUT, "num_queries": 40, "tasks": TASK_NAMES}
+    sets = [own.model_dump(mode="json") for own in run.evaluation.own_sets]
+    data = {"kind": "own_sets", "sets": sets}
     validation = json.dumps({"data": data, "every_steps": 5})
-    changes = ["stages.one.steps=10", "evaluation.benchmarks=[]"]
+    changes = ["stages.one.steps=10", "evaluation.own_sets=[]"]
     validated = override(run, [*changes, f"evaluation.validation={validation}"])
     assert revisions(validation_tasks(validated)) == revisions(tasks_of(run))
     return validate(load_model(folder), validated), validation_prompts(validated)
@@ -101,14 +101,10 @@ def by_evaluate_model(folder, articles, storage, **settings):
     """Scores as `jobs/evaluate_model.py --benchmark wikipedia` takes them, in this process."""
     asked = {
         "model": {"reference": str(folder), **settings},
-        "benchmarks": ["wikipedia"],
-        "wikipedia": {
-            "source": str(articles),
-            "num_titles": HELD_OUT,
-            "num_documents": HELD_OUT,
-            "num_queries": 40,
-            "max_length": 60,
-        },
+        "benchmarks": [
+            f"wikipedia?source={articles}&held_out={HELD_OUT}&documents={HELD_OUT}&queries=40"
+            "&max_length=60"
+        ],
         "placement": {"storage_path": str(storage)},
     }
     with (
@@ -117,7 +113,7 @@ def by_evaluate_model(folder, articles, storage, **settings):
             pipeline, "run_jobs", lambda jobs, spec, store, workers: run_here(jobs, spec, store)
         ),
     ):
-        scored = pipeline.evaluate(parse(EvaluationRun, asked)).scored
+        scored = pipeline.evaluate(with_own_sets(parse(EvaluationRun, asked))).scored
     record = read_yaml((scored.local / "prompts.yaml").read_text())
     return scored.scores, record["prompts"]
 

@@ -1,5 +1,6 @@
 """The user's own tables of texts as tasks of mteb."""
 
+import gc
 import json
 import math
 import pickle
@@ -10,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mteb.abstasks.abstask import get_abstask_prompt
+from mteb.abstasks.clustering import AbsTaskClustering
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 from word_encoder import WordEncoder, word_vectors
 
-from rayembed.config.own_sets import RetrievalSet
+from rayembed.config.own_sets import ClusteringSet, RetrievalSet
 from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
@@ -154,6 +157,14 @@ def test_data_settings_and_instruction_name_the_revision(tmp_path):
     assert len(set(told)) == 4
     again = lines(tmp_path / "again.jsonl", class_rows(0, 20))
     assert task_of("clustering", path=again).load().metadata.revision == told[0]
+
+
+def test_models_with_a_template_find_the_general_words_of_the_kind(tmp_path):
+    path = lines(tmp_path / "texts.jsonl", class_rows(0, 20))
+    own = OwnTask(parse(ClusteringSet, {"name": "OwnGroups", "path": path}))
+    name = own.load().metadata.name
+    gc.collect()  # mteb holds no class
+    assert get_abstask_prompt(name) == AbsTaskClustering.abstask_prompt != ""
 
 
 def test_all_bad_rows_are_counted_with_the_first_examples(tmp_path):

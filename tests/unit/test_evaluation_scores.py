@@ -15,8 +15,9 @@ from rayembed.errors import ConfigError, WorkerError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.mteb_model import model_meta
-from rayembed.evaluation.wikipedia_factory import held_out_articles
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
+from rayembed.samples.files import held_out_articles
+from rayembed.samples.references import TASK_NAMES
+from rayembed.samples.wikipedia import sizes_of
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch)
 
 
 def test_only_held_out_articles_are_seen(run, tmp_path):
-    kept = {number(a.title) for a in held_out_articles(run.wikipedia)}
+    kept = {number(a.title) for a in held_out_articles(sizes_of(run.evaluation.own_sets))}
     assert len(kept) == HELD_OUT
     model = oracle()
     evaluate(model, run, name="m", revision="1", results_folder=tmp_path)
@@ -79,11 +80,13 @@ def test_roles_and_instructions_are_those_of_training(run, tmp_path):
     assert len(set(seen)) == len(seen), "a text was embedded twice"
     assert {i for _, role, i in seen if role == "document"} == {""}
     tasks = {task.metadata.name: task for task in tasks_of(told)}
-    sample = tasks["WikiSentenceRetrieval"]._sample
+    for task in tasks.values():
+        task.load_data()
+    data = tasks["WikiSentenceRetrieval"].dataset["default"]["test"]
     asked = {t for t, r, i in seen if (r, i) == ("query", "find it ")}
-    assert asked == set(sample.queries.values())
-    assert set(sample.documents.values()) <= {t for t, r, _ in seen if r == "document"}
-    clusters = set(tasks["WikiTopicClustering"]._sample.splits["test"]["sentences"])
+    assert asked == set(data["queries"]["text"])
+    assert set(data["corpus"]["text"]) <= {t for t, r, _ in seen if r == "document"}
+    clusters = set(tasks["WikiTopicClustering"].dataset["test"]["text"])
     assert {t for t, r, i in seen if (r, i) == ("query", "group it ")} == clusters
 
 
@@ -109,10 +112,10 @@ def test_other_weights_data_or_instructions_share_no_results(run, tmp_path):
     evaluate(oracle(), run, name="m", revision="abc", results_folder=tmp_path)
     others = [
         ("xyz", run),
-        ("abc", changed(run, num_documents=90, num_queries=90)),
+        ("abc", changed(run, documents=90, queries=90)),
         ("abc", changed(run, max_length=20)),
         ("abc", changed(run, instructions={"WikiTopicClustering": "group"})),
-        ("abc", run.model_copy(update={"seed": 1})),
+        ("abc", changed(run, seed=1)),
     ]
     for revision, other in others:
         with pytest.raises(WorkerError, match="embedded although"):
@@ -162,7 +165,7 @@ def test_bm25_is_lucenes_formula():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_documents": 500}, r"num_documents 500 exceeds the 120 held-out"),
+        ({"documents": 500}, r"documents 500 exceeds held_out 120"),
         ({"tasks": ("SciFac",)}, r"did you mean 'SciFact'"),
     ],
 )
@@ -171,24 +174,26 @@ def test_settings_that_contradict_are_refused(run, settings, message):
         tasks_of(changed(run, **settings))
 
 
-def test_an_unknown_benchmark_and_a_missing_source_are_refused(run):
+def test_an_unknown_benchmark_is_refused(run):
     with pytest.raises(ConfigError, match="'wikipedi'"):
         tasks_of(changed(run, benchmarks=("wikipedi",)))
-    values = run.model_dump(mode="json")
-    values["data"]["datasets"][0]["source"] = {"kind": "pairs", "path": "x.jsonl"}
-    with pytest.raises(ConfigError, match=r"evaluation\.wikipedia\.source"):
-        parse(Run, values)
 
 
 def test_a_run_of_an_earlier_version_is_told_what_its_settings_are_called_now(run):
     values = run.model_dump(mode="json")
-    values["evaluation"] |= {"suite": "wikipedia", "num_documents": 10}
-    told = r"earlier version.*suite is now.*benchmarks.*num_documents is now.*wikipedia\.num_doc"
+    earlier = {**values["evaluation"], "suite": "wikipedia", "wikipedia": {"num_documents": 10}}
+    told = r"earlier version.*suite is now.*benchmarks.*wikipedia is now.*wikipedia\?documents"
     with pytest.raises(ConfigError, match=told):
-        parse(Run, values)
+        parse(Run, {**values, "evaluation": earlier})
+    data = {**values["data"], "held_out": {"num_titles": 1000}}
+    with pytest.raises(ConfigError, match=r"data: written for an earlier.*held_out\.num_titles"):
+        parse(Run, {**values, "data": data})
+    validation = {"data": {"kind": "wikipedia", "num_titles": 300}}
+    with pytest.raises(ConfigError, match=r"earlier version.*'wikipedia' is now.*'own_sets'"):
+        parse(Run, {**values, "evaluation": {"validation": validation}})
 
 
 def test_without_tasks_nothing_is_scored(run, tmp_path):
-    quiet = changed(run, benchmarks=())
+    quiet = changed(run, own_sets=())
     model = Silent(np.ones((COUNT, 4)))
     assert evaluate(model, quiet, name="m", revision="1", results_folder=tmp_path) == {}

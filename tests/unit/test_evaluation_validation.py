@@ -5,11 +5,21 @@ import json
 import numpy as np
 import pytest
 from datasets import Dataset
-from made_up_articles import HELD_OUT, run_over, write_articles
+from made_up_articles import (
+    COUNT,
+    HELD_OUT,
+    run_over,
+    sample_over,
+    validation_over,
+    write_articles,
+)
+from own_task_data import retrieval_data
 from run_scoring import tasks_of
+from table_model import changed
 from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
+from rayembed.assets.resolver import resolve
 from rayembed.config.model import CDEConfig
 from rayembed.config.override import override
 from rayembed.config.run import Run
@@ -24,13 +34,14 @@ from rayembed.evaluation.validation import (
     validation_prompts,
     validation_tasks,
 )
-from rayembed.evaluation.wikipedia_factory import held_out_articles
 from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
+from rayembed.samples.wikipedia import sizes_of
 from rayembed_papers.tables.catalogue import get_table
 
 TITLES = 20
+LEFT = {"held_out": HELD_OUT - TITLES}
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +50,17 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def wikipedia_run(tmp_path, **evaluation) -> Run:
-    data = {"kind": "wikipedia", "num_titles": TITLES}
-    run = run_over(write_articles(tmp_path / "articles.json"), **evaluation)
-    every = {"data": data, "every_steps": 5}
-    return override(run, ["stages.one.steps=10", f"evaluation.validation={json.dumps(every)}"])
+    return validated(run_over(write_articles(tmp_path / "articles.json"), **LEFT, **evaluation))
+
+
+def validated(run: Run) -> Run:
+    """The run with validation over the held-out articles that its scores leave."""
+    sizes = dict(sizes_of(run.evaluation.own_sets))
+    sample = sample_over(sizes.pop("source"))
+    sets = validation_over(sample, sizes, held_out=TITLES)
+    every = {"sets": [own.model_dump(mode="json") for own in sets], "kind": "own_sets"}
+    told = json.dumps({"data": every, "every_steps": 5})
+    return override(run, ["stages.one.steps=10", f"evaluation.validation={told}"])
 
 
 def words(task) -> set[str]:
@@ -65,22 +83,11 @@ def test_validation_and_final_scores_share_no_article_and_no_training_row(tmp_pa
     assert len(validated) == TITLES
     assert len(final) == HELD_OUT - TITLES
     assert not validated & final
-    plain = override(run, ["evaluation.validation=null"])
-    assert validated < set().union(*(words(task) for task in tasks_of(_sized(plain))[:2]))
-
-
-def _sized(run: Run) -> Run:
-    return override(run, [f"evaluation.wikipedia.num_documents={HELD_OUT}"])
-
-
-def test_holding_out_more_for_validation_leaves_the_final_scores_as_they_were(tmp_path):
-    run = wikipedia_run(tmp_path)
-    smaller = override(
-        run, ["evaluation.validation=null", f"data.held_out.num_titles={HELD_OUT - TITLES}"]
-    )
-    assert held_out_articles(run.wikipedia) == held_out_articles(smaller.wikipedia)
-    theirs = [task.metadata.dataset["revision"] for task in tasks_of(smaller)]
-    assert [task.metadata.dataset["revision"] for task in tasks_of(run)] == theirs
+    every = changed(run, held_out=HELD_OUT, documents=HELD_OUT)
+    assert validated < set().union(*(words(task) for task in tasks_of(every)[:2]))
+    rows = resolve(sample_over(tmp_path / "articles.json").pairs("sentence").path).read_text()
+    assert not {word for word in rows.split() if word in validated | final}
+    assert f"own{COUNT - 1}" in rows, "the words are in the rows"
 
 
 def judged(folder, *, rows=("q1\td1\t2", "q1\t3\t1", "q2\td2\t1", "q3\td1\t0")):
@@ -103,7 +110,7 @@ def beir_run(tmp_path, **data) -> Run:
         run_over(tmp_path / "articles.json"),
         [
             "stages.one.steps=10",
-            "evaluation.benchmarks=[]",
+            "evaluation.own_sets=[]",
             f"data.root={tmp_path}",
             f"evaluation.validation={json.dumps(every)}",
         ],
@@ -216,13 +223,6 @@ def test_a_nano_task_without_its_hub_is_told_before_training(tmp_path, monkeypat
         check_validation(nano_run(tmp_path))
 
 
-def test_an_unknown_held_out_task_is_told_its_nearest_name(tmp_path):
-    run = wikipedia_run(tmp_path)
-    run = override(run, ["evaluation.validation.data.tasks=[WikiTopicClusterin]"])
-    with pytest.raises(ConfigError, match="did you mean 'WikiTopicClustering'"):
-        validation_tasks(run)
-
-
 def test_scores_are_those_of_the_vectors(tmp_path):
     """nDCG@10 of the user's files against one computed from vectors and grades here."""
     model = load_model(save_decoder(tmp_path / "model", tokenizer=byte_level_tokenizer()))
@@ -248,15 +248,7 @@ def test_the_deciding_score_is_the_weighted_mean():
 
 
 def test_a_contextual_model_is_validated_in_the_context_of_the_corpus(tmp_path, monkeypatch):
-    run = run_over_words(write_word_articles(tmp_path / "articles.json"))
-    data = {"kind": "wikipedia", "num_titles": TITLES}
-    run = override(
-        run,
-        [
-            "stages.one.steps=10",
-            f"evaluation.validation={json.dumps({'data': data, 'every_steps': 5})}",
-        ],
-    )
+    run = validated(run_over_words(write_word_articles(tmp_path / "articles.json"), held_out=100))
     config = {
         "backbone": {"path": "given", "dtype": "float32"},
         "encoder": {"path": "given"},
@@ -272,15 +264,16 @@ def test_a_contextual_model_is_validated_in_the_context_of_the_corpus(tmp_path, 
     found = validate(model, run)
     assert len(seen) >= len(found) == 2
     for task in validation_tasks(run):
-        texts = list(task.sample.documents.values())
+        data = retrieval_data(task)
+        texts = list(data.documents.values())
         model.set_corpus(corpus_context(model, texts, seed=run.seed))
-        scores = encode(model, list(task.sample.queries.values()), role="query") @ (
+        scores = encode(model, list(data.queries.values()), role="query") @ (
             encode(model, texts, role="document").T
         )
-        names = list(task.sample.documents)
+        names = list(data.documents)
         ranks = [
-            1 + int((row > row[names.index(next(iter(task.sample.relevant[query])))]).sum())
-            for query, row in zip(task.sample.queries, scores, strict=True)
+            1 + int((row > row[names.index(next(iter(data.relevant[query])))]).sum())
+            for query, row in zip(data.queries, scores, strict=True)
         ]
         expected = np.mean([1 / np.log2(rank + 1) if rank <= 10 else 0.0 for rank in ranks])
         assert found[task.metadata.name] == pytest.approx(expected, abs=1e-4)

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from own_task_data import retrieval_data
 from run_scoring import evaluate_reference
 from table_model import changed
 from tiny_models import save_cde_stages, save_encoder
@@ -14,12 +15,12 @@ from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
-from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
 from rayembed.models.build import build_model
 from rayembed.models.cde import CDE
 from rayembed.models.corpus import random_documents
 from rayembed.models.encoding import encode, encode_context
 from rayembed.models.load import load_model
+from rayembed.samples.references import RETRIEVAL_TASKS
 from rayembed_papers.context import topics as context_topics
 from rayembed_papers.context.sizes import check_sizes, scores_by_size, tasks_of
 from rayembed_papers.context.topics import (
@@ -107,16 +108,17 @@ def test_scores_by_size_are_those_of_so_many_documents(run, folder, tmp_path, mo
     model = load_model(folder)
     model.set_corpus(None)
     for task in tasks_of(run, RETRIEVAL_TASKS):
-        documents, name = list(task.sample.documents.values()), task.metadata.name
+        sample, name = retrieval_data(task), task.name
+        documents = list(sample.documents.values())
         drawn = [random_documents(documents, J, seed=run.seed + draw) for draw in range(2)]
         assert drawn[0] != drawn[1]
         for draw, chosen in enumerate(drawn):
             assert chosen in seen
             assert chosen[:2] in seen
             context = encode_context(model, chosen[:2])
-            expected = ndcg_by_hand(model, task.sample, context)
+            expected = ndcg_by_hand(model, sample, context)
             assert found[2][name][draw] == pytest.approx(expected, abs=1e-4)
-        assert found[0][name][0] == pytest.approx(ndcg_by_hand(model, task.sample, None), abs=1e-4)
+        assert found[0][name][0] == pytest.approx(ndcg_by_hand(model, sample, None), abs=1e-4)
     assert len({*found[0][SENTENCES], *found[2][SENTENCES], *found[J][SENTENCES]}) > 2
 
     monkeypatch.setattr(CDE, "forward", None)
@@ -132,9 +134,9 @@ def test_sizes_that_cannot_be_are_refused(run, folder, tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'WikiSentenceRetrieval'"):
         scores_by_size(folder, run, sizes=[1], tasks=["WikiSentenceRetrievl"], **options)
     nothing = run.model_copy(
-        update={"evaluation": run.evaluation.model_copy(update={"benchmarks": ()})}
+        update={"evaluation": run.evaluation.model_copy(update={"own_sets": ()})}
     )
-    with pytest.raises(ConfigError, match="no wikipedia"):
+    with pytest.raises(ConfigError, match="no set for retrieval"):
         scores_by_size(folder, nothing, sizes=[1], **options)
 
 
@@ -166,7 +168,7 @@ def test_each_topic_is_scored_in_the_context_of_each(run, folder, tmp_path, monk
     for scores in found.scores.values():
         counts = {context: len(values) for context, values in scores.items()}
         assert counts == dict.fromkeys(found.contexts, 1)
-    samples = {topic: task.sample for topic, task in topic_tasks(run, SENTENCES).items()}
+    samples = {topic: retrieval_data(task) for topic, task in topic_tasks(run, SENTENCES).items()}
     documents = {topic: list(sample.documents.values()) for topic, sample in samples.items()}
     assert all(len(texts) > 20 for texts in documents.values())
     assert not set(documents["Arts"]) & set(documents["Places"])
@@ -194,21 +196,19 @@ def test_each_topic_is_drawn_by_other_seeds_and_no_context_once(run):
     for first, second in zip(drawn[:4], drawn[4:8], strict=True):
         assert first[1].documents != second[1].documents
         assert len(first[1].documents) == len(second[1].documents) == J
-    documents = list(tasks["Places"].sample.documents.values())
+    documents = list(retrieval_data(tasks["Places"]).documents.values())
     assert drawn[6][1].documents == random_documents(documents, J, seed=run.seed + 1)
     assert drawn[-1][1].documents == []
 
 
 def test_topics_of_the_sample_are_tasks_of_their_own(run):
     tasks = topic_tasks(run, SENTENCES)
-    names = [task.metadata.name for task in tasks.values()]
+    names = [task.name for task in tasks.values()]
     assert names == [f"{SENTENCES}-{part}" for part in ("Arts", "LifeScience", "Places")]
-    assert {task.metadata.name for task in tasks_of(run, RETRIEVAL_TASKS)} == set(RETRIEVAL_TASKS)
+    assert {task.name for task in tasks_of(run, RETRIEVAL_TASKS)} == set(RETRIEVAL_TASKS)
     with pytest.raises(ConfigError, match="no retrieval task 'WikiTopicClustering'"):
         topic_tasks(run, "WikiTopicClustering")
-    few = run.data.held_out.model_copy(update={"num_titles": 45})
-    smaller = run.model_copy(update={"data": run.data.model_copy(update={"held_out": few})})
-    smaller = changed(smaller, num_documents=30, num_queries=20)
+    smaller = changed(run, held_out=45, documents=30, queries=20)
     with pytest.raises(DataError, match=r"have [01] topics with at least 20 articles"):
         topic_tasks(smaller, SENTENCES)
 

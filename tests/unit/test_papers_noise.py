@@ -13,22 +13,24 @@ from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.folder_prompts import unsaved_prompts
+from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
-from rayembed.evaluation.wikipedia_factory import held_out_articles
-from rayembed.evaluation.wikipedia_samples import RetrievalSample, TableSample
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model
+from rayembed.samples.files import held_out_articles
+from rayembed.samples.wikipedia import sizes_of
 from rayembed_papers.noise import job as noise_job
 from rayembed_papers.noise.scores import (
     Noise,
     NoiseScores,
+    NoisyTask,
     _make_room,
     _texts,
     _warn_of_cut_noise,
     noise_scores,
 )
 
-SIZES = {"num_documents": 30, "num_queries": 15, "max_length": 24}
+SIZES = {"documents": 30, "queries": 15, "max_length": 24}
 
 
 @pytest.fixture
@@ -43,8 +45,12 @@ def own_words(text):
 def test_noise_is_words_of_articles_that_no_task_holds(run):
     noise = Noise.of(run, 8)
     assert len(noise.sources) == COUNT - HELD_OUT
-    held_out = {word for a in held_out_articles(run.wikipedia) for word in own_words(a.extract)}
-    texts = [a.extract for a in held_out_articles(run.wikipedia)]
+    held_out = {
+        word
+        for a in held_out_articles(sizes_of(run.evaluation.own_sets))
+        for word in own_words(a.extract)
+    }
+    texts = [a.extract for a in held_out_articles(sizes_of(run.evaluation.own_sets))]
     behind = [noise.behind(text) for text in texts]
     for text, noisy in zip(texts, behind, strict=True):
         assert noisy.startswith(f"{text} The sentence number 0 ")
@@ -57,30 +63,38 @@ def test_noise_is_words_of_articles_that_no_task_holds(run):
         Noise.of(run, 1000)
 
 
+def loaded(factory):
+    task = factory.load()
+    task.load_data()
+    return task
+
+
+def columns(task):
+    """Texts of a task, and its other data."""
+    texts, others = [], []
+    for splits in task.dataset.values():
+        tables = [splits]
+        if not hasattr(splits, "column_names"):
+            (part,) = splits.values()
+            others.append(part["relevant_docs"])
+            tables = [part["corpus"], part["queries"]]
+        for table in tables:
+            for name in table.column_names:
+                kept = texts if name in ("text", "sentence1", "sentence2") else others
+                kept += [list(table[name])]
+    return texts, others
+
+
 def test_every_text_gets_noise_and_nothing_else_changes(run):
     noise = Noise.of(run, 4)
-    for task in tasks_of(run):
-        noisy, sample = noise.added_to(task), task.sample
+    for factory in task_factories(run.scores):
+        task, noisy = loaded(factory), loaded(NoisyTask(factory, noise))
         assert type(noisy) is type(task)
         assert noisy.metadata.dataset["revision"] != task.metadata.dataset["revision"]
-        if isinstance(sample, RetrievalSample):
-            assert noisy.sample.relevant == sample.relevant
-            pairs = [
-                *zip(sample.documents.values(), noisy.sample.documents.values(), strict=True),
-                *zip(sample.queries.values(), noisy.sample.queries.values(), strict=True),
-            ]
-        else:
-            assert isinstance(sample, TableSample)
-            pairs = []
-            for split, columns in sample.splits.items():
-                for column, values in columns.items():
-                    found = noisy.sample.splits[split][column]
-                    if column in ("label", "labels", "score"):
-                        assert found == values
-                    else:
-                        pairs += zip(values, found, strict=True)
-        assert pairs
-        assert all(found == noise.behind(text) for text, found in pairs)
+        (texts, others), (found, same) = columns(task), columns(noisy)
+        assert same == others
+        assert sum(map(len, texts)) > 30
+        assert found == [[noise.behind(text) for text in column] for column in texts]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +130,11 @@ def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_pat
     own = evaluate_reference(saved, run, name="own", results_folder=tmp_path / "own")
     assert scores.clean == pytest.approx(own, abs=1e-12), "no text is cut, so it is the same score"
     noise = Noise.of(run, 8)
-    held_out = {word for a in held_out_articles(run.wikipedia) for word in own_words(a.extract)}
+    held_out = {
+        word
+        for a in held_out_articles(sizes_of(run.evaluation.own_sets))
+        for word in own_words(a.extract)
+    }
     noisy = [text for text in encoded if own_words(text) - held_out]
     clean = [text for text in encoded if not own_words(text) - held_out]
     assert {noise.behind(text) for text in clean} == set(noisy)
@@ -128,15 +146,15 @@ def test_each_task_is_scored_with_and_without_noise_and_once(run, saved, tmp_pat
 def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
     model = load_model(saved)
     noise = Noise.of(run, 8)
-    tasks = [noise.added_to(task) for task in tasks_of(run)]
+    tasks = [NoisyTask(factory, noise) for factory in task_factories(run.scores)]
     bare = ModelPrompts(Prompts(table="none"), unsaved_prompts(model.config, {}))
     model.tokenizer.max_lengths = {"query": 1000, "document": 1000}
     _warn_of_cut_noise(model, "long", tasks, bare)
     assert not caplog.records
     lengths = [
         len(one["input_ids"])
-        for task in tasks
-        for role, texts in _texts(task.sample)
+        for task in map(loaded, tasks)
+        for role, texts in _texts(task.dataset)
         for one in model.tokenizer(texts, role)
     ]
     median = sorted(lengths)[len(lengths) // 2]
@@ -151,9 +169,7 @@ def test_noise_that_the_model_does_not_read_is_told(run, saved, caplog):
 def test_what_the_model_cannot_read_is_refused(run, saved, tmp_path):
     with pytest.raises(ConfigError, match="the encoder would read 80 tokens, and it has learnt 64"):
         noise_scores(saved, run, name="x", results_folder=tmp_path, num_words=20)
-    none = run.model_copy(
-        update={"evaluation": run.evaluation.model_copy(update={"benchmarks": ()})}
-    )
+    none = run.model_copy(update={"evaluation": run.evaluation.model_copy(update={"own_sets": ()})})
     with pytest.raises(ConfigError, match="no texts to put noise behind"):
         noise_scores(saved, none, name="x", results_folder=tmp_path, num_words=4)
 

@@ -10,10 +10,10 @@ from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, AssetError, ConfigError, DataError, RayembedError
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.build import check_buildable
 from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline.checks import check_inputs, check_instructions, check_row_instructions
+from rayembed.samples.references import TASK_NAMES
 
 TAKEN = "stages.one.batch.num_negatives=7"
 LONG = "retrieve the rest of the text " * 20
@@ -80,7 +80,6 @@ def test_a_run_that_holds_passes(run, folder):
         (["model.document_max_length=65"], ConfigError, "document_max_length is 65, .* 64 posit"),
         (["model.query_max_length=2"], ConfigError, "query_max_length is 2, but special tokens"),
         (["model.lora={target_modules: [quer]}"], ConfigError, "'quer'.*did you mean 'query'"),
-        (["data.datasets.wiki.source.path=/nowhere"], AssetError, "/nowhere"),
         (
             [TAKEN, "data.datasets.wiki.mining={teacher: /nowhere}"],
             AssetError,
@@ -93,7 +92,8 @@ def test_a_run_that_holds_passes(run, folder):
         ),
         (["evaluation.baselines=[bm25, /nowhere]"], AssetError, r"evaluation\.baselines\.1 cannot"),
         (["evaluation.instructions={WikiSentence: x}"], ConfigError, "of task 'WikiSentence'"),
-        (["evaluation.wikipedia.source=/nowhere"], AssetError, "/nowhere"),
+        (["data.datasets.wiki.source.path=sample://wikipedia/topic.jsonl"], AssetError, "topics"),
+        (["evaluation.own_sets.WikiRelatednessSTS.path=/nowhere"], DataError, "/nowhere"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_told_in_the_driver(run, folder, assignments, error, message):
@@ -188,8 +188,9 @@ def test_the_instruction_of_a_task_that_is_not_trained_needs_room_too(run, folde
         check_inputs(short)
     none = json.dumps(dict.fromkeys(TASK_NAMES, ""))
     check_inputs(override(short, [f"evaluation.instructions={none}"]))
-    validated = json.dumps({"data": {"kind": "wikipedia", "num_titles": 20}, "every_steps": 1})
-    told = ["stages.one.steps=2", "evaluation.benchmarks=[]", f"evaluation.validation={validated}"]
+    sets = [own.model_dump(mode="json") for own in run.evaluation.own_sets]
+    validated = json.dumps({"data": {"kind": "own_sets", "sets": sets}, "every_steps": 1})
+    told = ["stages.one.steps=2", "evaluation.own_sets=[]", f"evaluation.validation={validated}"]
     with pytest.raises(ConfigError, match="the instruction of the task WikiSentenceRetrieval"):
         check_inputs(override(short, told))
 

@@ -29,12 +29,12 @@ def test_the_quickstart_is_told_about_what_it_took(milan):
 
 
 def test_more_work_takes_longer(milan):
-    run = get_recipe("nvembed-quickstart")
+    run, sentences = get_recipe("nvembed-quickstart"), "WikiSentenceRetrieval"
     changes = (
         "stages.retrieval.steps=72",
         "model.backbone.num_layers=16",
         "placement.grad_cache=true",
-        "evaluation.wikipedia.num_documents=1000",
+        f"evaluation.own_sets.{sentences}.path=sample://wikipedia/{sentences}?documents=1000",
     )
     base = estimate(run).seconds
     assert all(estimate(override(run, [change])).seconds > base + 20 for change in changes)

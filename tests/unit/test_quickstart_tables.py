@@ -100,7 +100,9 @@ def test_only_missing_runs_are_run_and_scores_of_other_tasks_are_missing(tmp_pat
     monkeypatch.setattr(seeded_runs.subprocess, "run", run)
     assert seeded_runs.train_missing(cde.COMPARISON, [0, 1, 2], given)
     assert asked == []
-    smaller = [*given, "evaluation.wikipedia.num_queries=100"]
+    sentences = "WikiSentenceRetrieval"
+    path = f"evaluation.own_sets.{sentences}.path=sample://wikipedia/{sentences}?queries=100"
+    smaller = [*given, path]
     assert seeded_runs.train_missing(cde.COMPARISON, [1], smaller)
     assert len(asked) == 4, "scored on other tasks"
     asked.clear()

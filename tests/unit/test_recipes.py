@@ -2,12 +2,11 @@
 
 import pytest
 
-from rayembed.assets.samples import MINILM, SMOLLM2, WIKIPEDIA_EN
 from rayembed.config.mining import PercPos, TopK
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sources import BeirSource, RecordsSource, WikipediaSource
+from rayembed.config.sources import BeirSource, RecordsSource
 from rayembed.config.yaml_text import read_yaml
 from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ConfigError
@@ -15,6 +14,8 @@ from rayembed.recipes import nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.nvembed import uniform_over_samples
+from rayembed.samples.assets import MINILM, SMOLLM2
+from rayembed.samples.references import TASK_NAMES
 
 CLAIM = "Given a claim, retrieve documents that support or refute the claim"
 MEDRXIV = "Identify the main category of Medrxiv papers based on the titles and abstracts"
@@ -225,17 +226,13 @@ def test_the_quickstart_evaluates_with_the_instructions_of_training():
     assert set(run.evaluation.instructions.values()) == trained
     assert run.model.backbone.path == SMOLLM2
     assert run.evaluation.baselines == ("bm25", MINILM)
-    assert run.data.held_out.num_titles == 1000
-    sources = [dataset.source for dataset in run.data.datasets]
-    assert all(isinstance(s, WikipediaSource) and s.path == WIKIPEDIA_EN for s in sources)
-    assert [s.pairs for s in sources] == ["description", "sentence", "topic", "topic"]
+    files = [dataset.source.path for dataset in run.data.datasets]
+    names = ("description", "sentence", "topics", "topics")
+    assert files == [f"sample://wikipedia/{name}.jsonl" for name in names]
 
 
 def test_instructions_are_for_tasks_that_the_sample_has():
-    from rayembed.evaluation import wikipedia_tasks
-
-    names = {name for name in vars(wikipedia_tasks) if name.startswith("Wiki")}
-    assert set(EVALUATION_INSTRUCTIONS) <= names
+    assert set(EVALUATION_INSTRUCTIONS) <= set(TASK_NAMES)
 
 
 def test_own_pairs_need_one_setting():

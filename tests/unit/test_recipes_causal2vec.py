@@ -2,7 +2,6 @@
 
 import pytest
 
-from rayembed.assets.samples import MINILM, SMOLLM2
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
@@ -11,6 +10,7 @@ from rayembed.pipeline.dry_run import _share
 from rayembed.pipeline.requirements import model_size
 from rayembed.recipes import causal2vec
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.samples.assets import MINILM, SMOLLM2
 from rayembed.training.schedule import learning_rate_factor
 
 LARGE = ("causal2vec-mistral-7b", "causal2vec-llama2-7b")

@@ -90,8 +90,10 @@ def test_runs_that_are_scored_otherwise_are_another_sweep(tmp_path):
         return Sweep(name="s", runs={"": override(run, changes)}, space={"seed": ("0", "1")})
 
     whole = scored()
-    for change in ("num_documents=900", "num_queries=50", "max_length=64"):
-        other = scored(f"evaluation.wikipedia.{change}")
+    sentences = "WikiSentenceRetrieval"
+    for change in ("documents=900", "queries=50", "max_length=64"):
+        path = f"sample://wikipedia/{sentences}?{change}"
+        other = scored(f"evaluation.own_sets.{sentences}.path={path}")
         assert other.base.fingerprint == whole.base.fingerprint
         assert other.fingerprint != whole.fingerprint, change
     for change in ("baselines=[bm25]", "before_training=false"):
@@ -156,7 +158,7 @@ def test_optuna_is_tried_out_at_the_corners_of_its_space(tmp_path):
 
 
 def test_a_metric_is_never_the_training_loss(tmp_path):
-    nothing = ["evaluation.validation=null", "evaluation.benchmarks=[]"]
+    nothing = ["evaluation.validation=null", "evaluation.own_sets=[]"]
     with pytest.raises(ConfigError, match="no score to compare by"):
         check_sweep(make_sweep(tmp_path, changes=nothing))
     only_after = make_sweep(tmp_path, changes=nothing[:1])

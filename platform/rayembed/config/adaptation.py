@@ -57,26 +57,18 @@ class TextsSource(FileSource):
     text: Column = "text"
 
 
-class WikipediaTexts(Settings):
-    """The texts of the sample of Wikipedia summaries, one JSON file."""
-
-    kind: Literal["wikipedia"] = "wikipedia"
-    path: Reference
-    """Asset reference of the JSON file."""
-
-
 class TextsConfig(Settings):
     """One set of texts of the corpus."""
 
     name: PlainName
     """Name, unique within the corpus; used in folder names."""
-    source: Annotated[TextsSource | WikipediaTexts, Field(discriminator="kind")]
+    source: TextsSource
     language: str | None = Field(default=None, min_length=1)
     """Language code of all its texts; None: rows state it in `source.language`."""
 
     @model_validator(mode="after")
     def _one_language(self) -> "TextsConfig":
-        column = self.source.language if isinstance(self.source, TextsSource) else None
+        column = self.source.language
         if (self.language is None) == (column is None):
             raise ValueError(
                 f"texts {self.name!r}: the language of a text is either the same for all (language)"

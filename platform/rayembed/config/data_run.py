@@ -45,11 +45,8 @@ class DataRun(Document):
     name: FileName
     """Name of the job in its report only; results are named by their inputs."""
     seed: Seed = 0
-    """Seed of sampling, held-out titles and clusters."""
+    """Seed of sampling and clusters."""
     data: DataConfig
-    kept_for_evaluation: Reference | None = None
-    """Asset reference of a Wikipedia JSON file whose held-out titles are excluded, in addition to
-    those of the data sets."""
     placement: TeacherPlacement = TeacherPlacement()
 
     def identity(self) -> dict[str, Any]:
@@ -74,13 +71,11 @@ def data_of(run: Run) -> DataRun:
 
     Where nodes are waited for, its teachers may have as many GPUs as its workers will.
     """
-    evaluation = run.evaluation
     seconds = run.placement.wait_for_nodes_seconds if run.placement.use_gpu else 0.0
     return DataRun(
         name=run.name,
         seed=run.seed,
         data=run.data,
-        kept_for_evaluation=evaluation.wikipedia.source if evaluation.uses_wikipedia else None,
         placement=TeacherPlacement(
             storage_path=run.placement.storage_path,
             gpus=run.placement.workers if seconds else 0,

@@ -10,19 +10,19 @@ from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.model import ModelConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
-from rayembed.config.own_sets import RetrievalSet
+from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.scores import Scores, WikipediaTasks
+from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import PairsSource
 from rayembed.config.stage import StageConfig
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
     BeirValidation,
     MtebValidation,
+    OwnSetsValidation,
     ValidationConfig,
-    WikipediaValidation,
 )
 from rayembed.config.worker_numbers import check_shares
 
@@ -141,36 +141,6 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
-    def _evaluation_fits(self) -> "Run":
-        evaluation = self.evaluation
-        if not evaluation.uses_wikipedia:
-            return self
-        sources = [dataset.source for dataset in self.data.datasets]
-        learnt = any(isinstance(source, WikipediaSource) for source in sources)
-        scored, sizes = evaluation.scores_wikipedia, evaluation.wikipedia
-        if sizes.source is None and not learnt:
-            setting, off = ("benchmarks", "[]") if scored else ("validation.data", "null")
-            raise ValueError(
-                f"evaluation.{setting} 'wikipedia' needs texts: set evaluation.wikipedia.source to "
-                "the asset reference of the Wikipedia JSON file, or "
-                f"evaluation.{setting.split('.')[0]}={off}"
-            )
-        held_out, for_validation = self.data.held_out.num_titles, evaluation.num_validation_titles
-        if scored and held_out - for_validation < sizes.num_documents:
-            left = f" less the {for_validation} for validation" if for_validation else ""
-            raise ValueError(
-                f"evaluation.wikipedia.num_documents {sizes.num_documents} exceeds "
-                f"data.held_out.num_titles {held_out}{left}, the titles that no training row "
-                "touches; hold out more, ask for fewer, or set evaluation.benchmarks=[]"
-            )
-        if held_out < for_validation:
-            raise ValueError(
-                f"evaluation.validation.data.num_titles {for_validation} exceeds "
-                f"data.held_out.num_titles {held_out}; hold out more or ask for fewer"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _validation_has_a_choice(self) -> "Run":
         validation = self.evaluation.validation
         if validation is not None and validation.keep == "best":
@@ -215,51 +185,29 @@ class Run(Document):
         return {**trained, **self.evaluation.instructions}
 
     @property
-    def wikipedia(self) -> WikipediaTasks:
-        """The tasks over held-out articles that are scored after training, with all their sizes."""
-        held_out = self.data.held_out.num_titles - self.evaluation.num_validation_titles
-        return self._over_titles(num_titles=held_out)
-
-    @property
     def scores(self) -> Scores:
         """The tasks on which the untrained model, each stage's and the baselines are scored."""
-        taken = {name: getattr(self.evaluation, name) for name in Scores.model_fields}
-        if self.evaluation.scores_wikipedia:
-            taken["wikipedia"] = self.wikipedia
-        return Scores(**taken)
+        return Scores(**{name: getattr(self.evaluation, name) for name in Scores.model_fields})
 
     @property
     def validation_scores(self) -> Scores:
         """The tasks of the run's validation; there must be validation."""
         assert self.evaluation.validation is not None, "the run has no validation"
         match self.evaluation.validation.data:
-            case WikipediaValidation(tasks=names, num_titles=number, num_queries=queries):
-                first = self.data.held_out.num_titles - number
-                sizes = self._over_titles(
-                    num_titles=number,
-                    first_title=first,
-                    num_documents=number,
-                    num_queries=min(queries, number),
-                )
-                return Scores(tasks=names, wikipedia=sizes)
+            case OwnSetsValidation(sets=sets):
+                return Scores(own_sets=tuple(self._below_root(own) for own in sets))
             case BeirValidation(name=name, path=path, split=split, instruction=words):
-                own = RetrievalSet(
-                    name=name, path=self._from_root(path), split=split, instruction=words
-                )
-                return Scores(own_sets=(own,))
+                own = RetrievalSet(name=name, path=path, split=split, instruction=words)
+                return Scores(own_sets=(self._below_root(own),))
             case MtebValidation(tasks=names):
                 return Scores(tasks=names)
 
-    def _over_titles(self, **sizes: int) -> WikipediaTasks:
-        """The sizes of the sample's tasks over held-out titles of this run."""
-        found = {"seed": self.seed, "source": self._wikipedia_source(), **sizes}
-        return changed(self.evaluation.wikipedia, **found)
-
-    def _wikipedia_source(self) -> str | None:
-        """Reference of the sample, by default that of the first data set of it."""
-        named = [d.source.path for d in self.data.datasets if isinstance(d.source, WikipediaSource)]
-        reference = self.evaluation.wikipedia.source or next(iter(named), None)
-        return None if reference is None else self._from_root(reference)
+    def _below_root(self, own: OwnSet) -> OwnSet:
+        """The set with relative paths taken from `data.root`."""
+        paths = {"path": self._from_root(own.path)}
+        if isinstance(own, ClassificationSet):
+            paths["train"] = self._from_root(own.train)
+        return changed(own, **paths)
 
     def _from_root(self, path: str) -> str:
         """The path, a relative one below `data.root`."""
@@ -277,12 +225,9 @@ class Run(Document):
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
-        which articles the evaluation keeps from the training data stays in, and all that decides
-        which step's weights are handed on.
+        what decides which step's weights are handed on stays in.
         """
         values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
-        kept = "wikipedia" if self.evaluation.uses_wikipedia else "none"
-        values["kept_for_evaluation"] = [kept, self.evaluation.wikipedia.source]
         del values["data"]["root"]
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
@@ -293,10 +238,10 @@ class Run(Document):
     def _what_chooses(self, validation: ValidationConfig) -> dict[str, Any]:
         values = validation.model_dump(mode="json", exclude={"every_steps"})
         values["every_steps"] = [self.validation_interval(stage) for stage in self.stages]
-        if isinstance(validation.data, WikipediaValidation):
+        if isinstance(validation.data, OwnSetsValidation):
             told = self.evaluation.instructions
-            values["instructions"] = {n: told[n] for n in validation.data.tasks if n in told}
-            values["max_length"] = self.evaluation.wikipedia.max_length
+            names = validation.data.task_names
+            values["instructions"] = {name: told[name] for name in names if name in told}
         return values
 
 

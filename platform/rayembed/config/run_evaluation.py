@@ -4,16 +4,16 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from rayembed.config.scores import WIKIPEDIA, Scores
+from rayembed.config.scores import Scores
 from rayembed.config.types import Reference, SortedDict
-from rayembed.config.validation import ValidationConfig, WikipediaValidation
+from rayembed.config.validation import ValidationConfig
 
+_SIZES = "evaluation.benchmarks=['wikipedia?documents=500&queries=200&max_length=48']"
 _MOVED = {
     "suite": "evaluation.benchmarks ([wikipedia] for 'wikipedia', [] for 'none')",
-    **{
-        name: f"evaluation.wikipedia.{name}"
-        for name in ("num_documents", "num_queries", "max_length", "source", "translations")
-    },
+    **dict.fromkeys(("num_documents", "num_queries", "max_length", "wikipedia"), _SIZES),
+    "source": "part of the references of evaluation.own_sets",
+    "translations": "part of the references of evaluation.own_sets",
 }
 """Settings of earlier versions → where they stand now."""
 
@@ -40,33 +40,3 @@ class EvaluationConfig(Scores):
             told = "; ".join(f"evaluation.{name} is now {_MOVED[name]}" for name in moved)
             raise ValueError(f"written for an earlier version of rayembed: {told}")
         return values
-
-    @property
-    def num_validation_titles(self) -> int:
-        """How many held-out titles are kept from the scores after training."""
-        data = None if self.validation is None else self.validation.data
-        return data.num_titles if isinstance(data, WikipediaValidation) else 0
-
-    @property
-    def scores_wikipedia(self) -> bool:
-        """Whether the tasks of the Wikipedia sample are scored after training."""
-        return WIKIPEDIA in self.benchmarks
-
-    @property
-    def uses_wikipedia(self) -> bool:
-        """Whether the Wikipedia sample's held-out titles are scored, after training or during."""
-        return self.scores_wikipedia or self.num_validation_titles > 0
-
-    @model_validator(mode="after")
-    def _titles_are_the_runs(self) -> "EvaluationConfig":
-        for name, owner in (
-            ("num_titles", "data.held_out.num_titles"),
-            ("first_title", "data.held_out.num_titles"),
-            ("seed", "seed"),
-        ):
-            if getattr(self.wikipedia, name) != type(self.wikipedia).model_fields[name].default:
-                raise ValueError(
-                    f"evaluation.wikipedia.{name} is for evaluations of their own; in a training "
-                    f"run {owner} decides which titles are held out"
-                )
-        return self

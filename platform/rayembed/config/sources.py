@@ -9,9 +9,8 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, field_validator
 
-from rayembed.config.credentials import refuse_credentials
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference
 
@@ -27,15 +26,24 @@ class FileSource(Settings):
 
     path: Reference
     """A file, a folder, a prefix or a pattern (`*` within a name, `**/` over folders) of Parquet,
-    JSONL, CSV or TSV files: local, `s3://…`, `gs://…`, or on the hub,
-    `hf://datasets/owner/name@revision/…`; relative paths are taken from `data.root`."""
+    JSONL, CSV or TSV files: local, `s3://…`, `gs://…`, on the hub,
+    `hf://datasets/owner/name@revision/…`, or what an asset reference such as `sample://…` leads to;
+    relative paths are taken from `data.root`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Maximum share of rows without the expected contents; the job fails above it."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""
 
 
-class PairsSource(FileSource):
+class NamedRows(FileSource):
+    """Settings of sources whose rows may have names of their own."""
+
+    id: Column | None = None
+    """Column of a row's name, by which equal rows are told and samples are drawn; None: the content
+    of the row names it."""
+
+
+class PairsSource(NamedRows):
     """One query and its positives in each row: retrieval, title–body, duplicate questions,
     cross-lingual pairs.
     """
@@ -94,7 +102,7 @@ class STSSource(FileSource):
     `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
 
 
-class ClassesSource(FileSource):
+class ClassesSource(NamedRows):
     """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
     5.2.4).
     """
@@ -164,47 +172,7 @@ class RecordsSource(Settings):
     """Folder with its `manifest.json`; provenance of rows and negatives is kept."""
 
 
-class WikipediaSource(Settings):
-    """The sample of Wikipedia summaries (title, extract, description, topic), one JSON file."""
-
-    kind: Literal["wikipedia"] = "wikipedia"
-    path: str
-    """Asset reference of the JSON file."""
-    pairs: Literal["description", "sentence", "topic", "translation"]
-    """`description`: description → text with its title masked. `sentence`: one sentence → the
-    rest of its article. `topic`: text → another text (or the name) of its topic. `translation`:
-    text → the text of the article of the same title in another language, both masked."""
-    translations: str | None = None
-    """Asset reference of the sample in the other language, for `translation`."""
-    label_form: LabelForm = "example"
-    """Form of positives and negatives for `topic`: examples of the classes, or class names
-    (NV-Embed, section 5.2.4)."""
-    text: Literal["extract", "description"] = "extract"
-    """Classified text for `topic`."""
-    num_negatives: PositiveInt = 7
-    """Negatives from other classes for each row, for `topic`."""
-
-    _no_credentials = field_validator("path", "translations")(refuse_credentials)
-
-    @model_validator(mode="after")
-    def _translations_are_named(self) -> "WikipediaSource":
-        if (self.pairs == "translation") != (self.translations is not None):
-            raise ValueError(
-                "pairs 'translation' and the setting translations, the sample in another "
-                f"language, go together; pairs is {self.pairs!r}, translations "
-                f"{self.translations!r}"
-            )
-        return self
-
-
 Source = Annotated[
-    PairsSource
-    | NLISource
-    | STSSource
-    | ClassesSource
-    | BeirSource
-    | MtebSource
-    | RecordsSource
-    | WikipediaSource,
+    PairsSource | NLISource | STSSource | ClassesSource | BeirSource | MtebSource | RecordsSource,
     Field(discriminator="kind"),
 ]

@@ -10,20 +10,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import Settings, nearest
 from rayembed.config.space import Domain, check_paths, parse_space
 from rayembed.config.types import FileName, Seed, SortedDict
-from rayembed.config.validation import WIKIPEDIA_VALIDATION_TASKS
 from rayembed.errors import ConfigError
-
-WIKIPEDIA_SUITE_TASKS = (
-    *WIKIPEDIA_VALIDATION_TASKS,
-    "WikiTopicClassification",
-    "WikiTopicClustering",
-    "WikiTitleDescriptionPairClassification",
-    "WikiRelatednessSTS",
-)
-"""Tasks that the benchmark `wikipedia` scores after training."""
-
-CROSS_LINGUAL_TASK = "WikiCrossLingualRetrieval"
-"""Additional task if `evaluation.wikipedia.translations` names languages."""
 
 
 class GridSearch(Settings):
@@ -204,14 +191,14 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
     if source == "validation" and not validated:
         raise ConfigError(
             f"the sweep {sweep.name!r} has no score to compare by: its runs have no validation; "
-            "set evaluation.validation.data.kind=wikipedia, beir or mteb with --set, or metric.of="
-            "evaluation with evaluation.benchmarks=[wikipedia]"
+            "set evaluation.validation.data.kind=own_sets, beir or mteb with --set, or metric.of="
+            "evaluation with evaluation.own_sets or evaluation.tasks"
         )
     if source == "evaluation" and not evaluated:
         raise ConfigError(
             "metric.of 'evaluation' needs scores after training, and a run of the sweep "
-            f"{sweep.name!r} names no tasks; set evaluation.benchmarks=[wikipedia], or metric.of="
-            "validation"
+            f"{sweep.name!r} names no tasks; set evaluation.own_sets or evaluation.tasks, or "
+            "metric.of=validation"
         )
     if source == "evaluation" and sweep.scheduler.kind != "none":
         raise ConfigError(
@@ -229,12 +216,13 @@ def check_metric(sweep: Sweep) -> None:
     """
     source = metric_source(sweep)
     for label, run in sweep.runs.items():
-        names: tuple[str, ...] = WIKIPEDIA_SUITE_TASKS
-        if run.evaluation.wikipedia.translations:
-            names = (*names, CROSS_LINGUAL_TASK)
+        evaluation = run.evaluation
+        names = (*(own.name for own in evaluation.own_sets), *evaluation.tasks)
         if source == "validation":
-            assert run.evaluation.validation is not None
-            names = run.evaluation.validation.data.task_names
+            assert evaluation.validation is not None
+            names = evaluation.validation.data.task_names
+        elif evaluation.benchmarks:  # whose tasks are not known here
+            continue
         for task in sweep.metric.weights:
             if task not in names:
                 raise ConfigError(
@@ -246,6 +234,9 @@ def check_metric(sweep: Sweep) -> None:
 def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     """Deciding score from scores by task; those of validation include `score`, the run's own mean.
 
+    Without weights, after training own sets for retrieval in one language decide, without such
+    sets all tasks.
+
     Raises:
         KeyError: a task has no score.
     """
@@ -253,5 +244,7 @@ def deciding(sweep: Sweep, scores: Mapping[str, float]) -> float:
     if not weights:
         if metric_source(sweep) == "validation":
             return scores["score"]
-        weights = dict.fromkeys(WIKIPEDIA_VALIDATION_TASKS, 1.0)
+        own_sets = sweep.base.evaluation.own_sets
+        found = [o.name for o in own_sets if o.kind == "retrieval" and not o.languages]
+        weights = dict.fromkeys(found or scores, 1.0)
     return sum(w * scores[task] for task, w in weights.items()) / sum(weights.values())

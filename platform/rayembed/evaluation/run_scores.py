@@ -19,7 +19,6 @@ from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
 from rayembed.evaluation.model_spec import ModelSpec, make_spec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
 from rayembed.hardware import settled, wide_enough
 from rayembed.models.export import SETTINGS_FILE
 from rayembed.models.json_file import read_json
@@ -58,8 +57,15 @@ def run_model(
         context_seed=run.seed,
         prompts=_given(resolve_model(reference), run),
     )
-    own = (*TASK_NAMES, CROSS_LINGUAL, *(own.name for own in run.evaluation.own_sets))
-    return make_spec(settings, own_tasks=own, device=device)
+    return make_spec(settings, own_tasks=own_names(run), device=device)
+
+
+def own_names(run: Run) -> tuple[str, ...]:
+    """Names of the run's own sets, those of its validation among them."""
+    names = [own.name for own in run.evaluation.own_sets]
+    if run.evaluation.validation is not None:
+        names += run.evaluation.validation.data.task_names
+    return tuple(dict.fromkeys(names))
 
 
 def bm25_revision() -> str:

@@ -38,13 +38,15 @@ def task_metadata(text: str) -> TaskMetadata:
         return mteb.get_task(text).metadata
     values: dict[str, Any] = json.loads(text)
     metadata = TaskMetadata.model_validate(values["metadata"])
-    _remember_prompt(metadata, values["prompt"])
+    remember_prompt(metadata, values["prompt"])
     return metadata
 
 
-def _remember_prompt(metadata: TaskMetadata, prompt: str) -> None:
-    """Let `get_abstask_prompt` find the prompt of a task whose class is not imported here.
+@lru_cache(maxsize=512)
+def remember_prompt(metadata: TaskMetadata, prompt: str) -> type:
+    """A class by which `get_abstask_prompt` finds the prompt of a task whose class is not imported
+    here, or that has no name of its own.
 
-    mteb looks it up among the classes of tasks that this process knows.
+    mteb looks among the classes of tasks that this process knows, and holds none of them itself.
     """
-    type(metadata.name, (AbsTask,), {"metadata": metadata, "abstask_prompt": prompt})
+    return type(metadata.name, (AbsTask,), {"metadata": metadata, "abstask_prompt": prompt})

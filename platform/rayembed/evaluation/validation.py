@@ -14,7 +14,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
-from rayembed.config.validation import BeirValidation, MtebValidation, WikipediaValidation
+from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.jobs import TaskFactory
 from rayembed.evaluation.loaded_spec import loaded_spec
@@ -25,7 +25,6 @@ from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import run_prompts
 from rayembed.evaluation.score import Store, score
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES
 from rayembed.models.contract import EmbeddingModel
 
 logger = logging.getLogger(__name__)
@@ -49,8 +48,6 @@ def validation_factories(run: Run) -> list[TaskFactory]:
     data = run.evaluation.validation.data
     if isinstance(data, MtebValidation):
         _check_small(data.tasks)
-    if isinstance(data, WikipediaValidation):
-        _check_of_the_sample(data.tasks)
     factories = task_factories(run.validation_scores)
     for factory in factories:
         if isinstance(factory, OwnTask):
@@ -139,14 +136,6 @@ def deciding_score(scores: Mapping[str, float], weights: Mapping[str, float]) ->
     shares = {task: weights.get(task, 1.0) for task in scores}
     total = math.fsum(shares[task] * score for task, score in scores.items())
     return total / math.fsum(shares.values())
-
-
-def _check_of_the_sample(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in TASK_NAMES:
-            raise ConfigError(
-                f"evaluation.validation.data.tasks: no task {name!r}; {nearest(name, TASK_NAMES)}"
-            )
 
 
 def _check_size(own: OwnTask) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
@@ -20,20 +20,18 @@ from rayembed.config.model import (
     pretrained_parts,
 )
 from rayembed.config.run import Run
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import PairsSource
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.convert import with_source_path
 from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts import check_instructions as check_task_names
 from rayembed.evaluation.prompts_table import literal_prompts
-from rayembed.evaluation.run_scores import run_prompts
+from rayembed.evaluation.run_scores import own_names, run_prompts
 from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
-from rayembed.evaluation.wikipedia_tasks import CROSS_LINGUAL, TASK_NAMES
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.load import check_loadable
@@ -69,9 +67,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
             run.model.backbone.path,
         )
     for dataset in run.data.datasets:
-        if isinstance(dataset.source, WikipediaSource):
-            source = with_source_path(dataset, run.data.root).source
-            for path in paths_of(source).values():
+        for path in paths_of(dataset.source).values():
+            if is_unpacked(path):
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
     check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
@@ -80,9 +77,8 @@ def check_inputs(run: Run) -> PromptTokenizer:
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
         tasks = [factory.load() for factory in task_factories(run.scores)]
-        named = [own.name for own in run.evaluation.own_sets]
         settings = Prompts(instructions=run.evaluation.instructions)
-        check_task_names(settings, (*TASK_NAMES, CROSS_LINGUAL, *named))
+        check_task_names(settings, own_names(run))
         check_prompts(tokenizer, tasks, run_prompts(run))
     if run.evaluation.validation is not None:
         check_validation(run)

@@ -11,11 +11,12 @@ from typing import TypeVar
 from rayembed.config.document import Document
 from rayembed.config.override import override
 from rayembed.config.run import Run
-from rayembed.config.settings import nearest
+from rayembed.config.settings import nearest, parse
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.dry_run import print_dry_run, print_recipes
 from rayembed.pipeline.stopping import hearing
 from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.samples.wikipedia import with_own_sets
 
 AnyDocument = TypeVar("AnyDocument", bound=Document)
 
@@ -123,7 +124,7 @@ def resolve(
 
 
 def _asked(args: argparse.Namespace) -> tuple[Run, Action]:
-    run = of_stages(assigned(base_run(args.recipe), args), args.stages)
+    run = of_stages(with_sample(assigned(base_run(args.recipe), args)), args.stages)
     action = action_of(args)
     traces = args.trace_batch is not None and action is Action.TRAIN
     return run, Action.TRACE_BATCH if traces else action
@@ -137,6 +138,18 @@ def assigned(run: AnyDocument, args: argparse.Namespace) -> AnyDocument:
     """
     named = [] if args.name is None else [f"name={args.name}"]
     return override(run, [*args.assignments, *named])
+
+
+def with_sample(run: Run) -> Run:
+    """The run with the sample's own sets in place of the benchmark's name, where it is named.
+
+    Raises:
+        ConfigError: an unknown size of the benchmark, or its sets do not fit the run.
+    """
+    evaluation = with_own_sets(run.evaluation)
+    if evaluation is run.evaluation:
+        return run
+    return parse(Run, {**dict(run), "evaluation": evaluation})
 
 
 def action_of(args: argparse.Namespace) -> Action:

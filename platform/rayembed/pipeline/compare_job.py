@@ -30,6 +30,7 @@ from rayembed.evaluation.result_files import (
     stored_models,
 )
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.task_facts import sample_measures
 
 ALL_TASKS = "all tasks with results"
 """Stands for a benchmark where none is named."""
@@ -101,7 +102,7 @@ def compare_models(asked: Asked, out: TextIO, in_print: InPrint | None = None) -
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
-        lines = found_lines(_places(results))
+        lines = found_lines(_places(results), sample_measures())
         benchmark = ALL_TASKS
     else:
         lines = benchmark_lines(asked.benchmark, in_print.benchmarks)

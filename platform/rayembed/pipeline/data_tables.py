@@ -10,7 +10,7 @@ from rich.table import Table
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
-from rayembed.config.sources import MtebSource, WikipediaSource
+from rayembed.config.sources import MtebSource
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
 from rayembed.recipes.datasets.catalogue import (
@@ -124,8 +124,6 @@ def _source(dataset: DatasetConfig) -> str:
     match dataset.source:
         case MtebSource(task=task, split=split):
             return f"{split} of mteb's {task}"
-        case WikipediaSource(pairs=pairs):
-            return f"Wikipedia sample, {pairs}"
         case source:
             return f"{source.kind}: {source.path}"
 

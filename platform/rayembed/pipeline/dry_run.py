@@ -10,7 +10,7 @@ from rich.table import Table
 from rayembed.config.data import DatasetConfig
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
-from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
+from rayembed.config.sources import MtebSource, PairsSource
 from rayembed.config.stage import StageConfig
 from rayembed.data.sources.kinds import paths_of
 from rayembed.pipeline.requirements import (
@@ -180,8 +180,6 @@ def _source(dataset: DatasetConfig) -> str:
     match dataset.source:
         case PairsSource(path=path):
             return path
-        case WikipediaSource(pairs=pairs, path=path):
-            return f"{pairs} of {_short(path)}"
         case MtebSource(task=task, split=split):
             return f"{split} of mteb's {task}"
         case source:

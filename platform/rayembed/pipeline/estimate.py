@@ -14,6 +14,7 @@ from rayembed.errors import ConfigError
 from rayembed.hardware import product_speed
 from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
 from rayembed.registry.provenance import cpu_cores, cpu_model
+from rayembed.samples.wikipedia import tokens_of_sets
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Of a product's speed that training reaches (docs/LOG.md)."""
@@ -23,9 +24,6 @@ _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 
 _FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""
-
-_SHORT_TEXTS = 1750
-"""Of the Wikipedia sample's tasks beside retrieval; half as long as its texts."""
 
 _ROWS = 3000
 """Of a data set that is mined, where the run names no number."""
@@ -84,11 +82,7 @@ def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
 
 def _of_scores(run: Run, a_token: float) -> float:
     settings = run.evaluation
-    if not settings.scores_wikipedia:  # the sizes of other tasks are not known here
-        return 0.0
-    sizes = settings.wikipedia
-    texts = 2 * (sizes.num_documents + sizes.num_queries) + _SHORT_TEXTS / 2
-    tokens = _FILLED * sizes.max_length * texts
+    tokens = _FILLED * tokens_of_sets(settings.own_sets)
     own = len(run.stages) + settings.before_training
     encoders = sum(reference != "bm25" for reference in settings.baselines)
     return tokens * (own * a_token + encoders * _MINILM)

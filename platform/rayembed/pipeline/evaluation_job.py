@@ -11,6 +11,7 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.samples.wikipedia import BENCHMARK, with_own_sets
 
 
 def run_evaluation_job(argv: Sequence[str], *, about: str | None) -> int:
@@ -61,7 +62,7 @@ def asked_run(args: argparse.Namespace) -> EvaluationRun:
         values["own_sets"] = [_own_set(text) for text in args.own_set]
     if "model" not in values:
         raise ConfigError("no model: give --model, a folder, hf://…, models:/name@alias or a name")
-    return override(parse(EvaluationRun, values), args.assignments)
+    return with_own_sets(override(parse(EvaluationRun, values), args.assignments))
 
 
 def _own_set(text: str) -> dict[str, str]:
@@ -114,11 +115,10 @@ def _print_dry_run(run: EvaluationRun, out: TextIO, tables: TextIO) -> None:
 
 
 def _print_benchmarks(out: TextIO) -> None:
-    from rayembed.config.scores import WIKIPEDIA
     from rayembed.evaluation.air_bench.catalogue import VERSIONS
     from rayembed.evaluation.benchmarks import benchmark_names
 
-    for name in (WIKIPEDIA, *VERSIONS, *benchmark_names()):
+    for name in (BENCHMARK, *VERSIONS, *benchmark_names()):
         out.write(f"{name}\n")
 
 

@@ -8,11 +8,12 @@ from huggingface_hub import ModelCard
 from rayembed.assets.resolver import resolve
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
-from rayembed.config.sources import WikipediaSource
+from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import AssetError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
+from rayembed.samples.references import PREFIX
+from rayembed.samples.wikipedia import LICENCE
 
-_WIKIPEDIA = "cc-by-sa-4.0"
 _CARD = "README.md"
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +47,8 @@ def data_licences(run: Run) -> dict[str, str]:
 
 
 def _data_licence(dataset: DatasetConfig) -> str:
-    if isinstance(dataset.source, WikipediaSource):
-        return _WIKIPEDIA
+    if any(path.startswith(PREFIX) for path in paths_of(dataset.source).values()):
+        return LICENCE
     for name in dataset_names():
         entry = get_dataset(name)
         # By where rows come from: a run may call a data set as it likes.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayembed.assets.samples import MINILM, SMOLLM2
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.model import (
     Causal2VecConfig,
@@ -23,6 +22,7 @@ from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision
+from rayembed.samples.assets import MINILM, SMOLLM2
 
 _MISTRAL_7B = {
     "model_type": "mistral",

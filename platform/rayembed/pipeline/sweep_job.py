@@ -20,6 +20,7 @@ from rayembed.pipeline.command_line import (
     exit_code,
     log_to_stderr,
     of_stages,
+    with_sample,
 )
 from rayembed.pipeline.dry_run import print_recipes
 from rayembed.recipes.catalogue import get_recipe, recipe_names
@@ -111,7 +112,8 @@ def resolve(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         else:
             space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
-        label: of_stages(override(run, fixed), args.stages) for label, run in given["runs"].items()
+        label: of_stages(with_sample(override(run, fixed)), args.stages)
+        for label, run in given["runs"].items()
     }
     domains = parse_space(space)
     search = dict(given.get("search", {"kind": _usual_search(domains)}))

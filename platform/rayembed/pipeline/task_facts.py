@@ -1,22 +1,24 @@
-"""Category, main score and data set of a task by its name: of the Wikipedia sample and of mteb."""
+"""Category, main score and data set of a task by its name: of mteb and of the Wikipedia sample."""
 
-from typing import Any
-
-from rayembed.evaluation import wikipedia_tasks
+from rayembed.evaluation.own_set import MEASURES
 from rayembed.registry.scores import TaskFacts
+from rayembed.samples.references import ScoreSizes
+from rayembed.samples.wikipedia import own_sets
 
 
 def task_facts(task: str) -> TaskFacts | None:
     """The facts of a task; None: neither the sample nor mteb has it."""
-    if task in (*wikipedia_tasks.TASK_NAMES, wikipedia_tasks.CROSS_LINGUAL):
-        return _facts(getattr(wikipedia_tasks, task).metadata)
+    if task in (measures := sample_measures()):
+        return TaskFacts(*measures[task], f"own/{task}")
     import mteb
 
     try:
-        return _facts(mteb.get_task(task).metadata)
+        metadata = mteb.get_task(task).metadata
     except KeyError:
         return None
-
-
-def _facts(metadata: Any) -> TaskFacts:
     return TaskFacts(str(metadata.type), str(metadata.main_score), str(metadata.dataset["path"]))
+
+
+def sample_measures() -> dict[str, tuple[str, str]]:
+    """Category and main score of the sample's tasks, by name."""
+    return {own.name: MEASURES[own.kind] for own in own_sets(ScoreSizes(languages=("fr",)))}

@@ -5,7 +5,6 @@ What they leave is the `model.backbone.path` of the recipes in `nomic`.
 
 from collections.abc import Callable
 
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN, WIKIPEDIA_ES, WIKIPEDIA_FR
 from rayembed.config.adaptation import (
     Adaptation,
     CorpusConfig,
@@ -13,13 +12,15 @@ from rayembed.config.adaptation import (
     RotaryEncoderConfig,
     TextsConfig,
     TextsSource,
-    WikipediaTexts,
 )
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import nearest
 from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
+from rayembed.samples.assets import MINILM
+from rayembed.samples.references import Language
+from rayembed.samples.wikipedia import Wikipedia
 
 XLM_R = "hf://FacebookAI/xlm-roberta-base@main"
 
@@ -87,10 +88,10 @@ def quickstart() -> Adaptation:
     It shows the way and not the worth of it: so few steps teach a fresh head some frequent words.
     all-MiniLM is a finished model for sentences, which this takes it away from.
     """
-    samples = {"en": WIKIPEDIA_EN, "fr": WIKIPEDIA_FR, "es": WIKIPEDIA_ES}
+    languages: tuple[Language, ...] = ("en", "fr", "es")
     texts = tuple(
-        TextsConfig(name=f"wikipedia-{code}", source=WikipediaTexts(path=path), language=code)
-        for code, path in samples.items()
+        TextsConfig(name=f"wikipedia-{code}", source=Wikipedia().texts(code), language=code)
+        for code in languages
     )
     return Adaptation(
         name="nomic-adapt-quickstart",

@@ -1,17 +1,15 @@
 """Runs of a plain bi-encoder: on the user's own pairs, and on the Wikipedia sample."""
 
-from typing import Literal
-
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.model import BackboneConfig, BiEncoderConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.recipes.building_blocks import on_a_laptop
+from rayembed.samples.assets import MINILM
+from rayembed.samples.wikipedia import Wikipedia
 
 
 def own_pairs() -> Run:
@@ -24,8 +22,7 @@ def own_pairs() -> Run:
         name="biencoder",
         model=_minilm(max_length=256),
         data=DataConfig(
-            datasets=(DatasetConfig(name="pairs", source=PairsSource(path="pairs.jsonl")),),
-            held_out=HeldOutConfig(num_titles=0),
+            datasets=(DatasetConfig(name="pairs", source=PairsSource(path="pairs.jsonl")),)
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
         evaluation=EvaluationConfig(),
@@ -35,31 +32,27 @@ def own_pairs() -> Run:
 
 def quickstart() -> Run:
     """all-MiniLM-L6-v2 on Wikipedia summaries, scored on held-out ones; minutes on two cores."""
-    pairs: tuple[Literal["description", "sentence"], ...] = ("description", "sentence")
+    sample = Wikipedia()
     return Run(
         name="biencoder-quickstart",
         model=_minilm(max_length=128),
         data=DataConfig(
-            datasets=tuple(
-                DatasetConfig(
-                    name=f"wiki-{kind}", source=WikipediaSource(path=WIKIPEDIA_EN, pairs=kind)
-                )
-                for kind in pairs
+            datasets=(
+                DatasetConfig(name="wiki-description", source=sample.pairs("description")),
+                DatasetConfig(name="wiki-sentence", source=sample.pairs("sentence")),
             ),
-            held_out=HeldOutConfig(num_titles=1000),
         ),
         stages=(
             _stage(
                 "finetune",
-                {f"wiki-{kind}": 1.0 for kind in pairs},
+                {"wiki-description": 1.0, "wiki-sentence": 1.0},
                 global_pairs=64,
                 steps=100,
                 warmup_steps=10,
             ),
         ),
         evaluation=EvaluationConfig(
-            benchmarks=(WIKIPEDIA,),
-            wikipedia=WikipediaTasks(num_documents=1000, num_queries=500, max_length=128),
+            own_sets=sample.scores(documents=1000, queries=500, max_length=128),
             baselines=("bm25",),
         ),
         placement=on_a_laptop(grad_cache=True),

@@ -1,19 +1,17 @@
-"""Shared parts of recipes: scores over the Wikipedia sample, placements for a laptop and a GPU
-node.
-"""
+"""Shared parts of recipes: compared scores, placements for a laptop and a GPU node."""
 
 from collections.abc import Mapping
 
-from rayembed.assets.samples import (
+from rayembed.config.own_sets import OwnSet
+from rayembed.config.placement import Placement, ZeroStage
+from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,
     DESCRIPTION_TASK,
     MINILM,
     SENTENCE_TASK,
 )
-from rayembed.config.placement import Placement, ZeroStage
-from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
 
 PUBLISHED_SCORES = ("NanoBEIR",)
 """Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
@@ -29,25 +27,12 @@ EVALUATION_INSTRUCTIONS: Mapping[str, str] = {
 their type (`evaluation/prompts.py`)."""
 
 
-def sample_scores(
-    *,
-    num_documents: int = 500,
-    num_queries: int = 200,
-    max_length: int = 64,
-    instructions: Mapping[str, str] | None = None,
-    source: str | None = None,
-    translations: Mapping[str, str] | None = None,
+def compared_scores(
+    own_sets: tuple[OwnSet, ...], *, instructions: Mapping[str, str] | None = None
 ) -> EvaluationConfig:
-    """Scores on held-out titles of the Wikipedia sample, beside those of BM25 and all-MiniLM."""
+    """Scores on own sets, beside those of BM25 and all-MiniLM."""
     return EvaluationConfig(
-        benchmarks=(WIKIPEDIA,),
-        wikipedia=WikipediaTasks(
-            source=source,
-            num_documents=num_documents,
-            num_queries=num_queries,
-            max_length=max_length,
-            translations=dict(translations or {}),
-        ),
+        own_sets=own_sets,
         baselines=("bm25", MINILM),
         instructions=dict(instructions or {}),
     )

@@ -8,8 +8,7 @@ last-token pooling (Tables 2, 3 and 6) is `model.encoder=null` with `model.repre
 
 from collections.abc import Mapping, Sequence
 
-from rayembed.assets.samples import DESCRIPTION_TASK, MINILM, SENTENCE_TASK, SMOLLM2, WIKIPEDIA_EN
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.instructions import instruction_with_examples
 from rayembed.config.model import (
     BackboneConfig,
@@ -21,17 +20,18 @@ from rayembed.config.model import (
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
+    compared_scores,
     on_a_laptop,
     on_gpus,
-    sample_scores,
 )
 from rayembed.recipes.datasets.causal2vec import entries
+from rayembed.samples.assets import DESCRIPTION_TASK, MINILM, SENTENCE_TASK, SMOLLM2
+from rayembed.samples.wikipedia import Wikipedia
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "WikiSentenceRetrieval": (
@@ -63,6 +63,7 @@ def quickstart() -> Run:
     Smaller than the paper's in every size, and without dropout in LoRA and hard negatives, which
     cost as much as they do in NV-Embed's quickstart. The learning rate is that of few steps.
     """
+    sample = Wikipedia()
     max_length = 64
     return Run(
         name="causal2vec-quickstart",
@@ -83,18 +84,17 @@ def quickstart() -> Run:
             datasets=(
                 DatasetConfig(
                     name="wiki-description",
-                    source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description"),
+                    source=sample.pairs("description"),
                     query_instruction=DESCRIPTION_TASK,
                     num_samples=1000,
                 ),
                 DatasetConfig(
                     name="wiki-sentence",
-                    source=WikipediaSource(path=WIKIPEDIA_EN, pairs="sentence"),
+                    source=sample.pairs("sentence"),
                     query_instruction=SENTENCE_TASK,
                     num_samples=1500,
                 ),
             ),
-            held_out=HeldOutConfig(num_titles=1000),
         ),
         stages=(
             StageConfig(
@@ -112,7 +112,9 @@ def quickstart() -> Run:
                 checkpoint_every_steps=18,
             ),
         ),
-        evaluation=sample_scores(instructions=EVALUATION_INSTRUCTIONS),
+        evaluation=compared_scores(
+            sample.scores(max_length=64), instructions=EVALUATION_INSTRUCTIONS
+        ),
         placement=on_a_laptop(),
     )
 
@@ -219,7 +221,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
             query_max_length=512,
             document_max_length=512,
         ),
-        data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+        data=DataConfig(datasets=datasets),
         stages=(
             StageConfig(
                 name="retrieval",

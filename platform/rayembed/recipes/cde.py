@@ -5,10 +5,7 @@ The rows of Table 1 at the quickstart's size are `cde-quickstart-random`, `-clus
 and `cde-quickstart`: the same steps, seed, encoder and pairs.
 """
 
-from typing import Literal
-
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.model import (
     BackboneConfig,
@@ -19,10 +16,12 @@ from rayembed.config.model import (
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
-from rayembed.recipes.building_blocks import PUBLISHED_SCORES, on_a_laptop, on_gpus, sample_scores
+from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.cde import supervised_entries, unsupervised_entries
+from rayembed.samples.assets import MINILM
+from rayembed.samples.wikipedia import Wikipedia
 
 NOMIC_BERT = "hf://nomic-ai/nomic-bert-2048@main"
 """The backbone of both stages (section 5, "Implementation")."""
@@ -75,7 +74,7 @@ def small_unsupervised() -> Run:
             num_soft_prompts=8,
             output="mlp",
         ),
-        data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+        data=DataConfig(datasets=datasets),
         stages=(
             _stage(
                 "unsupervised",
@@ -117,7 +116,7 @@ def own_pairs() -> Run:
         run,
         name="cde",
         model=changed(run.model, num_context=_PAIRS, **lengths),
-        data=DataConfig(datasets=(pairs,), held_out=HeldOutConfig(num_titles=0)),
+        data=DataConfig(datasets=(pairs,)),
         stages=(stage,),
         evaluation=EvaluationConfig(),
         placement=changed(run.placement, grad_cache=True),
@@ -130,6 +129,7 @@ def quickstart() -> Run:
     Smaller than the paper's in every size. The output has the residual of the second release: an
     MLP from random weights alone would need more steps than these to give what the encoder has.
     """
+    sample = Wikipedia()
     prefix = "search_query: ", "search_document: "
     return Run(
         name="cde-quickstart",
@@ -144,8 +144,10 @@ def quickstart() -> Run:
             document_max_length=64,
         ),
         data=DataConfig(
-            datasets=tuple(_wikipedia(kind) for kind in ("description", "sentence")),
-            held_out=HeldOutConfig(num_titles=1000),
+            datasets=(
+                _clustered("wiki-description", sample.pairs("description")),
+                _clustered("wiki-sentence", sample.pairs("sentence")),
+            )
         ),
         stages=(
             StageConfig(
@@ -165,7 +167,7 @@ def quickstart() -> Run:
                 checkpoint_every_steps=30,
             ),
         ),
-        evaluation=sample_scores(num_documents=1000, num_queries=500),
+        evaluation=compared_scores(sample.scores(documents=1000, queries=500, max_length=64)),
         placement=on_a_laptop(),
     )
 
@@ -207,10 +209,10 @@ def quickstart_random() -> Run:
     return changed(run, name="cde-quickstart-random", data=data, stages=stages)
 
 
-def _wikipedia(kind: Literal["description", "sentence"]) -> DatasetConfig:
+def _clustered(name: str, source: PairsSource) -> DatasetConfig:
     return DatasetConfig(
-        name=f"wiki-{kind}",
-        source=WikipediaSource(path=WIKIPEDIA_EN, pairs=kind),
+        name=name,
+        source=source,
         num_samples=3000,
         clusters=ClusterConfig(
             teacher=MINILM, max_length=64, batch_pairs=_PAIRS, iterations=20, restarts=1

@@ -4,19 +4,20 @@ Ablations are settings of any of them: `model.experts=null` (dense), `model.expe
 9), `model.experts.every=1` (Table 7), `model.experts.start=released`.
 """
 
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN, WIKIPEDIA_ES, WIKIPEDIA_FR
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.model import BackboneConfig, NomicMoeConfig
 from rayembed.config.nomic_moe import SEARCH_PREFIXES, BalanceConfig, ExpertsConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
-from rayembed.recipes.building_blocks import PUBLISHED_SCORES, on_a_laptop, on_gpus, sample_scores
+from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
+from rayembed.samples.assets import MINILM
+from rayembed.samples.references import Language
+from rayembed.samples.wikipedia import Wikipedia
 
 MNOMIC_BERT = "hf://nomic-ai/nomic-xlm-2048@main"
 """XLM-R after masked-language modelling with rotary positions. The paper calls it mNomic-BERT;
@@ -49,7 +50,7 @@ def v2_moe() -> Run:
             query_max_length=512,
             document_max_length=512,
         ),
-        data=DataConfig(datasets=(*pretraining, *finetuning), held_out=HeldOutConfig(num_titles=0)),
+        data=DataConfig(datasets=(*pretraining, *finetuning)),
         stages=(
             StageConfig(
                 name="pretrain",
@@ -100,23 +101,22 @@ def quickstart() -> Run:
     the same article in two, each batch of one data set; finetuning with the Matryoshka loss, on
     English pairs too. Without hard negatives, each of which costs as much as a positive.
     """
-    samples = {"en": WIKIPEDIA_EN, "fr": WIKIPEDIA_FR, "es": WIKIPEDIA_ES}
+    sample = Wikipedia(languages=("en", "es", "fr"))
+    languages: tuple[Language, ...] = ("en", "fr", "es")
     sentences = tuple(
-        DatasetConfig(name=f"sentence-{code}", source=WikipediaSource(path=path, pairs="sentence"))
-        for code, path in samples.items()
+        DatasetConfig(name=f"sentence-{code}", source=sample.pairs("sentence", code))
+        for code in languages
     )
     crossing = tuple(
         DatasetConfig(
             name=f"en-{code}",
-            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="translation", translations=path),
+            source=sample.pairs("translation", to=code),
             # A text of either language may ask for the other; both are documents.
             query_instruction=SEARCH_PREFIXES[1],
         )
-        for code, path in (("fr", WIKIPEDIA_FR), ("es", WIKIPEDIA_ES))
+        for code in languages[1:]
     )
-    description = DatasetConfig(
-        name="description-en", source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description")
-    )
+    description = DatasetConfig(name="description-en", source=sample.pairs("description"))
     max_length = 64
     batch = BatchConfig(
         policy="homogeneous", global_pairs=64, num_negatives=0, in_batch_negatives=True
@@ -130,9 +130,7 @@ def quickstart() -> Run:
             query_max_length=max_length,
             document_max_length=max_length,
         ),
-        data=DataConfig(
-            datasets=(*sentences, *crossing, description), held_out=HeldOutConfig(num_titles=1000)
-        ),
+        data=DataConfig(datasets=(*sentences, *crossing, description)),
         stages=(
             StageConfig(
                 name="pretrain",
@@ -153,10 +151,7 @@ def quickstart() -> Run:
                 checkpoint_every_steps=25,
             ),
         ),
-        evaluation=sample_scores(
-            source=WIKIPEDIA_EN,
-            translations={"fra-Latn": WIKIPEDIA_FR, "spa-Latn": WIKIPEDIA_ES},
-        ),
+        evaluation=compared_scores(sample.scores(max_length=64, languages=("es", "fr"))),
         # Each micro-batch has a gradient of all experts, whatever part of them its tokens chose.
         placement=on_a_laptop(micro_batch_tokens=4096),
     )

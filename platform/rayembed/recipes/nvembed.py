@@ -6,31 +6,22 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
-from rayembed.assets.samples import (
-    CLASSIFICATION_TASK,
-    CLUSTERING_TASK,
-    DESCRIPTION_TASK,
-    MINILM,
-    SENTENCE_TASK,
-    SMOLLM2,
-    WIKIPEDIA_EN,
-)
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig, PercPos
 from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import LabelForm, WikipediaSource
+from rayembed.config.sources import LabelForm
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
+    compared_scores,
     on_a_laptop,
     on_gpus,
-    sample_scores,
 )
 from rayembed.recipes.datasets.nvembed import (
     entries,
@@ -38,6 +29,15 @@ from rayembed.recipes.datasets.nvembed import (
     retrieval_datasets,
     uniform_over_samples,
 )
+from rayembed.samples.assets import (
+    CLASSIFICATION_TASK,
+    CLUSTERING_TASK,
+    DESCRIPTION_TASK,
+    MINILM,
+    SENTENCE_TASK,
+    SMOLLM2,
+)
+from rayembed.samples.wikipedia import Wikipedia
 
 MISTRAL_7B = "hf://mistralai/Mistral-7B-v0.1@main"
 
@@ -50,6 +50,7 @@ def quickstart() -> Run:
     kernels take as long on a CPU as the rest of the forward pass, and no hard negatives in stage 1,
     where each costs as much as a positive.
     """
+    sample = Wikipedia()
     max_length = 48
     return Run(
         name="nvembed-quickstart",
@@ -60,9 +61,7 @@ def quickstart() -> Run:
             query_max_length=64,  # of which the instruction takes a third
             document_max_length=max_length,
         ),
-        data=DataConfig(
-            datasets=_wikipedia_datasets(max_length), held_out=HeldOutConfig(num_titles=1000)
-        ),
+        data=DataConfig(datasets=_wikipedia_datasets(sample, max_length)),
         stages=(
             StageConfig(
                 name="retrieval",
@@ -98,7 +97,9 @@ def quickstart() -> Run:
                 checkpoint_every_steps=8,
             ),
         ),
-        evaluation=sample_scores(max_length=max_length, instructions=EVALUATION_INSTRUCTIONS),
+        evaluation=compared_scores(
+            sample.scores(max_length=max_length), instructions=EVALUATION_INSTRUCTIONS
+        ),
         placement=on_a_laptop(),
     )
 
@@ -159,7 +160,7 @@ def published(name: str, *, mined: bool, added: bool, synthetic: bool, labels: L
             query_max_length=512,
             document_max_length=512,
         ),
-        data=DataConfig(datasets=everything, held_out=HeldOutConfig(num_titles=0)),
+        data=DataConfig(datasets=everything),
         stages=(
             _published_stage(
                 "retrieval", retrieval, in_batch=True, steps=20_000, learning_rate=2e-5
@@ -233,39 +234,38 @@ def _published_stage(
     )
 
 
-def _wikipedia_datasets(max_length: int) -> tuple[DatasetConfig, ...]:
+def _wikipedia_datasets(sample: Wikipedia, max_length: int) -> tuple[DatasetConfig, ...]:
     mining = MiningConfig(
         teacher=MINILM,
         num_negatives=7,
         rule=PercPos(max_relative_score=0.95),
         max_length=max_length,
     )
-    topics = WikipediaSource(path=WIKIPEDIA_EN, pairs="topic", label_form="example", text="extract")
     return (
         DatasetConfig(
             name="wiki-description",
-            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="description"),
+            source=sample.pairs("description"),
             query_instruction=DESCRIPTION_TASK,
             num_samples=700,
             mining=mining,
         ),
         DatasetConfig(
             name="wiki-sentence",
-            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="sentence"),
+            source=sample.pairs("sentence"),
             query_instruction=SENTENCE_TASK,
             num_samples=1000,
             mining=mining,
         ),
         DatasetConfig(
             name="wiki-topic-classification",
-            source=topics,
+            source=sample.topics(),
             task="classification",
             query_instruction=CLASSIFICATION_TASK,
             num_samples=1000,
         ),
         DatasetConfig(
             name="wiki-topic-clustering",
-            source=topics,
+            source=sample.topics(),
             task="clustering",
             query_instruction=CLUSTERING_TASK,
             num_samples=1000,

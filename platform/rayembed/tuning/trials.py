@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rayembed.config.data_run import data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.space import Domain, all_values, apply, corners, draws
@@ -197,13 +196,7 @@ class DataFolder:
 
 def data_folders(run: Run) -> tuple[DataFolder, ...]:
     """Results that `prepare` makes for the run, in order; equal settings give equal folders."""
-    data = data_of(run)
-    common = [
-        run.seed,
-        data.kept_for_evaluation,
-        data.data.root,
-        data.data.held_out.model_dump(mode="json"),
-    ]
+    common = [run.seed, run.data.root]
     used = {name for stage in run.stages for name in stage.datasets}
     found: list[DataFolder] = []
     last: dict[str, str] = {}

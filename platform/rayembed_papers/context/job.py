@@ -12,7 +12,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
+from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, with_sample
 from rayembed.pipeline.storage import absolute_storage
 
 Analysis = Callable[[argparse.Namespace, Run, str], None]
@@ -38,7 +38,7 @@ def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
 
     def work() -> None:
         args = _parser(about).parse_args(list(argv))
-        run = override(base_run(args.recipe), args.assignments)
+        run = with_sample(override(base_run(args.recipe), args.assignments))
         storage = absolute_storage(run.placement.storage_path)
         placement = run.placement.model_copy(update={"storage_path": storage})
         run = run.model_copy(update={"placement": placement})
@@ -163,6 +163,7 @@ def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
     from rayembed_papers.context.sizes import (
         check_sizes,
         contextual_folder,
+        documents_of,
         scores_by_size,
         tasks_of,
     )
@@ -170,7 +171,7 @@ def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
     reference = args.model or trained_model(run)
     _, places = contextual_folder(reference)
     tasks = tasks_of(run, args.tasks)
-    fewest = min(len(set(task.sample.documents.values())) for task in tasks)
+    fewest = min(len(set(documents_of(task))) for task in tasks)
     sizes = args.sizes or default_sizes(min(places, fewest))
     check_sizes(sizes, places, tasks)
     check_writable(output)
@@ -321,7 +322,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="path.to.setting=value",
-        help="change a setting of it, evaluation.wikipedia.num_queries=50, say; may be given often",
+        help="change a setting of it, seed=1, say; may be given often",
     )
     parser.add_argument(
         "--output",

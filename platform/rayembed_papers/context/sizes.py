@@ -7,22 +7,22 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.run_scores import decided, prompts_for
-from rayembed.evaluation.wikipedia_factory import wikipedia_factories
-from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS
 from rayembed.models.cde import CDE
 from rayembed.models.corpus import random_documents
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.load import check_loadable, load_model
+from rayembed.samples.references import RETRIEVAL_TASKS
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,10 @@ def scores_by_size(
         ConfigError: a size, a task that cannot be, or a run that does not score the sample.
     """
     folder, places = contextual_folder(str(reference))
-    made = tasks_of(run, tasks)
-    check_sizes(sizes, places, made)
+    factories = tasks_of(run, tasks)
+    check_sizes(sizes, places, factories)
     prompts = prompts_for(folder, run)
+    made = [factory.load() for factory in factories]
     data = {task.metadata.name: task.metadata.dataset["revision"] for task in made}
     weights = weights_fingerprint(folder)
     model = load_contextual(folder, device)
@@ -76,7 +77,7 @@ def scores_by_size(
             similarity_fn_name="cosine",
         )
         spec = loaded_spec(model, meta, prompts, seed=seed, num_context=size)
-        for task, value in scores_of(spec, made, results_folder, device).items():
+        for task, value in scores_of(spec, factories, results_folder, device).items():
             found[size][task].append(value)
     return found
 
@@ -103,25 +104,42 @@ def load_contextual(folder: Path, device: str) -> CDE:
     return model
 
 
-def tasks_of(run: Run, names: Sequence[str]) -> list[Any]:
-    """Fresh retrieval tasks of the sample by these names, in the order of tables.
+def tasks_of(run: Run, names: Sequence[str]) -> list[OwnTask]:
+    """The run's own sets for retrieval of these names, in its order.
 
     Raises:
-        ConfigError: the run does not score the sample, or no such a retrieval task.
-        DataError: the held-out articles are too few for a task.
+        ConfigError: the run has no such set.
     """
-    if not run.evaluation.scores_wikipedia:
+    sets = [
+        own
+        for own in run.evaluation.own_sets
+        if isinstance(own, RetrievalSet) and not own.languages
+    ]
+    if not sets:
         raise ConfigError(
-            "evaluation.benchmarks has no wikipedia: there is nothing to score the model on; set "
-            "evaluation.benchmarks=[wikipedia]"
+            "evaluation.own_sets has no set for retrieval: there is nothing to score the model "
+            "on; set evaluation.benchmarks=[wikipedia]"
         )
+    known = [own.name for own in sets]
     for name in names:
-        if name not in RETRIEVAL_TASKS:
-            raise ConfigError(f"no retrieval task {name!r}; {nearest(name, RETRIEVAL_TASKS)}")
-    return [factory.load() for factory in wikipedia_factories(run.wikipedia, names)]
+        if name not in known:
+            raise ConfigError(f"no retrieval task {name!r}; {nearest(name, known)}")
+    return [OwnTask(own) for own in sets if own.name in names]
 
 
-def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[Any]) -> None:
+def documents_of(task: OwnTask) -> list[str]:
+    """The documents of a set for retrieval, as a model reads them.
+
+    Raises:
+        DataError: there is no such set.
+    """
+    made = task.load()
+    made.load_data()
+    (part,) = made.dataset["default"].values()
+    return [f"{row['title']} {row['text']}".strip() for row in part["corpus"]]
+
+
+def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[OwnTask]) -> None:
     """Return when the model has places, and every task has documents, for each of the sizes.
 
     Raises:
@@ -134,11 +152,9 @@ def check_sizes(sizes: Sequence[int], places: int, tasks: Sequence[Any]) -> None
             "(model.num_context); ask for fewer"
         )
     for task in tasks:
-        documents = task.sample.documents.values()
-        there = len(random_documents(documents, largest, seed=0))
+        there = len(random_documents(documents_of(task), largest, seed=0))
         if there < largest:
             raise ConfigError(
                 f"{largest} context documents are more than the {there} of the task "
-                f"{task.metadata.name}; ask for fewer or raise "
-                "evaluation.wikipedia.num_documents"
+                f"{task.name}; ask for fewer or take a larger set"
             )

@@ -6,27 +6,29 @@ topics of the Wikipedia sample, each with a retrieval task over its own held-out
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from rayembed.config.evaluation import Prompts
 from rayembed.config.run import Run
-from rayembed.config.settings import nearest
-from rayembed.data.sources.wikipedia import NO_TOPIC
+from rayembed.config.settings import changed, nearest
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.context import DrawnContext, draw_context
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.run_scores import decided, prompts_for
-from rayembed.evaluation.wikipedia_factory import held_out_articles
-from rayembed.evaluation.wikipedia_tasks import RETRIEVAL_TASKS, retrieval_within
 from rayembed.models.encoding import encode_context
 from rayembed.models.fingerprints import weights_fingerprint
-from rayembed_papers.context.sizes import contextual_folder, load_contextual
+from rayembed.samples.articles import NO_TOPIC
+from rayembed.samples.files import held_out_articles
+from rayembed.samples.references import RETRIEVAL_TASKS
+from rayembed.samples.wikipedia import own_sets, sizes_of
+from rayembed_papers.context.sizes import contextual_folder, documents_of, load_contextual
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +115,8 @@ def topic_scores(
     folder, places = contextual_folder(str(reference))
     tasks = topic_tasks(run, task)
     weights = weights_fingerprint(folder)
-    names = {topic: made.metadata.name for topic, made in tasks.items()}
+    names = {topic: factory.name for topic, factory in tasks.items()}
+    made = [factory.load() for factory in tasks.values()]
     told = run.evaluation.instructions.get(task)
     given = {} if told is None else dict.fromkeys(names.values(), told)
     prompts = replace(prompts_for(folder, run), settings=Prompts(instructions=given))
@@ -128,7 +131,7 @@ def topic_scores(
         model.set_corpus(context)
         meta = model_meta(
             name,
-            f"{weights}-{decided(list(tasks.values()), prompts, {'context': drawn.name})[:8]}",
+            f"{weights}-{decided(made, prompts, {'context': drawn.name})[:8]}",
             embed_dim=model.dimensions[0],
             similarity_fn_name="cosine",
         )
@@ -145,8 +148,8 @@ def topic_scores(
     )
 
 
-def topic_tasks(run: Run, task: str) -> dict[str, Any]:
-    """Topic → a fresh retrieval task over its held-out articles alone.
+def topic_tasks(run: Run, task: str) -> dict[str, OwnTask]:
+    """Topic → a retrieval task over its held-out articles alone.
 
     Raises:
         ConfigError: no such retrieval task, or no source.
@@ -154,41 +157,35 @@ def topic_tasks(run: Run, task: str) -> dict[str, Any]:
     """
     if task not in RETRIEVAL_TASKS:
         raise ConfigError(f"no retrieval task {task!r}; {nearest(task, RETRIEVAL_TASKS)}")
-    articles = held_out_articles(run.wikipedia)
-    groups: dict[str, list[Any]] = {}
-    for article in articles:
-        if article.topic and article.topic != NO_TOPIC:
-            groups.setdefault(article.topic, []).append(article)
-    large = {
-        topic: groups[topic] for topic in sorted(groups) if len(groups[topic]) >= MIN_DOCUMENTS
-    }
+    sizes = sizes_of(run.evaluation.own_sets)
+    if sizes is None:
+        raise ConfigError(
+            "evaluation.own_sets has no set of the Wikipedia sample, whose topics are scored; set "
+            "evaluation.benchmarks=[wikipedia]"
+        )
+    articles = held_out_articles(sizes)
+    counts = Counter(a.topic for a in articles if a.topic and a.topic != NO_TOPIC)
+    large = [topic for topic in sorted(counts) if counts[topic] >= MIN_DOCUMENTS]
     if len(large) < 2:
         raise DataError(
             f"the {len(articles)} held-out articles have {len(large)} topics with at least "
-            f"{MIN_DOCUMENTS} articles, 2 are needed; raise data.held_out.num_titles to what the "
-            "model was trained with"
+            f"{MIN_DOCUMENTS} articles, 2 are needed; hold out as many as the model was "
+            "trained with"
         )
-    sizes = run.wikipedia
-    return {
-        topic: retrieval_within(
-            topic,
-            task,
-            members,
-            num_documents=sizes.num_documents,
-            num_queries=sizes.num_queries,
-            max_length=sizes.max_length,
-            seed=run.seed,
-        )
-        for topic, members in large.items()
-    }
+    found = {}
+    for topic in large:
+        (own,) = own_sets(changed(sizes, topic=topic), (task,))
+        letters = "".join(character for character in topic.title() if character.isalnum())
+        found[topic] = OwnTask(changed(own, name=f"{task}-{letters}"))
+    return found
 
 
 def _contexts(
-    tasks: Mapping[str, Any], places: int, seed: int, draws: int
+    tasks: Mapping[str, OwnTask], places: int, seed: int, draws: int
 ) -> Iterator[tuple[str, DrawnContext]]:
     """Label and documents of each context, as often as it is drawn; of none there is one."""
     documents: dict[str, Sequence[str]] = {
-        topic: list(made.sample.documents.values()) for topic, made in tasks.items()
+        topic: documents_of(factory) for topic, factory in tasks.items()
     }
     every = [text for texts in documents.values() for text in texts]
     for draw in range(draws):

@@ -13,7 +13,7 @@ from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
+from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, with_sample
 from rayembed.pipeline.storage import absolute_storage
 from rayembed_papers.noise.scores import NoiseScores
 
@@ -38,7 +38,7 @@ def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
 
     def work() -> None:
         args = _parser(about).parse_args(list(argv))
-        run = override(base_run(args.recipe), args.assignments)
+        run = with_sample(override(base_run(args.recipe), args.assignments))
         models = dict(map(_labelled, args.model)) or _quickstarts(run)
         log_to_stderr(__package__)
         scores = measure(run, models, num_words=args.words)
@@ -165,7 +165,7 @@ def _parser(about: str | None) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="path.to.setting=value",
-        help="change a setting of it, evaluation.wikipedia.num_queries=50, say; may be given often",
+        help="change a setting of it, seed=1, say; may be given often",
     )
     return parser
 

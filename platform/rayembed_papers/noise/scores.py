@@ -9,43 +9,37 @@ import copy
 import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from mteb.types import PromptType
 
 from rayembed.assets.resolver import resolve_model
+from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
-from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import decided, prompts_for, run_dtype
-from rayembed.evaluation.wikipedia_factory import (
-    all_articles,
-    held_out_articles,
-    wikipedia_factories,
-)
-from rayembed.evaluation.wikipedia_samples import (
-    CrossLingualSample,
-    RetrievalSample,
-    TableSample,
-)
-from rayembed.evaluation.wikipedia_tasks import Sample
 from rayembed.models.backbones import num_positions
 from rayembed.models.contract import Role
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.load import load_model
+from rayembed.samples.articles import Article
+from rayembed.samples.files import held_out_articles, summaries
+from rayembed.samples.wikipedia import sizes_of
 
 logger = logging.getLogger(__name__)
 
 TOKENS_PER_WORD = 2
 """Room that is made for each word of noise: English takes 1.35 on average, names more."""
 
-_TEXT_COLUMNS = ("text", "sentences", "sentence1", "sentence2")
+_TEXT_COLUMNS = ("text", "sentence1", "sentence2")
 
 
 @dataclass(frozen=True)
@@ -85,22 +79,18 @@ def noise_scores(
         ConfigError: the run does not score the sample, or the model has learnt too few positions.
         DataError: there are no articles beside the held-out ones.
     """
-    if not run.evaluation.scores_wikipedia:
-        raise ConfigError(
-            "evaluation.benchmarks has no wikipedia: there are no texts to put noise behind; set "
-            "evaluation.benchmarks=[wikipedia]"
-        )
-    tasks = [factory.load() for factory in wikipedia_factories(run.wikipedia)]
+    noise = Noise.of(run, num_words)
+    tasks = [OwnTask(own) for own in run.evaluation.own_sets]
     folder = resolve_model(str(reference))
     weights = weights_fingerprint(folder)
     prompts = prompts_for(folder, run)
     model = load_model(folder, dtype=run_dtype(run, device)).to(device)
     _make_room(model, num_words * TOKENS_PER_WORD)
-    noise = Noise.of(run, num_words)
     scores = []
-    noisy = [noise.added_to(task) for task in tasks]
+    noisy = [NoisyTask(task, noise) for task in tasks]
     _warn_of_cut_noise(model, name, noisy, prompts)
-    for made in (tasks, noisy):
+    for factories in (tasks, noisy):
+        made = [factory.load() for factory in factories]
         meta = model_meta(
             name,
             f"{weights}-{decided(made, prompts, {'words': num_words})[:8]}",
@@ -108,7 +98,7 @@ def noise_scores(
             similarity_fn_name="cosine",
         )
         spec = loaded_spec(model, meta, prompts, seed=run.seed)
-        scores.append(scores_of(spec, made, results_folder, device))
+        scores.append(scores_of(spec, factories, results_folder, device))
     return NoiseScores(*scores)
 
 
@@ -125,18 +115,23 @@ class Noise:
         """The noise of a run.
 
         Raises:
+            ConfigError: the run does not score the sample.
             DataError: there are no articles beside the held-out ones.
         """
-        held_out = {article.title for article in held_out_articles(run.wikipedia)}
+        sizes = sizes_of(run.evaluation.own_sets)
+        if sizes is None:
+            raise ConfigError(
+                "evaluation.own_sets has no set of the Wikipedia sample: there are no texts to put "
+                "noise behind; set evaluation.benchmarks=[wikipedia]"
+            )
+        held_out = {article.title for article in held_out_articles(sizes)}
         others = [
-            a
-            for a in all_articles(run.wikipedia)
-            if a.title not in held_out and _long(a, num_words)
+            a for a in summaries(sizes, "en") if a.title not in held_out and _long(a, num_words)
         ]
         if not others:
             raise DataError(
                 f"no article beside the held-out ones has {num_words} words for the noise; hold "
-                "out fewer (data.held_out.num_titles) or append fewer words"
+                "out fewer or append fewer words"
             )
         return cls([a.extract for a in sorted(others, key=lambda a: a.title)], num_words, run.seed)
 
@@ -148,34 +143,52 @@ class Noise:
         source = random.Random(f"{self.seed}:{text}").choice(self.sources)
         return f"{text} {' '.join(source.split()[: self.num_words])}"
 
-    def added_to(self, task: Any) -> Any:
-        """A task of the same kind with noise behind each of its texts."""
-        return type(task)(self.in_sample(task.sample))
-
-    def in_sample(self, sample: Sample) -> Sample:
-        """The sample with noise behind each text; grades, labels and judgements are the same."""
-        if isinstance(sample, CrossLingualSample):
-            noisy = {code: self._in_retrieval(each) for code, each in sample.languages.items()}
-            return replace(sample, languages=noisy)
-        if isinstance(sample, RetrievalSample):
-            return self._in_retrieval(sample)
-        splits = {
-            split: {
-                column: [self.behind(str(value)) for value in values]
-                if column in _TEXT_COLUMNS
-                else values
-                for column, values in columns.items()
-            }
-            for split, columns in sample.splits.items()
-        }
-        return replace(sample, splits=splits)
-
-    def _in_retrieval(self, sample: RetrievalSample) -> RetrievalSample:
-        return replace(
-            sample,
-            documents={key: self.behind(text) for key, text in sample.documents.items()},
-            queries={key: self.behind(text) for key, text in sample.queries.items()},
+    def in_rows(self, rows: Dataset) -> Dataset:
+        """The rows with noise behind each text; ids, titles, grades and labels are the same."""
+        columns = [column for column in _TEXT_COLUMNS if column in rows.column_names]
+        return rows.map(
+            lambda row: {column: self.behind(row[column]) for column in columns},
+            keep_in_memory=True,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyTask:
+    """A factory of an own set's task with noise behind each of its texts."""
+
+    clean: OwnTask
+    noise: Noise
+
+    @property
+    def name(self) -> str:
+        """The task's name."""
+        return self.clean.name
+
+    @property
+    def num_texts(self) -> int:
+        """As many as without noise."""
+        return self.clean.num_texts
+
+    def load(self) -> Any:
+        """A fresh task."""
+        task = self.clean.load()
+        load_clean = task.load_data
+
+        def load_noisy(*args: Any, **options: Any) -> None:
+            load_clean(*args, **options)
+            for subset, splits in task.dataset.items():
+                if isinstance(splits, Dataset):
+                    task.dataset[subset] = self.noise.in_rows(splits)
+                    continue
+                for part in splits.values():
+                    for side in ("corpus", "queries"):
+                        part[side] = self.noise.in_rows(part[side])
+
+        task.load_data = load_noisy
+        revision = fingerprint([task.metadata.revision, self.noise.num_words, self.noise.seed])
+        data = {**task.metadata.dataset, "revision": revision}
+        task.metadata = task.metadata.model_copy(update={"dataset": data})
+        return task
 
 
 def _long(article: Article, num_words: int) -> bool:
@@ -205,13 +218,17 @@ def _make_room(model: Any, num_tokens: int) -> None:
         model.tokenizer.encoder.max_lengths = wanted["encoder"]
 
 
-def _warn_of_cut_noise(model: Any, name: str, tasks: Sequence[Any], prompts: ModelPrompts) -> None:
+def _warn_of_cut_noise(
+    model: Any, name: str, tasks: Sequence[NoisyTask], prompts: ModelPrompts
+) -> None:
     """Tell how many noisy texts the model does not read to their end."""
     whole = copy.copy(model.tokenizer)
     whole.max_lengths = dict.fromkeys(whole.max_lengths, 1_000_000)
     number, cut = 0, 0
-    for task in tasks:
-        for role, texts in _texts(task.sample):
+    for factory in tasks:
+        task = factory.load()
+        task.load_data()
+        for role, texts in _texts(task.dataset):
             side = PromptType.document if role == "document" else PromptType.query
             head = prompts.shown(prompts.instruction(task.metadata, side))
             read, all_of_it = (
@@ -226,23 +243,21 @@ def _warn_of_cut_noise(model: Any, name: str, tasks: Sequence[Any], prompts: Mod
     if cut:
         logger.warning(
             "%s: %d of %d texts with noise are longer than it reads, so that some of the noise is "
-            "not seen and the drop is smaller; lower evaluation.wikipedia.max_length to score "
-            "shorter texts",
+            "not seen and the drop is smaller; score shorter texts (max_length in the references "
+            "of evaluation.own_sets)",
             *(name, cut, number),
         )
 
 
-def _texts(sample: Sample) -> Iterator[tuple[Role, list[str]]]:
-    """Roles and the texts of a sample that have them."""
-    match sample:
-        case RetrievalSample(documents=documents, queries=queries):
-            yield "document", list(documents.values())
-            yield "query", list(queries.values())
-        case CrossLingualSample(languages=languages):
-            for each in languages.values():
-                yield from _texts(each)
-        case TableSample(splits=splits):
-            for columns in splits.values():
-                for column in _TEXT_COLUMNS:
-                    if column in columns:
-                        yield "query", [str(value) for value in columns[column]]
+def _texts(dataset: Mapping[str, Any]) -> Iterator[tuple[Role, list[str]]]:
+    """Roles and the texts of a task's data that have them."""
+    for splits in dataset.values():
+        if isinstance(splits, Dataset):
+            for column in _TEXT_COLUMNS:
+                if column in splits.column_names:
+                    yield "query", list(splits[column])
+            continue
+        for part in splits.values():
+            documents = (f"{row['title']} {row['text']}".strip() for row in part["corpus"])
+            yield "document", list(documents)
+            yield "query", list(part["queries"]["text"])

@@ -1,7 +1,6 @@
 """Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
 
-from rayembed.assets.samples import MINILM, WIKIPEDIA_EN
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig, PercPos, Rule, TopK
 from rayembed.config.model import (
     BackboneConfig,
@@ -16,10 +15,11 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
+from rayembed.samples.assets import MINILM
+from rayembed.samples.wikipedia import Wikipedia
 from rayembed_papers.tables.llm_rows import Printed
 
 _BATCHES = (1, 2, 4)
@@ -71,7 +71,7 @@ def nomic_7() -> dict[str, Run]:
                     query_max_length=128,
                     document_max_length=128,
                 ),
-                data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+                data=DataConfig(datasets=datasets),
                 stages=(stage,),
                 placement=pretrained.placement,
             )
@@ -186,7 +186,7 @@ def nomic_8() -> dict[str, Run]:
                 query_prefix="query: ",
                 document_prefix="passage: ",
             ),
-            data=DataConfig(datasets=datasets, held_out=HeldOutConfig(num_titles=0)),
+            data=DataConfig(datasets=datasets),
             stages=(
                 StageConfig(
                     name="finetune",
@@ -225,7 +225,7 @@ def nomic_8_small() -> dict[str, Run]:
     for margin, number in ((None, 4), (0.95, 4), (0.98, 4), (0.95, 7), (0.95, 10)):
         dataset = DatasetConfig(
             name="wiki-sentence",
-            source=WikipediaSource(path=WIKIPEDIA_EN, pairs="sentence"),
+            source=Wikipedia().pairs("sentence"),
             num_samples=1500,
             mining=_mining(MINILM, margin, number, max_length=128),
         )

@@ -25,8 +25,9 @@ from rayembed.config.adaptation import (
 )
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.mlm.packing import token_budget
-from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, TextPiece, read_texts
+from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, read_texts
 from rayembed.data.mlm.writer import SequenceWriter
+from rayembed.data.sources.files import Piece
 from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
@@ -57,12 +58,10 @@ class MakeSequences:
 
     folder: str
     texts: TextsConfig
-    content: str
-    """Fingerprint of the files, from `FoundTexts`."""
     corpus: CorpusConfig
     model: RotaryEncoderConfig
 
-    def __call__(self, item: TextPiece) -> Result:
+    def __call__(self, item: Piece) -> Result:
         """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
         `languages`.
         """
@@ -71,7 +70,7 @@ class MakeSequences:
         examples: list[dict[str, str]] = []
         writer = SequenceWriter(self.folder, self.corpus, vocabulary)
         used = 0
-        usable = _usable(read_texts(self.texts, self.content, item), rejected, examples)
+        usable = _usable(read_texts(self.texts, item), rejected, examples)
         for some in _at_once(usable):
             encodings = tokenizer.encode_batch([t.text for t in some], add_special_tokens=False)
             by_language: dict[str, list[np.ndarray]] = {}
@@ -126,7 +125,7 @@ def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts)
     )
 
     def make() -> DatasetArtifact:
-        task = MakeSequences(writer.parts_folder, texts, found.content, run.corpus, run.model)
+        task = MakeSequences(writer.parts_folder, texts, run.corpus, run.model)
         what = f"sequences {texts.name}"
         results = run_resumable(writer.folder, what, task, found.items, context.execute)
         parts = [part for result in results for part in result["parts"]]

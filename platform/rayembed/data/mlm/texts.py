@@ -1,24 +1,15 @@
 """Reading of a corpus: locations, and each text with its language or a rejection reason."""
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
-from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
-from rayembed.config.adaptation import TextsConfig, TextsSource, WikipediaTexts
+from rayembed.config.adaptation import TextsConfig
 from rayembed.config.document import fingerprint
-from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import Piece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
-from rayembed.data.sources.tasks import ArticleRange
-from rayembed.data.sources.wikipedia import Article, read_articles
-
-TextPiece = Piece | ArticleRange
-"""Work item of one reading task."""
 
 NO_TEXT = "no text"
 NO_LANGUAGE = "no language"
@@ -51,7 +42,7 @@ class FoundTexts:
     """Settings with the path resolved below the root."""
     content: str
     """Content fingerprint of the files."""
-    items: tuple[TextPiece, ...]
+    items: tuple[Piece, ...]
 
 
 def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
@@ -63,55 +54,37 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
         AssetError: the hub does not give what the path names.
     """
     texts = _below(texts, root)
-    match texts.source:
-        case WikipediaTexts(path=path):
-            file = resolve(path)
-            count = len(read_articles(file))
-            starts = range(0, count, ROWS_PER_PART)
-            ranges = tuple(ArticleRange(a, min(a + ROWS_PER_PART, count)) for a in starts)
-            digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-            return FoundTexts(texts, digest, ranges)
-        case TextsSource() as source:
-            pieces = tuple(list_pieces(source.path))
-            columns = {"source.text": source.text}
-            if source.language is not None:
-                columns["source.language"] = source.language
-            check_columns(pieces[0], columns)
-            told = [[piece.name, piece.start, piece.version] for piece in pieces]
-            return FoundTexts(texts, fingerprint(told), pieces)
+    source = texts.source
+    pieces = tuple(list_pieces(source.path))
+    columns = {"source.text": source.text}
+    if source.language is not None:
+        columns["source.language"] = source.language
+    check_columns(pieces[0], columns)
+    told = [[piece.name, piece.start, piece.version] for piece in pieces]
+    return FoundTexts(texts, fingerprint(told), pieces)
 
 
-def read_texts(texts: TextsConfig, content: str, item: TextPiece) -> Iterator[Text | RejectedRow]:
+def read_texts(texts: TextsConfig, item: Piece) -> Iterator[Text | RejectedRow]:
     """Texts of a work item, in order.
-
-    Args:
-        content: of `FoundTexts`: a process that read a file before it changed reads it again.
 
     Raises:
         ArtifactError: the file cannot be read.
     """
-    match texts.source, item:
-        case WikipediaTexts(path=path), ArticleRange(first=first, last=last):
-            assert texts.language is not None
-            for article in _articles(path, content)[first:last]:
-                yield _checked(article.extract, texts.language)
-        case TextsSource() as source, Piece():
-            columns = [source.text] + ([source.language] if source.language else [])
-            for row in read_rows(item, columns):
-                if isinstance(row, BadRow):
-                    yield RejectedRow(row.reason, row.shown)
-                    continue
-                try:
-                    text = text_in(row.values, source.text)
-                    language = texts.language
-                    if source.language is not None:
-                        language = name_in(row.values, source.language)
-                except RowError as error:
-                    yield RejectedRow(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
-                    continue
-                yield _checked(text, language)
-        case _:
-            raise AssertionError((texts.source, item))
+    source = texts.source
+    columns = [source.text] + ([source.language] if source.language else [])
+    for row in read_rows(item, columns):
+        if isinstance(row, BadRow):
+            yield RejectedRow(row.reason, row.shown)
+            continue
+        try:
+            text = text_in(row.values, source.text)
+            language = texts.language
+            if source.language is not None:
+                language = name_in(row.values, source.language)
+        except RowError as error:
+            yield RejectedRow(str(error), repr(dict(row.values))[:_SHOWN_CHARACTERS])
+            continue
+        yield _checked(text, language)
 
 
 def _checked(text: str | None, language: str | None) -> Text | RejectedRow:
@@ -131,9 +104,3 @@ def _below(texts: TextsConfig, root: str) -> TextsConfig:
         return texts
     source = texts.source.model_copy(update={"path": join(root, path)})
     return texts.model_copy(update={"source": source})
-
-
-@lru_cache(maxsize=2)
-def _articles(reference: str, content: str) -> Sequence[Article]:
-    del content  # a part of the key
-    return read_articles(resolve(reference))

@@ -21,6 +21,7 @@ def record_of(
     label: str | None = None,
     language: str | None = None,
     instruction: str | None = None,
+    name: str | None = None,
 ) -> Record:
     """Build a record from texts.
 
@@ -31,6 +32,7 @@ def record_of(
     Args:
         rule: how the negatives were chosen.
         instruction: put in place of the data set's `query_instruction`.
+        name: of the record within the data set; None: its content names it.
 
     Raises:
         RowError: there is none; the message says why.
@@ -41,7 +43,7 @@ def record_of(
     kept = [t for t in dict.fromkeys(positives) if t != query and has_content(t)]
     asked = {query, *kept}
     wrong = [t for t in dict.fromkeys(negatives) if t not in asked and has_content(t)]
-    told = (instruction or "", label or "", language or "")
+    told = (instruction or "", label or "", language or "", name or "")
     if not all(map(is_unicode, (query, *kept, *wrong, *told))):
         raise RowError("not valid Unicode")
     named = {"label": label, "language": language}
@@ -49,7 +51,7 @@ def record_of(
     identity = [query, kept, wrong, instruction, *([known] if known else [])]
     content = json.dumps(identity, ensure_ascii=False).encode()
     return Record(
-        id=f"{dataset.name}/{xxhash.xxh3_128_hexdigest(content)}",
+        id=f"{dataset.name}/{name or xxhash.xxh3_128_hexdigest(content)}",
         query=query,
         positives=tuple(kept),
         negatives=tuple(Negative(text, rule=rule) for text in wrong),

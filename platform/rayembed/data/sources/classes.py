@@ -21,7 +21,7 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import ClassesSource
-from rayembed.data.hashes import text_hash
+from rayembed.data.hashes import seeded_hash, text_hash
 from rayembed.data.parts import read_table
 from rayembed.data.records import Record, has_content
 from rayembed.data.sources.building import record_of
@@ -29,9 +29,10 @@ from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
 from rayembed.data.sources.files import Piece
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
-from rayembed.data.sources.wikipedia import seeded_hash
-from rayembed.data.sources.wikipedia_records import OTHER_CLASS
 from rayembed.data.work_items import Result
+
+OTHER_CLASS = "other_class"
+"""Rule name of negatives that are examples, or names, of other classes."""
 
 _FURTHER = pa.schema([("class", pa.string()), ("hash", pa.uint64())])
 _SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
@@ -263,6 +264,7 @@ def class_record(
         rule=OTHER_CLASS,
         label=name,
         language=language,
+        name=name_in(row, source.id) if source.id else None,
     )
 
 

@@ -1,13 +1,11 @@
 """The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
@@ -17,12 +15,11 @@ from rayembed.config.sources import (
     MtebSource,
     NLISource,
     RecordsSource,
-    WikipediaSource,
 )
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
-from rayembed.data.parts import ROWS_PER_PART, Part
+from rayembed.data.parts import Part
 from rayembed.data.sources import joins
 from rayembed.data.sources.classes import (
     CollectExamples,
@@ -37,14 +34,8 @@ from rayembed.data.sources.kinds import columns_of, paths_of
 from rayembed.data.sources.mteb_tasks import SplitOfTask, StageTask, check_task, staged
 from rayembed.data.sources.rows import check_columns
 from rayembed.data.sources.rowwise import ConvertRows
-from rayembed.data.sources.tasks import (
-    NOT_BAD,
-    ArticleRange,
-    ConvertArticles,
-    HeldOut,
-)
+from rayembed.data.sources.tasks import NOT_BAD, HeldOut
 from rayembed.data.sources.unread import unread_columns
-from rayembed.data.sources.wikipedia import read_articles
 from rayembed.data.work_items import Result, add_up, in_process, run_resumable
 from rayembed.errors import DataError
 
@@ -81,11 +72,6 @@ def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
     """
     dataset = with_source_path(dataset, root)
     match dataset.source:
-        case WikipediaSource() as source:
-            digest = hashlib.sha256()
-            for path in paths_of(source).values():
-                digest.update(resolve(path).read_bytes())
-            return ResolvedDataset(dataset, digest.hexdigest()[:12])
         case MtebSource() as source:
             return ResolvedDataset(dataset, check_task(source))
         case RecordsSource() as source:
@@ -131,7 +117,7 @@ def make_records(
                 },
             ),
             "source": checked.content,
-            "held_out": fingerprint(sorted(map(str, (*held_out.titles, *held_out.texts)))),
+            "held_out": fingerprint(sorted(map(str, held_out.texts))),
             "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
             "seed": context.seed,
         },
@@ -175,21 +161,13 @@ def _converted(
 ) -> list[Result]:
     """Results of the conversion tasks; their parts are in the folder."""
     dataset = checked.dataset
-    what = f"records {dataset.name}"
-    target = writer.parts_folder
     match dataset.source:
-        case WikipediaSource(path=path):
-            count = len(read_articles(resolve(path)))
-            ranges = [
-                ArticleRange(first, min(first + ROWS_PER_PART, count))
-                for first in range(0, count, ROWS_PER_PART)
-            ]
-            task = ConvertArticles(target, path, checked.content, dataset, context.seed, held_out)
-            return run_resumable(writer.folder, what, task, ranges, context.execute)
         case RecordsSource() as source:
             parts = [EarlierPart(part) for part in open_earlier(source).parts]
-            take = TakeRecords(target, dataset, held_out)
-            return run_resumable(writer.folder, what, take, parts, context.execute)
+            take = TakeRecords(writer.parts_folder, dataset, held_out)
+            return run_resumable(
+                writer.folder, f"records {dataset.name}", take, parts, context.execute
+            )
         case MtebSource() as source:
             folder = join(writer.working_folder, "staged")
             # Here, where the check has loaded the task.

@@ -7,7 +7,7 @@ a whole CSV, TSV or compressed file. Pieces depend on the files alone, not on th
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -18,7 +18,8 @@ import xxhash
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.assets.reading import is_on_hub, list_hub_files, open_source, reading_errors
-from rayembed.assets.storage import file_name, is_remote, open_storage
+from rayembed.assets.resolver import is_unpacked, resolve
+from rayembed.assets.storage import file_name, is_remote, join, open_storage
 from rayembed.errors import DataError
 
 Kind = Literal["jsonl", "csv", "tsv", "parquet"]
@@ -87,7 +88,10 @@ def list_pieces(path: str) -> list[Piece]:
         AssetError: the hub does not give what the reference names.
     """
     try:
-        files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
+        if is_unpacked(path):
+            files = _unpacked_files(path)
+        else:
+            files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
         files.sort(key=lambda file: file.name)
         with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
             pieces = [piece for found in pool.map(_pieces_of, files) for piece in found]
@@ -132,6 +136,14 @@ def _stored_files(path: str) -> list[_File]:
     if not files:
         raise DataError(f"there are no rows at {path!r}: the folder holds no files")
     return files
+
+
+def _unpacked_files(path: str) -> list[_File]:
+    """Files in the cache of this machine, by references that every other machine unpacks itself."""
+    here = str(resolve(path))
+    files = _stored_files(here)
+    names = {file: path if file.path == here else join(path, file.name) for file in files}
+    return [replace(file, path=names[file]) for file in files]
 
 
 def _hub_files(path: str) -> list[_File]:

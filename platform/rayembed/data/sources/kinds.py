@@ -10,14 +10,14 @@ from rayembed.config.sources import (
 )
 
 _COLUMNS: dict[type, tuple[str, ...]] = {
-    PairsSource: ("query", "positive", "negatives", "label", "instruction", "language"),
+    PairsSource: ("query", "positive", "negatives", "label", "instruction", "language", "id"),
     NLISource: ("premise", "hypothesis", "label", "language"),
     STSSource: ("first", "second", "score", "language"),
-    ClassesSource: ("text", "label", "language"),
+    ClassesSource: ("text", "label", "language", "id"),
     BeirSource: ("query_id", "document_id", "score"),
 }
 
-_FILES = ("path", "corpus", "queries", "translations")
+_FILES = ("path", "corpus", "queries")
 
 
 def columns_of(source: Source) -> dict[str, str]:

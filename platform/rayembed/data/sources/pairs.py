@@ -43,10 +43,15 @@ def pair_records(
     texts = partial(texts_in, row, json_lists=json_lists)
     positives = texts(source.positive)
     negatives = [text for column in negatives_of(source) for text in texts(column)]
-    made = record(_query(row, source.query), positives, negatives)
+    name = name_in(row, source.id) if source.id else None
+    made = record(_query(row, source.query), positives, negatives, name=name)
     if not source.both_directions:
         return [made]
-    return [made, *(record(positive, [made.query]) for positive in made.positives)]
+    reverse = [
+        record(positive, [made.query], name=name and f"{name}/{number}")
+        for number, positive in enumerate(made.positives)
+    ]
+    return [made, *reverse]
 
 
 def sts_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:

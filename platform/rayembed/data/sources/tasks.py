@@ -1,42 +1,31 @@
 """Conversion tasks: write parts of records and reject rows with reasons."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rayembed.assets.resolver import resolve
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import WikipediaSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.records import Record
-from rayembed.data.sources.wikipedia import Article, held_out_texts, held_out_titles, read_articles
-from rayembed.data.sources.wikipedia_records import Examples, convert, examples_of
 from rayembed.data.work_items import Result
 
 EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300
 
-HELD_OUT_TITLE = "held-out title"
-HELD_OUT_TEXT = "has a text of a held-out title"
+HELD_OUT_TEXT = "has a held-out text"
 NOT_SIMILAR = "not similar"
 NOT_RELEVANT = "not relevant"
 NO_ENTAILMENT = "premise without entailment"
 ONLY_EXAMPLE = "only example of its class"
 
-NOT_BAD = frozenset(
-    {HELD_OUT_TITLE, HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE}
-)
+NOT_BAD = frozenset({HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE})
 """Rejection reasons of good rows; they do not count against `max_rejected_share`."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Articles and texts excluded from training."""
+    """Texts excluded from training."""
 
-    titles: frozenset[str] = frozenset()
     texts: frozenset[int] = frozenset()
     """Hashes of the texts that an evaluation may show."""
 
@@ -44,72 +33,6 @@ class HeldOut:
         """Whether any of the record's texts is held out."""
         texts = [record.query, *record.positives, *(n.text for n in record.negatives)]
         return bool(self.texts) and any(text_hash(text.strip()) in self.texts for text in texts)
-
-
-def hold_out(articles: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOut:
-    """Held-out articles and texts of the given sources, each with `num_titles` of its own."""
-    sources = list(articles)
-    titles = frozenset[str]().union(*(held_out_titles(s, num_titles, seed) for s in sources))
-    texts = frozenset[str]().union(*(held_out_texts(s, titles) for s in sources))
-    return HeldOut(titles, frozenset(text_hash(text) for text in texts))
-
-
-@dataclass(frozen=True)
-class ArticleRange:
-    """Articles of a source by position in the file."""
-
-    first: int
-    last: int
-
-    @property
-    def key(self) -> str:
-        """Unique name from the range."""
-        return f"{self.first}-{self.last}"
-
-
-@dataclass(frozen=True)
-class ConvertArticles:
-    """Task: convert a range of articles."""
-
-    folder: str
-    reference: str
-    content: str
-    """Content fingerprint of the file; a process that read an older version reads it again."""
-    dataset: DatasetConfig
-    seed: int
-    held_out: HeldOut
-
-    def __call__(self, item: ArticleRange) -> Result:
-        """Report `parts`, counts and examples of rejected articles."""
-        articles = _articles(resolve(self.reference), self.content)
-        examples = self._examples(articles)
-        translations = self._translations()
-        writer = RecordWriter(self.folder, self.held_out)
-        for article in articles[item.first : item.last]:
-            if article.title in self.held_out.titles:
-                writer.reject(HELD_OUT_TITLE, article.title)
-                continue
-            made = convert(article, self.dataset, self.seed, examples, translations)
-            if isinstance(made, str):
-                writer.reject(made, article.title)
-            else:
-                writer.take([replace(made, origin=(article.title,))], article.title)
-        return writer.finish()
-
-    def _translations(self) -> Mapping[str, Article]:
-        source = self.dataset.source
-        assert isinstance(source, WikipediaSource)
-        if source.translations is None:
-            return {}
-        return {a.title: a for a in _articles(resolve(source.translations), self.content)}
-
-    def _examples(self, articles: Sequence[Article]) -> Examples | None:
-        source = self.dataset.source
-        assert isinstance(source, WikipediaSource)
-        if source.pairs != "topic":
-            return None
-        training = [a for a in articles if a.title not in self.held_out.titles]
-        return examples_of(training, source, self.held_out.texts)
 
 
 class RecordWriter:
@@ -158,8 +81,3 @@ class RecordWriter:
         if self.waiting:
             self.parts.append(write_part(self.folder, self.waiting))
             self.waiting = []
-
-
-@lru_cache(maxsize=4)
-def _articles(path: Path, content: str) -> tuple[Article, ...]:
-    return tuple(read_articles(path))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 
-from rayembed.config.data import DataConfig, HeldOutConfig
+from rayembed.config.data import DataConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
@@ -93,6 +93,5 @@ def _run(name: str, entries: tuple[Entry, ...]) -> DataRun:
         name=name,
         data=DataConfig(
             datasets=tuple(entry.config for entry in entries),
-            held_out=HeldOutConfig(num_titles=0),
         ),
     )

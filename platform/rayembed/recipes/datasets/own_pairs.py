@@ -1,6 +1,6 @@
 """Default data recipe: the user's own pairs."""
 
-from rayembed.config.data import DataConfig, DatasetConfig, HeldOutConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.sources import PairsSource
 
@@ -14,6 +14,5 @@ def own_pairs() -> DataRun:
         name="pairs",
         data=DataConfig(
             datasets=(DatasetConfig(name="pairs", source=source),),
-            held_out=HeldOutConfig(num_titles=0),
         ),
     )

@@ -1,16 +1,17 @@
 """What the held-out tasks consist of: texts, labels and judgements sampled from articles.
 
-Plain data without mteb. All functions take the held-out articles only, in any order, and give the
-same sample for the same articles, sizes and seed. Titles are masked out of every text, because the
-title is what a reader would search for and what makes most of these tasks trivial.
+Plain data that `files` writes as own sets. All functions take the held-out articles only, in any
+order, and give the same sample for the same articles, sizes and seed. Titles are masked out of
+every text, because the title is what a reader would search for and what makes most of these tasks
+trivial.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rayembed.data.sources.wikipedia import NO_TOPIC, Article, mask_title, split_sentences
 from rayembed.errors import DataError
+from rayembed.samples.articles import NO_TOPIC, Article, mask_title, split_sentences
 
 WORDS_PER_TOKEN = 0.75
 """English words for one sub-word token: 1.35 tokens a word over the sample with SmolLM2's
@@ -36,21 +37,11 @@ class RetrievalSample:
     relevant: dict[str, dict[str, int]]
 
 
-@dataclass(frozen=True)
-class CrossLingualSample:
-    """A retrieval sample for each language of its queries."""
+Split = dict[str, list[str] | list[int] | list[float]]
+"""Columns of equal length."""
 
-    languages: dict[str, RetrievalSample]
-    """By mteb's code of the language, as `fra-Latn`."""
-
-
-@dataclass(frozen=True)
-class TableSample:
-    """Columns of equal length for each split."""
-
-    splits: dict[str, dict[str, list[str] | list[int] | list[float]]]
-    names: tuple[str, ...] = field(default=())
-    """Names of the integer labels, where there are labels."""
+Table = dict[str, Split]
+"""Columns by split."""
 
 
 def words_of_tokens(max_length: int) -> int:
@@ -130,7 +121,7 @@ def cross_lingual_retrieval(
     num_queries: int,
     max_words: int,
     seed: int,
-) -> CrossLingualSample:
+) -> dict[str, RetrievalSample]:
     """Articles of another language as queries, those of the same title as the documents they find.
 
     Both are title-masked. Articles that have a counterpart in a language come first into its
@@ -143,14 +134,10 @@ def cross_lingual_retrieval(
     Raises:
         DataError: a language has no article that is long enough with a held-out title.
     """
-    return CrossLingualSample(
-        {
-            code: _from_language(
-                code, articles, others, num_documents, num_queries, max_words, seed
-            )
-            for code, others in sorted(translations.items())
-        }
-    )
+    return {
+        code: _from_language(code, articles, others, num_documents, num_queries, max_words, seed)
+        for code, others in sorted(translations.items())
+    }
 
 
 def _from_language(
@@ -176,44 +163,35 @@ def _from_language(
     )
 
 
-def topic_classification(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
-    """Splits `train` and `test` of title-masked texts with the number of their topic.
+def topic_classification(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
+    """Splits `train` and `test` of title-masked texts with their topic.
 
     At most `TRAIN_PER_TOPIC` and `TEST_PER_TOPIC` articles a topic; with few articles half of a
     topic's are for training.
     """
-    topics = _by_topic(articles, seed, "classification")
-    names = tuple(topics)
-    splits: dict[str, dict[str, list[str] | list[int] | list[float]]] = {}
-    rows: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-    for label, members in enumerate(topics.values()):
+    rows: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for topic, members in _by_topic(articles, seed, "classification").items():
         num_train = min(TRAIN_PER_TOPIC, len(members) // 2)
         for k, article in enumerate(members[: num_train + TEST_PER_TOPIC]):
             split = "train" if k < num_train else "test"
-            rows[split].append((cut(masked_text(article), max_words), label))
-    for split, pairs in rows.items():
-        splits[split] = {"text": [t for t, _ in pairs], "label": [n for _, n in pairs]}
-    return TableSample(splits, names)
+            rows[split].append((cut(masked_text(article), max_words), topic))
+    return {
+        split: {"text": [text for text, _ in pairs], "label": [topic for _, topic in pairs]}
+        for split, pairs in rows.items()
+    }
 
 
-def topic_clustering(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
-    """Split `test` of title-masked texts with the number of their topic, `TEST_PER_TOPIC` each."""
-    topics = _by_topic(articles, seed, "clustering")
-    texts = [
-        (cut(masked_text(article), max_words), label)
-        for label, members in enumerate(topics.values())
+def topic_clustering(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
+    """Split `test` of title-masked texts with their topic, `TEST_PER_TOPIC` each."""
+    rows = [
+        (cut(masked_text(article), max_words), topic)
+        for topic, members in _by_topic(articles, seed, "clustering").items()
         for article in members[:TEST_PER_TOPIC]
     ]
-    columns: dict[str, list[str] | list[int] | list[float]] = {
-        "sentences": [text for text, _ in texts],
-        "labels": [label for _, label in texts],
-    }
-    return TableSample({"test": columns}, tuple(topics))
+    return {"test": {"text": [text for text, _ in rows], "label": [topic for _, topic in rows]}}
 
 
-def title_description_pairs(
-    articles: Sequence[Article], *, max_words: int, seed: int
-) -> TableSample:
+def title_description_pairs(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
     """Split `test` of title and description: one true pair and one wrong pair for each article.
 
     The wrong description is that of another article of the same topic, so that telling topics
@@ -234,18 +212,16 @@ def title_description_pairs(
                 pairs.append((article.title, cut(wrong, max_words), 0))
     if not pairs:
         raise DataError("the held-out articles have no two different descriptions in one topic")
-    return TableSample(
-        {
-            "test": {
-                "sentence1": [title for title, _, _ in pairs],
-                "sentence2": [text for _, text, _ in pairs],
-                "labels": [label for _, _, label in pairs],
-            }
+    return {
+        "test": {
+            "sentence1": [title for title, _, _ in pairs],
+            "sentence2": [text for _, text, _ in pairs],
+            "label": [label for _, _, label in pairs],
         }
-    )
+    }
 
 
-def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int) -> TableSample:
+def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int) -> Table:
     """Split `test` of text pairs whose grade follows from where the texts come from.
 
     Grades: 3 both halves of one article; 2 halves of two articles of one topic whose descriptions
@@ -268,15 +244,13 @@ def relatedness_pairs(articles: Sequence[Article], *, max_words: int, seed: int)
         first = _half_texts(anchor)[0]
         for grade, other in sorted(partners.items()):
             pairs.append((cut(first, max_words), cut(_half_texts(other)[1], max_words), grade))
-    return TableSample(
-        {
-            "test": {
-                "sentence1": [a for a, _, _ in pairs],
-                "sentence2": [b for _, b, _ in pairs],
-                "score": [grade for _, _, grade in pairs],
-            }
+    return {
+        "test": {
+            "sentence1": [a for a, _, _ in pairs],
+            "sentence2": [b for _, b, _ in pairs],
+            "score": [grade for _, _, grade in pairs],
         }
-    )
+    }
 
 
 def masked_text(article: Article) -> str:
@@ -294,7 +268,7 @@ def _id(index: int) -> str:
 
 def _draw(usable: list[int], count: int, seed: int, purpose: str) -> list[int]:
     if not usable:
-        raise DataError(f"the held-out articles give no {purpose}; raise data.held_out.num_titles")
+        raise DataError(f"the held-out articles give no {purpose}; hold out more")
     shuffled_indices = sorted(usable)
     random.Random(f"{seed}:{purpose}").shuffle(shuffled_indices)
     return sorted(shuffled_indices[:count])
@@ -321,8 +295,7 @@ def _by_topic(articles: Sequence[Article], seed: int, purpose: str) -> dict[str,
     if len(large) < 2:
         raise DataError(
             f"{purpose}: the {len(articles)} held-out articles have {len(large)} topics with at "
-            f"least {MIN_PER_TOPIC} articles, 2 are needed; raise data.held_out.num_titles or set "
-            "evaluation.benchmarks=[]"
+            f"least {MIN_PER_TOPIC} articles, 2 are needed; hold out more"
         )
     return large
 

@@ -1,13 +1,16 @@
 """What the held-out tasks are made of."""
 
+import json
 import random
 
 import pytest
 
-from rayembed.data.sources.wikipedia import Article
 from rayembed.errors import DataError
-from rayembed.evaluation import wikipedia_samples as samples
-from rayembed.evaluation.wikipedia_tasks import TASK_NAMES, wikipedia_tasks
+from rayembed.evaluation.own_set import OwnTask
+from rayembed.samples import tasks as samples
+from rayembed.samples.articles import Article
+from rayembed.samples.references import TASK_NAMES, ScoreSizes
+from rayembed.samples.wikipedia import own_sets
 
 SIZES = {"num_documents": 40, "num_queries": 30, "max_words": 60}
 
@@ -84,14 +87,13 @@ def test_texts_are_cut_by_words():
 
 def test_classes_have_disjoint_train_and_test_articles():
     sample = samples.topic_classification(articles(), max_words=60, seed=0)
-    train, test = sample.splits["train"], sample.splits["test"]
-    assert sample.names == ("Topic0", "Topic1", "Topic2", "Topic3")
-    assert [train["label"].count(label) for label in range(4)] == [6, 6, 6, 6]
-    assert [test["label"].count(label) for label in range(4)] == [6, 6, 6, 6]
+    train, test = sample["train"], sample["test"]
+    assert [train["label"].count(f"Topic{label}") for label in range(4)] == [6, 6, 6, 6]
+    assert [test["label"].count(f"Topic{label}") for label in range(4)] == [6, 6, 6, 6]
     assert not set(train["text"]) & set(test["text"])
     for text, label in zip(test["text"], test["label"], strict=True):
         number = int(next(w for w in text.split() if w.startswith("own"))[3:])
-        assert number % 4 == label
+        assert f"Topic{number % 4}" == label
 
 
 def test_articles_without_topic_are_no_class():
@@ -100,14 +102,14 @@ def test_articles_without_topic_are_no_class():
         Article(f"x{i}", a.extract, a.description, "Uncategorized") for i, a in enumerate(made[:20])
     ]
     sample = samples.topic_clustering([*made, *extra], max_words=60, seed=0)
-    assert sample.names == ("Topic0", "Topic1", "Topic2", "Topic3")
+    assert set(sample["test"]["label"]) == {"Topic0", "Topic1", "Topic2", "Topic3"}
 
 
 def test_wrong_descriptions_come_from_the_same_topic():
-    sample = samples.title_description_pairs(articles(), max_words=60, seed=0).splits["test"]
-    assert sample["labels"].count(1) == sample["labels"].count(0) == 48
+    sample = samples.title_description_pairs(articles(), max_words=60, seed=0)["test"]
+    assert sample["label"].count(1) == sample["label"].count(0) == 48
     for title, text, label in zip(
-        sample["sentence1"], sample["sentence2"], sample["labels"], strict=True
+        sample["sentence1"], sample["sentence2"], sample["label"], strict=True
     ):
         of_title = int(title.split()[0].removeprefix("Title"))
         of_text = int(text.split()[2].removeprefix("own"))
@@ -117,7 +119,7 @@ def test_wrong_descriptions_come_from_the_same_topic():
 
 def test_grades_follow_from_where_texts_come_from():
     plain = [Article(a.title, a.extract, f"Kind{i % 8}", a.topic) for i, a in enumerate(articles())]
-    sample = samples.relatedness_pairs(plain, max_words=60, seed=0).splits["test"]
+    sample = samples.relatedness_pairs(plain, max_words=60, seed=0)["test"]
     assert [sample["score"].count(grade) for grade in (0.0, 1.0, 2.0, 3.0)] == [48, 48, 48, 48]
 
     def number(text):
@@ -130,13 +132,20 @@ def test_grades_follow_from_where_texts_come_from():
         assert a != b
 
 
-def test_samples_depend_on_content_sizes_and_seed_and_on_nothing_else():
+def sets(path, source, **changed):
+    """Tasks over all of the articles, which are written in their order."""
+    path.write_text(json.dumps([vars(article) for article in source]))
+    sizes = {"held_out": 48, "documents": 40, "queries": 30, "max_length": 64, "seed": 0, **changed}
+    return [OwnTask(own).load() for own in own_sets(ScoreSizes(source=str(path), **sizes))]
+
+
+def test_samples_depend_on_content_sizes_and_seed_and_on_nothing_else(tmp_path):
     made = articles()
     shuffled = random.Random(1).sample(made, len(made))
 
     def revisions(source, **changed):
-        sizes = {"num_documents": 40, "num_queries": 30, "max_length": 64, "seed": 0, **changed}
-        return [task.metadata.dataset["revision"] for task in wikipedia_tasks(source, **sizes)]
+        path = tmp_path / "articles.json"
+        return [task.metadata.dataset["revision"] for task in sets(path, source, **changed)]
 
     first = revisions(made)
     assert first == revisions(shuffled)
@@ -145,16 +154,14 @@ def test_samples_depend_on_content_sizes_and_seed_and_on_nothing_else():
     shorter = revisions(made, max_length=12)
     # titles and descriptions are shorter than any cut
     assert [a == b for a, b in zip(first, shorter, strict=True)] == [False] * 4 + [True, False]
-    fewer = revisions(made, num_queries=20)
+    fewer = revisions(made, queries=20)
     assert [a == b for a, b in zip(first, fewer, strict=True)] == [False, False] + [True] * 4
 
 
-def test_metadata_is_complete_and_objects_are_fresh():
-    sizes = {"num_documents": 40, "num_queries": 30, "max_length": 64, "seed": 0}
-    first, second = wikipedia_tasks(articles(), **sizes), wikipedia_tasks(articles(), **sizes)
+def test_objects_are_fresh(tmp_path):
+    first, second = (sets(tmp_path / "articles.json", articles()) for _ in range(2))
     assert tuple(task.metadata.name for task in first) == TASK_NAMES
     for one, other in zip(first, second, strict=True):
-        assert one.metadata.is_filled()
         assert one is not other
         one.load_data()
         assert one.data_loaded
@@ -162,7 +169,7 @@ def test_metadata_is_complete_and_objects_are_fresh():
 
 
 def test_too_few_articles_are_named():
-    with pytest.raises(DataError, match=r"topics with at least 4 articles.*num_titles"):
+    with pytest.raises(DataError, match=r"topics with at least 4 articles.*hold out more"):
         samples.topic_classification(articles(6), max_words=60, seed=0)
     single = [Article(f"t{i}", "One short text only.", "", "A") for i in range(5)]
     with pytest.raises(DataError, match="sentence queries"):

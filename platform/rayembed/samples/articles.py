@@ -1,6 +1,7 @@
-"""The sample of Wikipedia summaries: articles, held-out split, masked titles, sentences.
+"""Articles of the Wikipedia sample: the held-out split, masked titles, sentences.
 
-Pure functions of texts and a seed. `wikipedia_records` turns articles into records.
+Pure functions of texts and a seed. `rows` turns articles into rows for training, `tasks` into
+rows for scores.
 """
 
 import json
@@ -10,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
+from rayembed.data.hashes import seeded_hash
 from rayembed.errors import DataError
 
 MASK = "it"
@@ -88,17 +88,6 @@ def held_out_titles(articles: Iterable[Article], num_titles: int, seed: int) -> 
     return frozenset(held_out_in_order(articles, num_titles, seed))
 
 
-def validation_titles(
-    articles: Iterable[Article], num_titles: int, num_validation: int, seed: int
-) -> frozenset[str]:
-    """The last `num_validation` of the `num_titles` held-out titles, by the same hash.
-
-    The remaining ones are those that `num_titles - num_validation` alone would hold out.
-    """
-    ordered = held_out_in_order(articles, num_titles, seed)
-    return frozenset(ordered[max(0, num_titles - num_validation) :])
-
-
 def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -> list[str]:
     """The titles of `held_out_titles`, in the order of that hash."""
     titles = {article.title for article in articles}
@@ -106,9 +95,22 @@ def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -
     return ordered[:num_titles]
 
 
-def seeded_hash(seed: int, purpose: str, text: str) -> int:
-    """64-bit hash of the three arguments, the same on every machine."""
-    return xxhash.xxh3_64_intdigest(f"{seed}\0{purpose}\0{text}".encode())
+@dataclass(frozen=True)
+class HeldOut:
+    """What training rows may not touch."""
+
+    titles: frozenset[str]
+    texts: frozenset[str]
+
+
+def hold_out(samples: Iterable[Sequence[Article]], num_titles: int, seed: int) -> HeldOut:
+    """Held-out titles and texts of samples in several languages, each with `num_titles` of its own.
+
+    A title that one of them holds out is held out of all.
+    """
+    samples = list(samples)
+    titles = frozenset[str]().union(*(held_out_titles(s, num_titles, seed) for s in samples))
+    return HeldOut(titles, frozenset[str]().union(*(held_out_texts(s, titles) for s in samples)))
 
 
 def held_out_texts(articles: Iterable[Article], titles: frozenset[str]) -> frozenset[str]:

@@ -1,0 +1,229 @@
+"""The sources and own sets that recipes take of the Wikipedia sample, and its name as a benchmark.
+
+Nothing here reads the sample: sources and sets name files that are made where they are read.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qsl
+
+from rayembed.config.adaptation import TextsSource
+from rayembed.config.own_sets import (
+    ClassificationSet,
+    ClusteringSet,
+    OwnSet,
+    PairClassificationSet,
+    RetrievalSet,
+    STSSet,
+)
+from rayembed.config.scores import Scores
+from rayembed.config.settings import Settings, changed, parse
+from rayembed.config.sources import ClassesSource, PairsSource
+from rayembed.config.types import Reference, Seed
+from rayembed.samples.assets import (
+    CLASSIFICATION_TASK,
+    CLUSTERING_TASK,
+    CROSS_LINGUAL_TASK,
+    DESCRIPTION_TASK,
+    SENTENCE_TASK,
+    SUMMARIES,
+)
+from rayembed.samples.references import (
+    CROSS_LINGUAL,
+    LANGUAGE_CODES,
+    PREFIX,
+    RETRIEVAL_TASKS,
+    TASK_NAMES,
+    Language,
+    Languages,
+    RowFile,
+    RowKind,
+    ScoreSizes,
+    TaskFolder,
+    TaskName,
+    parse_reference,
+    row_reference,
+    task_reference,
+)
+
+BENCHMARK = "wikipedia"
+"""Name of the sample's tasks among benchmarks; sizes may follow, `wikipedia?documents=300`."""
+
+_TABLE_TEXTS = 440
+"""Texts of each set that is no retrieval, which are half as long; about."""
+
+LICENCE = "cc-by-sa-4.0"
+"""Licence of the texts."""
+
+_INSTRUCTIONS: Mapping[str, str] = {
+    "WikiSentenceRetrieval": SENTENCE_TASK,
+    "WikiDescriptionRetrieval": DESCRIPTION_TASK,
+    "WikiTopicClassification": CLASSIFICATION_TASK,
+    "WikiTopicClustering": CLUSTERING_TASK,
+    CROSS_LINGUAL: CROSS_LINGUAL_TASK,
+}
+
+ScoresT = TypeVar("ScoresT", bound=Scores)
+
+
+class Wikipedia(Settings):
+    """The sample, divided into titles for training and held-out ones."""
+
+    held_out: int = 1000
+    """Titles of each language that no training row touches."""
+    languages: Languages = ("en",)
+    """Languages that are trained on."""
+    seed: Seed = 0
+    """Chooses the held-out titles."""
+    source: Reference = SUMMARIES
+    """Asset reference of the summaries; see `SampleFile`."""
+
+    def pairs(
+        self,
+        kind: Literal["description", "sentence", "translation"],
+        language: Language = "en",
+        to: Language | None = None,
+    ) -> PairsSource:
+        """Pairs of the training titles.
+
+        `description`: description → text. `sentence`: one sentence → the rest of its article.
+        `translation`: text → text of the article of the same title in the language `to`. Titles
+        are masked.
+        """
+        return PairsSource(path=self._rows(kind, language, to), id="id")
+
+    def topics(self) -> ClassesSource:
+        """Title-masked texts of the training titles with their topic."""
+        return ClassesSource(path=self._rows("topics"), id="id")
+
+    def texts(self, language: Language) -> TextsSource:
+        """All texts of a language, held-out titles among them."""
+        part = RowFile(kind="texts", language=language, source=self.source)
+        return TextsSource(path=row_reference(part))
+
+    def scores(self, **sizes: Any) -> tuple[OwnSet, ...]:
+        """The sets over the held-out titles; sizes are those of `ScoreSizes`."""
+        common = {"held_out": self.held_out, "seed": self.seed, "source": self.source}
+        return own_sets(parse(ScoreSizes, {**common, **sizes}))
+
+    def _rows(self, kind: RowKind, language: Language = "en", to: Language | None = None) -> str:
+        others = {*self.languages} - {language, to}
+        part = RowFile(
+            kind=kind,
+            language=language,
+            to=to,
+            held_out=self.held_out,
+            held_out_of=tuple(sorted(others)),
+            seed=self.seed,
+            source=self.source,
+        )
+        return row_reference(part)
+
+
+def own_sets(sizes: ScoreSizes, names: Iterable[str] | None = None) -> tuple[OwnSet, ...]:
+    """The sample's tasks as own sets, in the order of tables.
+
+    Args:
+        names: of some tasks; None: all that the sizes give.
+    """
+    known = (*TASK_NAMES, *([CROSS_LINGUAL] if sizes.languages else ()))
+    wanted = set(known if names is None else names)
+    return tuple(_own_set(name, sizes) for name in known if name in wanted)
+
+
+def validation_sets(
+    sizes: ScoreSizes, *, held_out: int, queries: int, names: Iterable[str] = RETRIEVAL_TASKS
+) -> tuple[OwnSet, ...]:
+    """The sets of validation, over held-out titles behind those of the scores.
+
+    Args:
+        held_out: titles of validation alone, all of them documents; training must hold out
+            `sizes.held_out` and so many more.
+        queries: at most.
+    """
+    values = {
+        "held_out": held_out,
+        "first": sizes.first + sizes.held_out,
+        "documents": held_out,
+        "queries": min(queries, held_out),
+    }
+    return own_sets(changed(sizes, **values), names)
+
+
+def with_own_sets(scores: ScoresT) -> ScoresT:
+    """The scores with the sample's sets in place of its name among benchmarks and its tasks' names.
+
+    Raises:
+        ConfigError: an unknown size.
+    """
+    found: list[OwnSet] = []
+    for name in scores.benchmarks:
+        if _is_sample(name):
+            found += own_sets(parse(ScoreSizes, dict(parse_qsl(name.partition("?")[2]))))
+    known = {own.name for own in found}
+    tasks = [name for name in scores.tasks if name in TASK_NAMES]
+    found += [own for own in own_sets(ScoreSizes(), tasks) if own.name not in known]
+    if not found:
+        return scores
+    known = {own.name for own in found}
+    return changed(
+        scores,
+        benchmarks=tuple(name for name in scores.benchmarks if not _is_sample(name)),
+        tasks=tuple(name for name in scores.tasks if name not in TASK_NAMES),
+        own_sets=(*found, *(own for own in scores.own_sets if own.name not in known)),
+    )
+
+
+def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
+    """The sizes of the first of the sample's sets for retrieval; None: there is none."""
+    for own in sets:
+        if own.path.startswith(PREFIX) and isinstance(own, RetrievalSet) and not own.languages:
+            part = parse_reference(own.path).part
+            return ScoreSizes(**{name: getattr(part, name) for name in ScoreSizes.model_fields})
+    return None
+
+
+def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
+    """About how many tokens the texts of the sample's sets have; other sets are not counted."""
+    tokens = 0.0
+    for own in sets:
+        if own.path.startswith(PREFIX):
+            part = parse_reference(own.path).part
+            assert isinstance(part, TaskFolder)
+            if isinstance(own, RetrievalSet):
+                parts = max(len(part.languages), 1)
+                tokens += parts * part.max_length * (part.documents + part.queries)
+            else:
+                tokens += _TABLE_TEXTS * part.max_length / 2
+    return tokens
+
+
+def _is_sample(benchmark: str) -> bool:
+    return benchmark.partition("?")[0] == BENCHMARK
+
+
+def _own_set(name: TaskName, sizes: ScoreSizes) -> OwnSet:
+    values = {**dict(sizes), "languages": sizes.languages if name == CROSS_LINGUAL else ()}
+    part = TaskFolder(task=name, **values)
+    if name == CROSS_LINGUAL or name in RETRIEVAL_TASKS:
+        return RetrievalSet(
+            name=name,
+            path=task_reference(part),
+            instruction=_INSTRUCTIONS[name],
+            languages=tuple(sorted(LANGUAGE_CODES[code] for code in part.languages)),
+        )
+    common: dict[str, Any] = {
+        "name": name,
+        "path": task_reference(part, "test.jsonl"),
+        "instruction": _INSTRUCTIONS.get(name),
+    }
+    match name:
+        case "WikiTopicClassification":
+            train = task_reference(part, "train.jsonl")
+            return ClassificationSet(**common, train=train, samples_per_label=8, experiments=5)
+        case "WikiTopicClustering":
+            return ClusteringSet(**common, documents_per_experiment=400, experiments=10)
+        case "WikiTitleDescriptionPairClassification":
+            return PairClassificationSet(**common)
+        case _:
+            return STSSet(**common)
