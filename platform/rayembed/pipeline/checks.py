@@ -75,7 +75,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
     check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import held_out_set
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
@@ -105,10 +106,24 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
         table.add_row("teacher for mining", ", ".join(sorted(map(_short, teachers))))
+    table.add_row("scores", _scores(run))
     table.add_row("machines", machines(placement))
     table.add_row("data root", run.data.root or "the working directory")
     table.add_row("storage", placement.storage_path)
     return table
+
+
+def _scores(run: Run) -> str:
+    """What the run's models are scored on, and which ones."""
+    if not run.takes_scores:
+        return "none: no tasks are named, and nothing is held out"
+    evaluation = run.evaluation
+    on = [*evaluation.benchmarks, *evaluation.tasks, *(own.name for own in evaluation.own_sets)]
+    on += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
+    models = ["untrained"] if evaluation.before_training else []
+    models += [stage.name for stage in run.stages]
+    models += map(_short, evaluation.baselines)
+    return f"of {', '.join(models)} on {', '.join(on)}"
 
 
 def _stages(run: Run) -> Table:
@@ -146,6 +161,8 @@ def _datasets(run: Run) -> Table:
     table.add_column("rows", justify="right")
     table.add_column("source", overflow="fold")
     table.add_column("negatives")
+    if run.held_out_datasets:
+        table.add_column("held out")
     for stage in run.stages:
         table.add_column(f"in {stage.name}", justify="right")
     for dataset in run.data.datasets:
@@ -153,6 +170,8 @@ def _datasets(run: Run) -> Table:
         if dataset.sample_share is not None:
             rows = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
+        if run.held_out_datasets:
+            shares.insert(0, "" if dataset.held_out is None else dataset.held_out.summary)
         table.add_row(
             dataset.name, dataset.task, rows, _source(dataset), _negatives(dataset), *shares
         )

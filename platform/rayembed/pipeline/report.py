@@ -36,6 +36,8 @@ class Outcome:
     """That changed no weights, of all stages."""
     data_warnings: tuple[str, ...] = ()
     """What the settings ask of the data and these do not give."""
+    held_out: tuple[str, ...] = ()
+    """How many texts of held-out parts the scores are over."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -43,6 +45,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     console = Console(width=WIDTH, soft_wrap=True, highlight=False)
     if outcome.table is not None:
         console.print(rich_table(outcome.table))
+    for line in outcome.held_out:
+        console.print(f"Held out   {line}", markup=False)
     if outcome.dropped_steps:
         console.print(dropped_line(outcome.dropped_steps))
     version = outcome.version

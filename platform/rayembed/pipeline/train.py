@@ -1,7 +1,7 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from rayembed.evaluation.tables import UNTRAINED, ScoreKey, csv_table, markdown_
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
@@ -174,6 +175,7 @@ def _train(
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
     folders.files.keep()
+    held_out = held_out_sets(run, plans)
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
@@ -182,10 +184,11 @@ def _train(
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
+        found["held_out"] = [one.summary for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, folders, tracker, trial)
+        scores = _train_and_score(run, plans, held_out, folders, tracker, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
@@ -200,12 +203,13 @@ def _train(
 def _train_and_score(
     run: Run,
     plans: Mapping[str, str],
+    held_out: Sequence[HeldOutSet],
     folders: RunFolders,
     tracker: Tracker,
     trial: TrialOf | None = None,
 ) -> dict[ScoreKey, Scored]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
-    names no tasks.
+    names no tasks and holds nothing out.
     """
 
     def tell(name: str, values: dict[str, float], step: int) -> None:
@@ -214,8 +218,8 @@ def _train_and_score(
             trial.on_scores(name, values, step)
 
     scores: dict[ScoreKey, Scored] = {}
-    scorer = RunScorer(run, folders)
-    if run.evaluation.any_tasks and run.evaluation.before_training:
+    scorer = RunScorer(with_sets(run, held_out), folders)
+    if run.takes_scores and run.evaluation.before_training:
         export_on_ray(run, None, folders.model(scorer.untrained))
         scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
         tell("eval", scores[UNTRAINED].scores, 0)
@@ -249,13 +253,13 @@ def _train_and_score(
             tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
         export_on_ray(run, weights, folders.model(stage.name))
-        if run.evaluation.any_tasks:
+        if run.takes_scores:
             key = ScoreKey(stage.name)
             scores[key] = scorer.score(folders.model(stage.name), stage.name)
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
 
@@ -272,8 +276,9 @@ def _register(
     model = folders.model(last)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
+    told = "\n".join([markdown_table(table), *(f"{line}\n" for line in found["held_out"])])
     if scores:
-        (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
+        (folders.local / "scores.md").write_text(told, encoding="utf-8")
         (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
@@ -292,7 +297,7 @@ def _register(
     card = model_card(
         run,
         dimensions=dimensions[0],
-        scores=markdown_table(table) if scores else "",
+        scores=told if scores else "",
         provenance=found,
         registered_model=run.placement.registered_model or run.name,
         results=measured,
@@ -313,6 +318,7 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
+        held_out=tuple(found["held_out"]),
     )
 
 
