@@ -103,7 +103,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(claimed):
+        if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
         outcome, complete = _train(claimed, folders, _register, trial)
         print_outcome(outcome, mlflow_complete=complete)
