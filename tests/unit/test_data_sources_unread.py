@@ -243,7 +243,9 @@ def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypat
 
 
 def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> None:
-    version: Any = SimpleNamespace(name="m", version=1, alias_uri="models:/m@candidate")
+    version: Any = SimpleNamespace(
+        name="m", version=1, uri="models:/m/1", alias_uri="models:/m@candidate"
+    )
     run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
     done = Outcome(run, None, "models/one", "runs/test", version, "http://mlflow", dropped_steps=0)
     print_outcome(done, mlflow_complete=True)

@@ -14,7 +14,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.weight_files import load_weights
-from rayembed.registry.register import register
+from rayembed.registry.register import make_version
 from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
 from rayembed.training.weights import read_made_of, write_weights
 
@@ -124,7 +124,7 @@ def test_a_folder_is_not_registered(tmp_path):
     given = {"scores": {}, "weights_fingerprint": "1", "dimensions": (1,), "global_step": 1}
 
     def put():
-        register(folder, "m", tracker=None, instruction_template=None, tags={}, **given)
+        make_version(folder, "m", tracker=None, instruction_template=None, **given)
 
     with pytest.raises(ArtifactError, match=r"model\.safetensors.*'a' are not finite"):
         put()

@@ -217,7 +217,7 @@ def _register_best(
     sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
 ) -> Outcome | None:
     """The outcome of the best trial's run, which is trained already: scored beside its baselines,
-    and registered as `candidate`.
+    and registered.
     """
     found = best(records)
     if found is None or found.final is None:
