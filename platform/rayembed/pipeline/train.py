@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
@@ -262,8 +263,8 @@ def _register(
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
     if scores:
-        (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
-        (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
+        write_atomic(folders.local / "scores.md", markdown_table(table).encode())
+        write_atomic(folders.local / "scores.csv", csv_table(table).encode())
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)
