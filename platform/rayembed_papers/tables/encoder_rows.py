@@ -121,7 +121,7 @@ _TEACHERS = {
         "Query: ",
     ),
 }
-"""Where they lie, and what their authors put before queries; the paper does not say."""
+"""References of the teachers, and their authors' query prompts; the paper does not say."""
 
 _NOMIC_8: tuple[tuple[str, float | None, int, tuple[float, float, float, float]], ...] = (
     ("Arctic Embed Large", None, 4, (52.87, 42.68, 59.47, 56.45)),
@@ -142,7 +142,7 @@ def _nomic_8_row(teacher: str, margin: float | None, number: int) -> str:
 
 
 def printed_nomic_8() -> Printed:
-    """All rows."""
+    """Printed figures of all rows of Nomic's Table 8."""
     return {
         _nomic_8_row(teacher, margin, number): dict(zip(_NOMIC_8_COLUMNS, scores, strict=True))
         for teacher, margin, number, scores in _NOMIC_8
@@ -150,8 +150,8 @@ def printed_nomic_8() -> Printed:
 
 
 def printed_nomic_8_small() -> Printed:
-    """By margin and number, a column for each of the teachers that have several rows: the figures
-    of different teachers tell nothing of a margin.
+    """Printed figures by margin and number, a column for each of the teachers that have several
+    rows: the figures of different teachers tell nothing of a margin.
     """
     found: dict[str, dict[str, float]] = {}
     for teacher, margin, number, (average, *_) in _NOMIC_8:
@@ -252,7 +252,7 @@ _CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
 
 
 def printed_cde_1() -> Printed:
-    """Without contextual batches the paper's have 16,384 pairs, with them 512."""
+    """Printed figures of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
     figures = (59.9, 61.7, 62.4, 63.1)
     return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
 

@@ -56,7 +56,7 @@ def by_backbone(printed: Printed) -> Printed:
 
 
 def printed_nvembed_2() -> Printed:
-    """After the second stage."""
+    """Printed figures of NV-Embed's Table 2, after the second stage."""
     figures = {
         "eos": ((67.85, 58.39), (66.50, 56.59)),
         "mean": ((68.97, 58.71), (68.13, 57.88)),
@@ -84,7 +84,7 @@ def nvembed_2_small() -> dict[str, Run]:
 
 
 def printed_nvembed_4() -> Printed:
-    """All rows; two stages with examples and S3 are one run."""
+    """Printed figures of NV-Embed's Table 4; two stages with examples and S3 are one run."""
     figures = {
         "single stage, in-batch": (70.83, 61.25),
         "single stage": (71.94, 61.37),
@@ -103,8 +103,9 @@ def printed_nvembed_4() -> Printed:
 
 
 def printed_nvembed_4_small() -> Printed:
-    """Of the quickstart's rows. It has no added and no synthetic data, as the paper's S0 and S1
-    have none: its two stages are S1 beside S0, and the whole model beside the other rows.
+    """Printed figures of the quickstart's rows. It has no added and no synthetic data, as the
+    paper's S0 and S1 have none: its two stages are S1 beside S0, and the whole model beside the
+    other rows.
     """
     printed = printed_nvembed_4()
 
@@ -166,7 +167,7 @@ def nvembed_4_small() -> dict[str, Run]:
 
 
 def causal2vec_bases() -> dict[str, Run]:
-    """Both LLMs of the ablations."""
+    """References of both LLMs of the ablations."""
     return {_SLLAMA: causal2vec.sheared_llama_1_3b(), _MISTRAL: causal2vec.mistral_7b()}
 
 

@@ -1,4 +1,4 @@
-"""What validation leaves in a stage's folder of storage: weights to score, and scores.
+"""Files of validation in a stage's folder of storage: weights to score, and scores.
 
     validation/step-0000200.safetensors    trainable weights after 200 steps, by worker 0
     validation/step-0000200.json           their score or why there is none, by the driver
@@ -33,7 +33,7 @@ _WEIGHTS, _RECORD = ".safetensors", ".json"
 
 @dataclass(frozen=True)
 class Validated:
-    """What came of scoring the weights of one step."""
+    """Scores of the weights of one step, or why there are none."""
 
     step: int
     content: str
@@ -41,12 +41,12 @@ class Validated:
     data: str
     """Fingerprint of what they were scored on."""
     score: float | None
-    """That decides, higher is better; None: there is none."""
+    """Score that decides, higher is better; None: there is none."""
     scores: dict[str, float]
-    """By task."""
+    """Scores by task."""
     seconds: float
     problem: str = ""
-    """Why there is no score."""
+    """Reason why there is no score."""
 
 
 class ValidationFolder:
@@ -107,7 +107,7 @@ class ValidationFolder:
             ) from None
 
     def records(self) -> dict[int, Validated]:
-        """All records by step, in its order."""
+        """Validation records by step, in the order of steps."""
         found = {step: self.read(step) for step in sorted(self.steps()[1])}
         return {step: record for step, record in found.items() if record is not None}
 

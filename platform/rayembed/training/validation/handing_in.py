@@ -16,7 +16,7 @@ STEP = "step"
 
 
 class Engine(Protocol):
-    """What validation needs of an engine."""
+    """The methods of an engine that validation needs."""
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole weight, one after the other on all workers."""

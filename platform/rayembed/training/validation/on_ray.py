@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _RETRIES = 1
-"""Of a task that was lost with its process or node."""
+"""Number of retries of a task that was lost with its process or node."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Validation:
     deciding: Callable[[Mapping[str, float]], float]
     """One score of those by task; higher is better."""
     on_scored: Callable[[Validated], None]
-    """Told in the driver of each step that has got its scores."""
+    """Callback in the driver for each step that has got its scores."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Scoring:
 
     @property
     def choice(self) -> Choice:
-        """What the scores decide so far."""
+        """Best step so far, by the scores that are there."""
         return choose(self._scores(), self._steps, self._config.early_stopping)
 
     def due(self, running: Collection[int]) -> list[int]:
