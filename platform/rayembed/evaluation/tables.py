@@ -37,19 +37,19 @@ _NARROW: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Of which model scores are, in a run's table."""
+    """Model of a run whose scores are taken."""
 
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
     baseline: str | None = None
     """Name of another model."""
     dimension: int | None = None
-    """So many first values of each vector (Matryoshka); None: all."""
+    """Number of first values of each vector (Matryoshka); None: all."""
     without_context: bool = False
     """Whether a contextual model embeds behind its null token."""
 
     def label(self, stages: Sequence[str]) -> str:
-        """What a reader sees.
+        """Label for readers.
 
         Args:
             stages: names of all stages of the run, in their order.
@@ -82,7 +82,7 @@ class Cell:
     best: bool = False
     """Whether none of the table's scores beside it prints higher."""
     gap: str = MISSING
-    """What stands for a missing score."""
+    """Placeholder of a missing score."""
     digits: int = 3
     """Decimals that are printed."""
 
@@ -137,7 +137,7 @@ class ScoreTable:
         return best_of((self.score(label, task) for label in self.rows), 3)
 
     def cell(self, label: str, task: str) -> Cell:
-        """What the table shows of a model and a task."""
+        """Cell of a model and a task."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
         return Cell(score, self.difference(label, task), best)
