@@ -11,6 +11,7 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
+from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 
@@ -50,7 +51,7 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
-        "conditions": dict(spec.conditions),
+        "conditions": {**spec.conditions, "software": code_version().scores[:8]},
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
 

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,10 +15,11 @@ from rich.table import Table
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
-from rayembed.pipeline.registration import Candidate, find_candidate, put
+from rayembed.pipeline.registration import Candidate, find_candidate, own_run, put
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
-from rayembed.registry.gates import Decision, check_names, parse_requirement
+from rayembed.registry.card_parts import how_to_score
+from rayembed.registry.gates import Decision, parse_requirement
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
@@ -146,13 +148,12 @@ def _register(client: Any, asked: Asked) -> int:
         tracking_uri=asked.tracking_uri,
     )
     out = _console(sys.stdout)
+    named = None if candidate.folder is None else asked.name
     if asked.promote:
         if not candidate.scores:
             raise ConfigError(
-                f"{asked.model!r} has no scores to judge; evaluate it (jobs/evaluate_model.py) and "
-                "name the results folder with --results"
+                f"{asked.model!r} has no scores to judge; {how_to_score(asked.model, named)}"
             )
-        check_names(asked.gates.requirements, candidate.scores)
         decision = judge(
             client,
             asked.name,
@@ -175,18 +176,20 @@ def _register(client: Any, asked: Asked) -> int:
         held = not asked.promote or decision.holds
         _print_dry_run(candidate, asked, held, out)
         return 0 if held else 1
-    number = put(
+    made = put(
         client,
         candidate,
         asked.name,
-        tracking_uri=asked.tracking_uri,
-        experiment=asked.experiment,
+        partial(own_run, candidate, asked.name, asked.tracking_uri, asked.experiment),
         # A refusal leaves all aliases as they were.
-        alias=None if asked.promote else "candidate",
+        may_be_candidate=not asked.promote,
         card_file=None if asked.card is None else Path(asked.card),
     )
-    out.print(f"Registry   {asked.name} version {number} (models:/{asked.name}/{number})")
+    number = made.version
+    out.print(f"Registry   {asked.name} version {number} ({made.uri})")
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
+    if not candidate.scores:
+        out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
     if not asked.promote:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
@@ -240,6 +243,7 @@ def _print_dry_run(candidate: Candidate, asked: Asked, held: bool, out: Console)
     out.print(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
+        + ("" if candidate.scores else ", so it would be no candidate")
     )
 
 

@@ -8,8 +8,9 @@ from rayembed.assets.storage import is_remote
 from rayembed.config.model import has_plain_format
 from rayembed.config.run import Run
 from rayembed.evaluation.tables import ScoreTable, rich_table
+from rayembed.pipeline.registration import RegisteredVersion
+from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
-from rayembed.registry.register import RegisteredVersion
 
 MLFLOW_AWAY = (
     "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
@@ -49,6 +50,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     console.print(f"Model      {outcome.model_folder}")
     console.print(f"           {_how_to_load(outcome)}")
     console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+    if version.alias_uri == version.uri:
+        console.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")
     console.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
     for warning in outcome.data_warnings:
         console.print(f"Data       {warning}", markup=False)

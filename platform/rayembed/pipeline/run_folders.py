@@ -102,7 +102,13 @@ def plan_of(run: Run, stage: str) -> str:
     """
     storage = absolute_storage(run.placement.storage_path)
     path = join(storage, "runs", run.name, PLANS_FILE)
-    plans = json.loads(read_bytes(path)) if exists(path) else {}
+    try:
+        plans = json.loads(read_bytes(path)) if exists(path) else {}
+    except ValueError as error:
+        raise ArtifactError(
+            f"the list of plans {path!r} is broken: {error}. Submit the run again, which writes it "
+            "anew"
+        ) from None
     if stage not in plans:
         raise ArtifactError(
             f"{path!r} names no batch plan of the stage {stage!r}: no training of that name has "

@@ -95,6 +95,7 @@ class StageJob:
             ),
             run_step=run_step,
             of_step=lambda step: _datasets(plan, step),
+            trace="--trace-batch of the training job",
             validation=validation,
         )
         engine = train_on_worker(training, hooks)
