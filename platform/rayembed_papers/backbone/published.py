@@ -7,7 +7,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedScore:
     """A cell of a table."""
 
     table: str
@@ -23,11 +23,11 @@ class Printed:
 
 
 @cache
-def printed() -> tuple[Printed, ...]:
+def printed() -> tuple[PrintedScore, ...]:
     """All cells of the tables, in their order."""
     text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
-        Printed(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
+        PrintedScore(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
         for line in csv.DictReader(text.splitlines())
     )
 

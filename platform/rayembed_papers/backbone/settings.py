@@ -12,7 +12,7 @@ from rayembed.config.types import Distinct, FileName, Reference, Seed
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class Protocol(Settings):
+class FinetuneProtocol(Settings):
     """How a model is finetuned on a task. Every combination of learning rate, batch and seed is a
     trial.
     """
@@ -50,14 +50,14 @@ class ProtocolChanges(Settings):
     adam_betas: tuple[_Beta, _Beta] | None = None
     adam_epsilon: PositiveFloat | None = None
 
-    def applied_to(self, protocol: Protocol) -> Protocol:
+    def applied_to(self, protocol: FinetuneProtocol) -> FinetuneProtocol:
         """The protocol with these changes.
 
         Raises:
             ConfigError: a changed value is out of range.
         """
         changes = self.model_dump(mode="json", exclude_none=True)
-        return parse(Protocol, {**protocol.model_dump(mode="json"), **changes})
+        return parse(FinetuneProtocol, {**protocol.model_dump(mode="json"), **changes})
 
 
 class BackbonePlacement(Settings):

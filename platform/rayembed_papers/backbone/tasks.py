@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rayembed.config.document import fingerprint
-from rayembed_papers.backbone.settings import Protocol
+from rayembed_papers.backbone.settings import FinetuneProtocol
 
 PARQUET = "refs/convert/parquet"
 """The hub's branch with a Parquet copy of a data set, whatever its own files are:
@@ -44,7 +44,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """Rows on which a finetuned model is scored."""
 
     task: str
@@ -60,8 +60,8 @@ class Finetuning:
     name: str
     kind: Kind
     train: Rows
-    protocol: Protocol
-    scored: tuple[Scored, ...]
+    protocol: FinetuneProtocol
+    scored: tuple[ScoredRows, ...]
     """The first chooses among trials of a model that others start from."""
     labels: tuple[str, ...] = ()
     """Names of classes or tags, in the order of their numbers."""

@@ -20,7 +20,7 @@ from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
-from rayembed_papers.tables.llm_rows import Printed
+from rayembed_papers.tables.llm_rows import PrintedFigures
 
 _BATCHES = (1, 2, 4)
 
@@ -30,7 +30,7 @@ def _nomic_7_row(every: int, times: int) -> str:
     return f"{layers}, batch × {times}"
 
 
-def printed_nomic_7() -> Printed:
+def printed_nomic_7() -> PrintedFigures:
     """6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
     figures = {2: (44.13, 45.36, 45.89), 1: (44.28, 44.89, 45.48)}
     return {
@@ -141,7 +141,7 @@ def _nomic_8_row(teacher: str, margin: float | None, number: int) -> str:
     return f"{teacher}, margin {'none' if margin is None else margin}, {number} negatives"
 
 
-def printed_nomic_8() -> Printed:
+def printed_nomic_8() -> PrintedFigures:
     """Printed figures of all rows of Nomic's Table 8."""
     return {
         _nomic_8_row(teacher, margin, number): dict(zip(_NOMIC_8_COLUMNS, scores, strict=True))
@@ -149,7 +149,7 @@ def printed_nomic_8() -> Printed:
     }
 
 
-def printed_nomic_8_small() -> Printed:
+def printed_nomic_8_small() -> PrintedFigures:
     """Printed figures by margin and number, a column for each of the teachers that have several
     rows: the figures of different teachers tell nothing of a margin.
     """
@@ -251,7 +251,7 @@ def _mining(teacher: str, margin: float | None, number: int, *, max_length: int)
 _CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
 
 
-def printed_cde_1() -> Printed:
+def printed_cde_1() -> PrintedFigures:
     """Printed figures of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
     figures = (59.9, 61.7, 62.4, 63.1)
     return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
