@@ -68,7 +68,7 @@ def choose(
     return Choice(best, _or_none(best, highest), None, settled=True)
 
 
-def handed_on(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
+def promoted_step(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
     """The step whose weights a stage hands on when the choice is settled.
 
     Where no step has a score these are the last ones.

@@ -58,7 +58,7 @@ class WorkerValidation:
             return False
         state = whole_weights(engine)
         if rank() == 0:
-            self._folder.hand_in(step, state, {**self._made_of, STEP: str(step)})
+            self._folder.submit(step, state, {**self._made_of, STEP: str(step)})
         return self.has_ended(step)
 
     def has_ended(self, step: int) -> bool:
