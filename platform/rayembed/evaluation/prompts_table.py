@@ -1,4 +1,4 @@
-"""What stands before the texts of every task, to print before a run and to keep with its results.
+"""Table of the prompts of every task, to print before a run and to keep with its results.
 
 A prompt that is missing or another than the model was trained with costs scores without a word.
 """
@@ -57,7 +57,7 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
 
 
 def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:
-    """What stands before the texts of each side of each task, by the tasks' names."""
+    """Literal prompts before the texts of each side of each task, by the tasks' names."""
     return {
         task.metadata.name: [
             prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)

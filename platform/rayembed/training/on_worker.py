@@ -33,7 +33,7 @@ from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.loop import RunStep, StepRecord, train_steps
 from rayembed.training.step import StepSettings
 from rayembed.training.stop_notice import StopNotice
-from rayembed.training.validation.handing_in import WorkerValidation
+from rayembed.training.validation.submission import WorkerValidation
 
 logger = logging.getLogger(__name__)
 
