@@ -24,7 +24,7 @@ from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.task_facts import task_facts
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
@@ -45,7 +45,7 @@ from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.scores import read_results
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -142,9 +142,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -159,8 +157,7 @@ def _train(
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
