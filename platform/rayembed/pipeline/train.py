@@ -22,7 +22,7 @@ from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
     kept_step,
@@ -35,7 +35,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_step
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
 from rayembed.training.on_ray import (
     check_placement,
@@ -133,9 +133,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -150,8 +148,7 @@ def _train(
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
