@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mteb.types import PromptType
+from registered import register
 from tiny_models import save_encoder
 
 from rayembed.config.evaluation import ModelUnderTest
@@ -16,7 +17,6 @@ from rayembed.evaluation.model_spec import make_spec
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.models.build import build_model
 from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.registry.register import register
 from rayembed.registry.tracking import Tracker
 
 SCIFACT = mteb.get_task("SciFact").metadata
@@ -63,7 +63,6 @@ def folders(tracker, tmp_path_factory):
             dimensions=(32,),
             instruction_template=None,
             global_step=7,
-            tags={},
             alias="champion",
         )
     return made

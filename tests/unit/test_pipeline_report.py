@@ -2,9 +2,9 @@
 
 import pytest
 
+from rayembed.pipeline.registration import RegisteredVersion
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.registry.register import RegisteredVersion
 
 
 @pytest.mark.parametrize(

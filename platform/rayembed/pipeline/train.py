@@ -6,27 +6,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.assets.storage import join
+from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import Scored
-from rayembed.evaluation.tables import UNTRAINED, ScoreKey, csv_table, markdown_table, run_table
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
-from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
+from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
-from rayembed.pipeline.task_facts import task_facts
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
     kept_step,
@@ -35,18 +32,12 @@ from rayembed.pipeline.validation import (
     validation_of,
     write_validation_log,
 )
-from rayembed.pipeline.version_of_run import (
-    keep_version_scores,
-    register_version,
-    write_if_other,
-)
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
-from rayembed.registry.model_card import CARD_FILE, model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
-from rayembed.registry.scores import read_results
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.tables import show
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -104,7 +95,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(claimed):
+        if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
         outcome, complete = _train(claimed, folders, _register, trial)
         print_outcome(outcome, mlflow_complete=complete)
@@ -143,9 +134,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -160,8 +149,7 @@ def _train(
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
@@ -276,10 +264,11 @@ def _register(
     model = folders.model(last)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
-    told = "\n".join([markdown_table(table), *(f"{line}\n" for line in found["held_out"])])
+    markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        (folders.local / "scores.md").write_text(told, encoding="utf-8")
-        (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
+        markdown += "".join(f"\n{line}\n" for line in found["held_out"])
+        write_atomic(folders.local / "scores.md", markdown.encode())
+        write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)
@@ -291,24 +280,13 @@ def _register(
     tracker.log_artifact(folders.local / "loss.png")
     if (folders.local / VALIDATION_FILE).exists():
         tracker.log_artifact(folders.local / VALIDATION_FILE)
-    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
     scored = scores.get(ScoreKey(last))
-    measured = read_results(scored.local, task_facts) if scored else ()
-    card = model_card(
-        run,
-        dimensions=dimensions[0],
-        scores=told if scores else "",
-        provenance=found,
-        registered_model=run.placement.registered_model or run.name,
-        results=measured,
-        base_licence=base_licence(run.model.backbone.path),
-        data_licences=data_licences(run),
+    version = register_trained(
+        Training(run, found, markdown),
+        model,
+        tracker,
+        scored.local if scored else None,
     )
-    write_if_other(join(model, CARD_FILE), card.encode())
-    values = scored.scores if scored else {}
-    version = register_version(run, resolve_model(model), tracker, values, dimensions, card)
-    if scored:
-        keep_version_scores(tracker, version, measured, scored.local)
     return Outcome(
         run=run,
         table=table if scores else None,

@@ -20,10 +20,9 @@ Table = list[list[str]]
 
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """In percent, a row a model: the paper's, then the backbone with its best setting (median over
-    the seeds) and the median of all its trials.
-
-    The last column is the mean of the tasks shown, for the paper's rows too.
+    """Scores in percent, a row a model: the paper's, then the backbone with its best setting
+    (median over the seeds) and the median of all its trials. The last column is the mean of the
+    tasks shown, for the paper's rows too.
     """
     tasks = [summary.task.name for summary in summaries]
     rows = [
@@ -39,7 +38,7 @@ def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table
 
 
 def settings_table(summaries: Sequence[Summary]) -> Table:
-    """By task: metric, best setting, its median, mean and standard deviation, number of trials."""
+    """Best setting by task, with metric, median, mean, standard deviation and number of trials."""
     header = ["Task", "Metric", "Rate", "Batch", "Median", "Mean", "Deviation", "Trials"]
     rows = []
     for summary in summaries:
@@ -54,7 +53,7 @@ def settings_table(summaries: Sequence[Summary]) -> Table:
 
 
 def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
-    """Both tables under a title."""
+    """Scores and best settings as Markdown, under a title."""
     parts = [f"## {_TITLES[benchmark]}", _markdown(comparison(benchmark, summaries, name))]
     parts += ["Best settings:", _markdown(settings_table(summaries))]
     return "\n\n".join(parts) + "\n"
