@@ -304,6 +304,13 @@ def test_too_few_documents_are_refused(
         prepare(tmp_path, {"pairs": pairs(path, held_out)})
 
 
+def test_bad_rows_are_told_as_without_a_held_out_part(tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.jsonl", [{"query": "", "positive": f"d {i}"} for i in range(9)])
+    for held_out in (FRACTION, {"kind": "groups", "column": "positive", "share": 0.5}, None):
+        with pytest.raises(DataError, match=r"(?s)is empty: .* has 9 rows, none usable .9 × no q"):
+            prepare(tmp_path, {"pairs": pairs(path, held_out)})
+
+
 def test_records_of_an_earlier_job_hand_their_part_on(tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.jsonl", rows_of(300))
     first = prepare(tmp_path / "first", {"pairs": pairs(path)})["pairs"]

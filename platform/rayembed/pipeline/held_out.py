@@ -7,7 +7,8 @@ from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
-from rayembed.config.scores import OwnSet
+from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import SET
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -65,6 +66,8 @@ def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
     Raises:
         ArtifactError: a folder that a plan was made of is not there any more.
     """
+    if not run.held_out_datasets:
+        return []
     chains = {
         n: found for p in plans.values() for n, found in folders_of(BatchPlan.open(p)).items()
     }
@@ -74,7 +77,7 @@ def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
 
 def with_sets(run: Run, sets: Sequence[HeldOutSet]) -> Run:
     """The run with the held-out sets among what its models are scored on."""
-    own = tuple(OwnSet(name=s.name, path=s.path, instruction=s.instruction or None) for s in sets)
-    evaluation = run.evaluation
-    scored = evaluation.model_copy(update={"own_sets": (*evaluation.own_sets, *own)})
+    own = [{"name": s.name, "path": s.path, "instruction": s.instruction or None} for s in sets]
+    evaluation, further = run.evaluation, parse(Scores, {"own_sets": own}).own_sets
+    scored = evaluation.model_copy(update={"own_sets": (*evaluation.own_sets, *further)})
     return run.model_copy(update={"evaluation": scored})

@@ -21,12 +21,14 @@ from rayembed.data.hashes import seeded_keys, text_hash
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError, name_in
+from rayembed.data.sources.convert import accept, told_of
 from rayembed.data.sources.earlier import EarlierPart
 from rayembed.data.sources.files import Piece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow
 from rayembed.data.sources.rowwise import converted
-from rayembed.data.sources.tasks import HeldOutRows
+from rayembed.data.sources.tasks import HeldOut as Banned
+from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ArtifactError, DataError
 
@@ -86,17 +88,20 @@ class RankNames:
 
     def __call__(self, item: Piece | EarlierPart) -> Result:
         """Write their hashes to a file, whose name is in the result."""
-        hashes: set[int] = set()
+        hashes, counts = set[int](), RecordWriter(self.folder, Banned())
         for candidate in candidates(self.dataset, item):
             if isinstance(candidate.made, str):
+                counts.reject(candidate.made, candidate.shown)
                 continue
+            counts.rows_used += 1
             if self.of == "documents":
                 hashes.update(text_hash(text.strip()) for text in candidate.made.positives)
             elif candidate.value is not None:
                 hashes.add(text_hash(candidate.value))
         assert self.dataset.held_out is not None
         ranked = _first(_array(hashes), self.dataset.held_out.seed, self.of, self.most)
-        return {"file": _saved(self.folder, f"{self.of}-{item.key}", hashes=ranked)}
+        file = _saved(self.folder, f"{self.of}-{item.key}", hashes=ranked)
+        return {"file": file, **counts.finish()}
 
 
 @dataclass(frozen=True)
@@ -111,16 +116,20 @@ class FindTexts:
     def __call__(self, item: Piece | EarlierPart) -> Result:
         """Write their hashes, and those of the values found, to a file named in the result."""
         queries, documents, found = set[int](), set[int](), set[int]()
+        counts = RecordWriter(self.folder, Banned())
         for candidate in candidates(self.dataset, item):
-            if isinstance(candidate.made, str) or candidate.value is None:
+            if isinstance(candidate.made, str):
+                counts.reject(candidate.made, candidate.shown)
                 continue
-            if (value := text_hash(candidate.value)) in self.values:
+            counts.rows_used += 1
+            if candidate.value is not None and (value := text_hash(candidate.value)) in self.values:
                 found.add(value)
                 queries.add(text_hash(candidate.made.query.strip()))
                 documents.update(text_hash(text.strip()) for text in candidate.made.positives)
         saved = {"queries": queries, "documents": documents, "found": found}
         arrays = {name: _array(hashes) for name, hashes in saved.items()}
-        return {"file": _saved(self.folder, f"texts-{item.key}", **arrays)}
+        file = _saved(self.folder, f"texts-{item.key}", **arrays)
+        return {"file": file, **counts.finish()}
 
 
 def choose(
@@ -132,7 +141,8 @@ def choose(
     """Which rows of the data set are held out.
 
     Raises:
-        DataError: fewer than `MIN_DOCUMENTS` documents would be, or the file of ids cannot be had.
+        DataError: fewer than `MIN_DOCUMENTS` documents would be, the file of ids cannot be had,
+            or there are too many bad rows.
     """
     folder = join(writer.working_folder, "chosen")
 
@@ -140,6 +150,9 @@ def choose(
         results = run_resumable(
             writer.working_folder, f"{what} {dataset.name}", task, items, context.execute
         )
+        # Bad rows are told as conversion tells them, before too few documents are.
+        made = sum(result["rows_used"] for result in results)
+        accept(dataset, {**told_of(results), "records_made": made})
         return (load_arrays(join(folder, result["file"])) for result in results)
 
     def ranked(of: Literal["documents", "groups"], most: int | None, seed: int) -> np.ndarray:

@@ -155,7 +155,7 @@ def make_records(
     made = writer.get_or_make(
         lambda: _converted_and_cleaned(context, checked, held_out, part, writer)
     )
-    _accept(dataset, made.manifest)  # another run may have taken more bad rows
+    accept(dataset, made.manifest)  # another run may have taken more bad rows
     return made
 
 
@@ -168,8 +168,8 @@ def _converted_and_cleaned(
 ) -> DatasetArtifact:
     dataset = checked.dataset
     results = _converted(context, checked, held_out, writer)
-    told = _told_of(results)
-    _accept(dataset, told)
+    told = told_of(results)
+    accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(context, dataset, writer, parts)
@@ -268,7 +268,7 @@ def _of_files(
     return run_resumable(writer.folder, what, task, files["path"], context.execute)
 
 
-def _told_of(results: Sequence[Result]) -> dict[str, Any]:
+def told_of(results: Sequence[Result]) -> dict[str, Any]:
     """Manifest entries on rows and records, from results."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
@@ -280,14 +280,14 @@ def _told_of(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
+def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     """Raise when there are too few rows or too many bad ones.
 
     The share in the settings is not part of the folder's name, so that raising it needs no new
     conversion.
 
     Args:
-        told: a manifest, or as much of it as `_told_of` gives.
+        told: a manifest, or as much of it as `told_of` gives.
     """
     rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
     path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
