@@ -5,17 +5,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from rich.box import HORIZONTALS
-from rich.console import Console
-from rich.table import Table
-
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.tables import Table, console
 from rayembed_papers.backbone.settings import BackboneRun
-
-_WIDTH = 120
 
 
 def run_backbone_job(argv: Sequence[str], *, about: str | None) -> int:
@@ -99,18 +94,7 @@ def _print_dry_run(run: BackboneRun, out: TextIO, tables: TextIO) -> None:
     plan = plan_of(run)
     out.write(f"# backbone evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
-    table = Table(box=HORIZONTALS, show_edge=False, pad_edge=False)
-    for column in (
-        "Finetuning",
-        "Starts from",
-        "Scored on",
-        "Epochs",
-        "Tokens",
-        "Rates",
-        "Batches",
-    ):
-        table.add_column(column)
-    table.add_column("Trials", justify="right")
+    rows = []
     total = 0
     for one in plan.finetunings:
         protocol = one.protocol
@@ -124,9 +108,9 @@ def _print_dry_run(run: BackboneRun, out: TextIO, tables: TextIO) -> None:
         ]
         rates, batches = (", ".join(f"{value:g}" for value in values) for values in grid[:2])
         numbers = (str(protocol.epochs), str(protocol.max_length), rates, batches, str(trials))
-        table.add_row(one.name, one.start or "backbone", ", ".join(scored), *numbers)
-    console = Console(file=tables, width=_WIDTH, highlight=False, markup=False)
-    console.print(table)
+        rows.append([one.name, one.start or "backbone", ", ".join(scored), *numbers])
+    heads = ["Finetuning", "Starts from", "Scored on", "Epochs", "Tokens", "Rates", "Batches"]
+    console(tables).print(Table([*heads, "Trials"], rows, align="lllllllr", look="open"))
     tables.write(f"{total} trials\n")
 
 

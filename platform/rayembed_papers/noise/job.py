@@ -3,10 +3,6 @@
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.override import override
@@ -15,6 +11,7 @@ from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
 from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
 from rayembed.pipeline.storage import absolute_storage
+from rayembed.tables import Table, console, show
 from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
@@ -24,8 +21,6 @@ QUICKSTARTS = {
     "Causal2Vec": "causal2vec-quickstart",
 }
 """Labels and names of the runs that are compared where no model is given."""
-
-_WIDTH = 120
 
 
 def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
@@ -42,10 +37,11 @@ def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
         models = dict(map(_labelled, args.model)) or _quickstarts(run)
         log_to_stderr(__package__)
         scores = measure(run, models, num_words=args.words)
-        print_scores(scores, sys.stdout)
+        table = noise_table(scores)
+        console().print(table)
         storage = absolute_storage(run.placement.storage_path)
         place = join(storage, "noise", f"noise-{args.words}-words.md")
-        write_atomic(place, markdown(scores).encode())
+        write_atomic(place, show(table, "markdown").encode())
         sys.stdout.write(f"Table {place}\n")
 
     return exit_code(work)
@@ -81,37 +77,25 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     }
 
 
-def print_scores(scores: Mapping[str, NoiseScores], out: TextIO) -> None:
-    """Write a table: tasks in rows; of each model the score, that with noise, and the drop."""
-    table = Table(title="Unrelated words behind every text", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    for label in scores:
-        table.add_column(label, justify="right")
-    for name, cells in _rows(scores):
-        table.add_row(name, *cells)
-    Console(file=out, width=_WIDTH, highlight=False, markup=False).print(table)
+def noise_table(scores: Mapping[str, NoiseScores]) -> Table:
+    """Tasks in rows; of each model the score, that with noise, and the drop."""
+    title = "Unrelated words behind every text"
+    return Table(["task", *scores], _rows(scores), title=title, align="lr")
 
 
-def markdown(scores: Mapping[str, NoiseScores]) -> str:
-    """The same as a Markdown table."""
-    lines = ["| task | " + " | ".join(scores) + " |", "|---|" + "---|" * len(scores)]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in _rows(scores)]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(scores: Mapping[str, NoiseScores]) -> list[tuple[str, list[str]]]:
+def _rows(scores: Mapping[str, NoiseScores]) -> list[list[str]]:
     """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
     tasks = list(next(iter(scores.values())).clean)
     rows = []
     for task in tasks:
         name, score = heading(task)
         cells = [_cell(found.clean[task], found.noisy[task]) for found in scores.values()]
-        rows.append((f"{name}, {score}" if score else name, cells))
+        rows.append([f"{name}, {score}" if score else name, *cells])
     means = [
         _cell(_mean([f.clean[t] for t in tasks]), _mean([f.noisy[t] for t in tasks]))
         for f in scores.values()
     ]
-    return [*rows, ("mean", means)]
+    return [*rows, ["mean", *means]]
 
 
 def _cell(clean: float, noisy: float) -> str:
