@@ -23,6 +23,7 @@ from rayembed.config.model import BackboneConfig, BiEncoderConfig, Causal2VecCon
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
+from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.model_spec import loader_of, make_spec
 from rayembed.evaluation.prompts_table import format_prompts, prompts_record, prompts_table
 from rayembed.evaluation.rayembed_spec import name_of
@@ -496,6 +497,7 @@ def test_the_table_of_prompts(nvembed):
     assert "Stackexchange" in told["CQADupstackTexRetrieval", "query"].prompt
     record = json.loads(json.dumps(prompts_record(spec, tasks)))
     assert record["revision"] == spec.meta.revision
+    assert record["conditions"]["software"] == code_version().scores[:8]
     assert record["prompts"][0].keys() == {"task", "type", "side", "role", "prompt"}
     text = format_prompts(rows)
     assert "document  no prompt" in text

@@ -99,6 +99,22 @@ def test_an_export_is_refused_and_what_lies_there_stays(tmp_path, projections):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_pickled_weights_are_looked_at_too(tmp_path):
+    path = tmp_path / "0_Transformer" / "pytorch_model.bin"
+    path.parent.mkdir()
+    torch.save({"a": torch.ones(3)}, path)
+    check_finite_files(tmp_path)
+    torch.save({"a": torch.tensor([1.0, math.nan])}, path)
+    with pytest.raises(ArtifactError, match="1 of the 2 numbers of 'a' are not finite"):
+        check_finite_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ArtifactError, match="cannot read the weights"):
+        check_finite_files(tmp_path)
+    torch.save({"a": print}, path)  # code, which is not run
+    with pytest.raises(ArtifactError, match="cannot read the weights"):
+        check_finite_files(tmp_path)
+
+
 def test_a_folder_is_not_registered(tmp_path):
     folder = tmp_path / "model"
     (folder / "0_Part").mkdir(parents=True)

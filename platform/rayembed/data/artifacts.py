@@ -30,7 +30,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
 from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
@@ -40,6 +40,7 @@ MANIFEST = "manifest.json"
 EXAMPLES_KEPT = 20
 
 _NEEDED = {"fingerprint", "kind", "parts"}
+_TEACHER_DTYPE = "teacher_dtype"
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,18 @@ class ArtifactWriter:
         files.
         """
         return join(self.folder, "working")
+
+    def settled(self, context: PipelineContext, teacher: TeacherSettings) -> TeacherSettings:
+        """Teacher's settings with the number type that this folder was begun with.
+
+        A job that goes on on machines of another kind would otherwise mix vectors of two types.
+        """
+        if teacher.dtype != "auto":
+            return teacher
+        path = join(self.working_folder, _TEACHER_DTYPE)
+        if not exists(path):
+            write_atomic(path, context.teacher_loader.dtype().encode())
+        return teacher.model_copy(update={"dtype": read_bytes(path).decode()})
 
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""

@@ -177,7 +177,7 @@ def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
 
 
 def _heading_cell(comparison: Comparison, column: Column, category: str) -> Cell:
-    """What stands beside a category's name above its lines."""
+    """Average beside a category's name, above its lines."""
     return _average(comparison, column, category if category in comparison.averages else MEAN)
 
 

@@ -25,7 +25,7 @@ class LoadedSpec:
     """Documents that a context holds, at most; 0: texts are embedded without a task's corpus."""
     similarity: Similarity = "cosine"
     dimension: int | None = None
-    """So many first values of each vector are kept; None: all."""
+    """Number of first values of each vector that are kept; None: all."""
 
     @property
     def fingerprint(self) -> str:

@@ -20,10 +20,10 @@ EmbedTexts = Callable[[Sequence[str], Way], np.ndarray]
 
 @runtime_checkable
 class EmbedInContext(Protocol):
-    """What a contextual model is loaded as: an `EmbedTexts` for ways that name a context."""
+    """A loaded contextual model: an `EmbedTexts` for ways that name a context."""
 
     def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
-        """As `EmbedTexts`, in the context that the way names."""
+        """Embed texts as `EmbedTexts` does, in the context that the way names."""
         ...
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
@@ -43,7 +43,7 @@ class ModelSpec(Protocol):
 
     @property
     def meta(self) -> ModelMeta:
-        """What mteb writes down; name and revision are what results are found by.
+        """Metadata for mteb; results are found by its name and revision.
 
         Two models that could give a text other vectors, or that put other prompts before it, never
         share both.
@@ -65,13 +65,13 @@ class ModelSpec(Protocol):
         ...
 
     def shown(self, way: Way) -> str:
-        """What stands before a text of this way, for people to read."""
+        """Prompt before a text of this way, for people to read."""
         ...
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """What decides the vectors beside weights and prompts, for people to read: number type,
-        lengths, width, context. Scores are compared only where it is the same.
+        """Conditions that decide the vectors beside weights and prompts, for people to read: number
+        type, lengths, width, context. Scores are compared only where it is the same.
         """
         ...
 
@@ -101,7 +101,7 @@ class ContextualSpec(Protocol):
 
     @property
     def context_seed(self) -> int:
-        """Of the draw of the documents."""
+        """Seed of the draw of the documents."""
         ...
 
 
@@ -144,7 +144,7 @@ def make_spec(
 
 
 def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
-    """What loads the model that a reference names.
+    """Loader of the model that a reference names.
 
     `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
     """

@@ -57,17 +57,17 @@ class MtebSpec:
     code: CodeVersion = field(
         default_factory=partial(code_version, "mteb", "sentence-transformers")
     )
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def stated(self) -> ModelMeta:
-        """What mteb says of the model; names the revision that is loaded, and how."""
+        """Metadata by mteb; names the revision that is loaded, and how."""
         # Looked up in each process: some of mteb's loaders cannot be pickled.
         return mteb.get_model_meta(self.model)
 
     @property
     def meta(self) -> ModelMeta:
-        """As mteb has it; settings that change vectors, and the software, hang on the revision."""
+        """Metadata by mteb; the revision also names the software and settings of vectors."""
         decided = fingerprint([self._changes(), self.code.scores])
         name = self.settings.name
         update = {"revision": f"{self.stated.revision}-{decided[:8]}"}
@@ -77,13 +77,13 @@ class MtebSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of name, revision, settings and software."""
+        """Fingerprint of name, revision, settings and software."""
         decided = [self.model, self.stated.revision, self._changes(), self.code.vectors]
         return fingerprint(decided)
 
     @property
     def similarity(self) -> Similarity:
-        """As mteb says of the model; cosine where it says nothing."""
+        """Similarity by mteb's metadata; cosine where it says nothing."""
         name = self.stated.similarity_fn_name
         return "dot" if name is not None and name.value == "dot" else "cosine"
 
@@ -260,7 +260,7 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
 
 
 def _loader(texts: Sequence[str]) -> Any:
-    """What mteb hands to an encoder: batches of a data set with the column `text`."""
+    """Loader as mteb hands it to an encoder: batches of a data set with the column `text`."""
     from datasets import Dataset
     from torch.utils.data import DataLoader
 

@@ -1,4 +1,4 @@
-"""What stands before the texts of every task, to print before a run and to keep with its results.
+"""Table of the prompts of every task, to print before a run and to keep with its results.
 
 A prompt that is missing or another than the model was trained with costs scores without a word.
 """
@@ -11,6 +11,7 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
+from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 
@@ -50,13 +51,13 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
-        "conditions": dict(spec.conditions),
+        "conditions": {**spec.conditions, "software": code_version().scores[:8]},
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
 
 
 def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:
-    """What stands before the texts of each side of each task, by the tasks' names."""
+    """Literal prompts before the texts of each side of each task, by the tasks' names."""
     return {
         task.metadata.name: [
             prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)

@@ -54,21 +54,21 @@ class RayembedSpec:
 
     settings: ModelUnderTest
     reference: str
-    """As in the settings, an alias of the registry replaced by its version of now."""
+    """Reference as in the settings, an alias of the registry replaced by its version of now."""
     tracking_uri: str | None
     """MLflow's, for registered models."""
     name: str
     weights: str
     """Fingerprint of weights, tokenizer and settings of the folder."""
     dimensions: int
-    """Of the vectors that come out."""
+    """Dimensions of the returned vectors."""
     max_lengths: tuple[tuple[Role, int], ...]
     prompts: ModelPrompts
     num_parameters: int | None
     places: int = 0
     """Documents that the model's context holds; 0: it takes none."""
     code: CodeVersion = field(default_factory=code_version)
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def num_context(self) -> int:
@@ -77,7 +77,7 @@ class RayembedSpec:
 
     @property
     def context_seed(self) -> int:
-        """Of the draw of context documents."""
+        """Seed of the draw of context documents."""
         return self.settings.context_seed
 
     @property
@@ -103,7 +103,8 @@ class RayembedSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, number type, lengths, width, software and a contextual model's context.
+        """Fingerprint of weights, number type, lengths, width, software and a contextual model's
+        context.
 
         Prompts and the documents of a context stand in the way.
         """
@@ -211,7 +212,7 @@ class Embedder:
 
 
 _CONTEXTS = 32
-"""Of tasks that run side by side; more than run at once, so that none is embedded again."""
+"""LRU size of per-task contexts; larger than the number of concurrent tasks."""
 
 
 class LiteralPrompts:

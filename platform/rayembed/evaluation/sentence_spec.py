@@ -50,12 +50,12 @@ class SentenceSpec:
     name: str
     weights: str
     prompts: tuple[tuple[str, str], ...]
-    """Those of the folder that mteb heeds, by name."""
+    """Prompts of the folder that mteb heeds, by name."""
     default_prompt: str
     similarity: Similarity
     num_parameters: int | None
     code: CodeVersion = field(default_factory=partial(code_version, "sentence-transformers"))
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def meta(self) -> ModelMeta:
@@ -71,7 +71,7 @@ class SentenceSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, settings and software."""
+        """Fingerprint of weights, settings and software."""
         decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
         return fingerprint([self.weights, "sentence-transformers", self.code.vectors, *decided])
 

@@ -35,7 +35,9 @@ class SpreadTable:
         return (*self.tasks, MEAN) if len(self.tasks) > 1 else self.tasks
 
     def scores(self, label: str, column: str) -> tuple[float, ...]:
-        """Of a task, or each time's mean over all tasks; none where a task of them is missing."""
+        """Scores of a task, or each time's mean over all tasks; none where a task of them is
+        missing.
+        """
         row = self.rows.get(label, {})
         if column != MEAN:
             return tuple(row.get(column, ()))

@@ -30,19 +30,19 @@ _NARROW: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Of which model scores are, in a run's table."""
+    """Model of a run whose scores are taken."""
 
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
     baseline: str | None = None
     """Name of another model."""
     dimension: int | None = None
-    """So many first values of each vector (Matryoshka); None: all."""
+    """Number of first values of each vector (Matryoshka); None: all."""
     without_context: bool = False
     """Whether a contextual model embeds behind its null token."""
 
     def label(self, stages: Sequence[str]) -> str:
-        """What a reader sees.
+        """Label for readers.
 
         Args:
             stages: names of all stages of the run, in their order.

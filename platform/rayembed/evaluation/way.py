@@ -13,7 +13,7 @@ class Way:
     """
 
     role: Role
-    """Of a query or a document. Texts of symmetric tasks are queries."""
+    """Role of the texts, query or document. Texts of symmetric tasks are queries."""
     instruction: str = ""
     """For models with an instruction template the task definition that it takes, for all others
     the literal text before each text; empty for none."""

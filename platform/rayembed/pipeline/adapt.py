@@ -16,12 +16,12 @@ from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
 from rayembed.training.adaptation import AdaptationJob
 from rayembed.training.on_ray import (
@@ -57,9 +57,7 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run) as folders:
         return _adapt(run, folders)
 
@@ -68,8 +66,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     connect()
     check_placement_now(run.placement)
     run = settled_on_ray(run)

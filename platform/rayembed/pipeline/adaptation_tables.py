@@ -53,7 +53,7 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
 
 
 def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:
-    """Of each language its share of the corpus and of the batches, and the last step's metrics.
+    """Share of each language in the corpus and in the batches, and the last step's metrics.
 
     Args:
         languages: as the manifest of the plan tells them.

@@ -5,8 +5,8 @@ from typing import TextIO
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of, lineage
-from rayembed.pipeline.command_line import of_stages
 from rayembed.pipeline.run_folders import plan_of
+from rayembed.pipeline.training_job import of_stages
 from rayembed.tables import Table, console
 
 _SHOWN_CHARACTERS = 60

@@ -1,4 +1,4 @@
-"""What a run asks of its assets, checked in the driver before data is prepared.
+"""Checks of a run's assets, in the driver before data is prepared.
 
 A mistake that only a worker could find would be told after hours of preparation.
 """
@@ -211,7 +211,7 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
 
 
 def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
-    """Where each instruction is set, the instruction, and the role of its texts."""
+    """Setting, text and role of each instruction."""
     if isinstance(run.model, BiEncoderConfig | CDEConfig | NomicMoeConfig):
         yield "model.query_prefix", "", "query"
         yield "model.document_prefix", "", "document"

@@ -1,4 +1,4 @@
-"""What data jobs print: what they would do, what they did, the catalogue of data sets."""
+"""Tables of the data jobs: what they would do, what they did, the catalogue of data sets."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import TextIO

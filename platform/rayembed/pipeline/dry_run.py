@@ -1,4 +1,4 @@
-"""What `--dry-run` and `--list` print: the run as YAML, and tables of what it would need."""
+"""Output of `--dry-run` and `--list`: the run as YAML, and tables of what it would need."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a user reads when an evaluation is done."""
+"""The report of an evaluation that is done."""
 
 import shlex
 from pathlib import Path
@@ -104,7 +104,7 @@ def _scores_table(evaluated: Evaluated) -> Table:
 
 
 def _print_air_bench(evaluated: Evaluated, printer: "Console") -> None:
-    """What there is of AIR-Bench: dev scores, and how to submit the rest."""
+    """Print AIR-Bench's dev scores, and how to submit the rest."""
     for version in dict.fromkeys(entry.job.dataset.version for entry in evaluated.air_bench):
         entries = [e for e in evaluated.air_bench if e.job.dataset.version == version]
         done = [e for e in entries if e.outcome is not None]

@@ -24,14 +24,14 @@ Ray is imported."""
 
 @dataclass
 class Hearing:
-    """What was heard."""
+    """Signal that was heard."""
 
     number: int | None = None
-    """Of the signal; None: there was none."""
+    """Number of the signal; None: there was none."""
 
     @property
     def exit_code(self) -> int:
-        """Of a process that was stopped: 128 and the signal's number, as shells have it."""
+        """Exit code of a stopped process, as shells have it: 128 and the signal's number."""
         return 128 + (self.number or signal.SIGINT)
 
     def hear(self, number: int, frame: FrameType | None) -> None:

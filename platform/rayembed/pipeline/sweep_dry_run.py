@@ -1,4 +1,4 @@
-"""What `--dry-run` of a sweep prints: its trials, the data that they need, how many run at once."""
+"""Output of `--dry-run` of a sweep: its trials, the data that they need, how many run at once."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a user reads when a sweep is done: tables and pictures, on disk and in MLflow."""
+"""The report of a sweep that is done: tables and pictures, on disk and in MLflow."""
 
 from collections.abc import Mapping
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
@@ -21,7 +22,7 @@ from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
     kept_step,
@@ -34,7 +35,7 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_step
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
 from rayembed.training.on_ray import (
     check_placement,
@@ -93,7 +94,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(claimed):
+        if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
         outcome, complete = _train(claimed, folders, _register, trial)
         print_outcome(outcome, mlflow_complete=complete)
@@ -132,9 +133,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -149,8 +148,7 @@ def _train(
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
@@ -264,8 +262,8 @@ def _register(
     table = run_table(by_model, [stage.name for stage in run.stages])
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        (folders.local / "scores.md").write_text(markdown, encoding="utf-8")
-        (folders.local / "scores.csv").write_text(score_csv(table), encoding="utf-8")
+        write_atomic(folders.local / "scores.md", markdown.encode())
+        write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)

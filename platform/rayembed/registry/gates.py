@@ -168,6 +168,9 @@ def _minimum(requirement: Requirement, scores: Sequence[TaskScore]) -> Check:
     figure = sum(v for v in values if v is not None) / len(values)
     note = "" if len(meant) == 1 else f"mean of {len(meant)} tasks"
     holds = _reaches(figure, requirement.minimum)
+    if len({score.measured_with.get("software") for score in meant}) > 1:
+        holds = False
+        note += ", which software of several versions has scored: evaluate the older ones again"
     return Check(str(requirement), figure, requirement.minimum, holds, note)
 
 

@@ -16,10 +16,9 @@ _MEAN = "Mean of these"
 
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """In percent, a row a model: the paper's, then the backbone with its best setting (median over
-    the seeds) and the median of all its trials.
-
-    The last column is the mean of the tasks shown, for the paper's rows too.
+    """Scores in percent, a row a model: the paper's, then the backbone with its best setting
+    (median over the seeds) and the median of all its trials. The last column is the mean of the
+    tasks shown, for the paper's rows too.
     """
     tasks = [summary.task.name for summary in summaries]
     rows = [
@@ -35,7 +34,7 @@ def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table
 
 
 def settings_table(summaries: Sequence[Summary]) -> Table:
-    """By task: metric, best setting, its median, mean and standard deviation, number of trials."""
+    """Best setting by task, with metric, median, mean, standard deviation and number of trials."""
     header = ["Task", "Metric", "Rate", "Batch", "Median", "Mean", "Deviation", "Trials"]
     rows = []
     for summary in summaries:
@@ -50,7 +49,7 @@ def settings_table(summaries: Sequence[Summary]) -> Table:
 
 
 def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
-    """Both tables under a title."""
+    """Scores and best settings as Markdown, under a title."""
     parts = [f"## {_TITLES[benchmark]}\n", show(comparison(benchmark, summaries, name), "markdown")]
     parts += ["Best settings:\n", show(settings_table(summaries), "markdown")]
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""What an analysis of context leaves: a table, a picture, and a sentence of what they show."""
+"""The report of an analysis of context: a table, a picture, and a sentence of what they show."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -31,14 +31,14 @@ _TOPIC = "texts of"
 
 @dataclass(frozen=True)
 class Report:
-    """All that is written and printed of an analysis."""
+    """Table, picture and sentence of an analysis."""
 
     table: Table
     markdown: str
     csv: str
     png: bytes
     sentence: str
-    """What the table shows, in figures."""
+    """The table's finding in a sentence with figures."""
 
 
 def deliver(report: Report, folder: str, out: TextIO) -> None:
@@ -66,7 +66,7 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
 
 
 def difficulty_report(found: Difficulties) -> Report:
-    """Of the difficulty of batches over sizes of clusters and of batches."""
+    """Report of the difficulty of batches over sizes of clusters and of batches."""
     heads = [
         "pairs of a cluster",
         "pairs of a batch",
@@ -112,7 +112,7 @@ def _of_difficulty(found: Difficulties) -> str:
 
 
 def size_report(found: SizeScores) -> Report:
-    """Of scores over the number of context documents."""
+    """Report of scores over the number of context documents."""
     table = SpreadTable({str(size): scores for size, scores in sorted(found.items())})
     title = "Scores by the number of context documents, mean ± deviation over draws"
     return Report(
@@ -141,7 +141,7 @@ def _of_sizes(table: SpreadTable) -> str:
 
 
 def topic_report(found: TopicScores) -> Report:
-    """Of the scores of each topic's texts in the context of each topic."""
+    """Report of the scores of each topic's texts in the context of each topic."""
     name, metric = heading(found.task)
     numbers = [str(number) for number, _ in enumerate(found.topics, start=1)]
     marked, shown_means, rows = [], [], []

@@ -100,7 +100,7 @@ def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
             if isinstance(source, BeirSource):
                 joins.check_texts(source, files["corpus"][0], files["queries"][0])
             told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
-            unread = unread_columns(files["path"][0], columns.values())
+            unread = unread_columns(files["path"], columns.values())
             return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
 

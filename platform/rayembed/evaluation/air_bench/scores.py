@@ -66,7 +66,7 @@ class DevScores:
     """Data set (`qa_arxiv_en_default`) → nDCG@10 for qa, Recall@10 for long-doc; None: not made."""
 
     def datasets(self, task: Task | None = None) -> tuple[AirBenchDataset, ...]:
-        """Those with a dev split, of all tasks or of one."""
+        """Data sets with a dev split, of all tasks or of one."""
         tasks = () if task is None else (task,)
         return air_bench_datasets(self.version, tasks=tasks, splits=("dev",))
 

@@ -74,9 +74,10 @@ class EmbeddingStore:
     """The files of one model under evaluation."""
 
     folder: str
-    """On disks or in object storage, the same for all workers; named by the model's fingerprint."""
+    """Folder on disks or in object storage, the same for all workers; named by the model's
+    fingerprint."""
     precision: Precision = "float32"
-    """In which embeddings are kept, and used: a first run rounds as a later one reads."""
+    """Number type of kept and of used embeddings: a first run rounds as a later one reads."""
 
     def read(self, bucket: Bucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
         """Hash → embedding (D,) of those wanted (N, 16) hashes that are in the bucket's files.

@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the task's name, its texts embedded by now, and all that are known of."""
 
 _ROWS_AT_ONCE = 8192
-"""Of a corpus that are read to be hashed."""
+"""Rows of a corpus that are read at once to be hashed."""
 
 
 class _Unit(NamedTuple):
@@ -304,7 +304,7 @@ def _all_documents(corpus: Any) -> Iterator[str]:
 
 
 def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
-    """What a model reads of the corpus's documents: title and text, as mteb joins them."""
+    """Texts of the corpus's documents for a model: title and text, as mteb joins them."""
     found = corpus[rows]
     bodies = found["text"]
     titles = found.get("title") or [None] * len(bodies)

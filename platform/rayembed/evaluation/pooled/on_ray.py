@@ -28,7 +28,7 @@ from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, ProgressLo
 logger = logging.getLogger(__name__)
 
 _CALLS_PER_WORKER = 2
-"""Of one runner: the next one is there when a worker has done one."""
+"""Calls of one runner in each worker: the next one is there when a worker has done one."""
 
 _SECONDS_WITHOUT_WORKERS = 600.0
 _SECONDS_BETWEEN_TELLS = 1.0
@@ -42,7 +42,7 @@ class Workers:
     cpus: float = 1.0
     """Reserved for each worker."""
     threads: int | None = None
-    """Of torch in each; None: `cpus`, rounded down, at least 1."""
+    """Threads of torch in each worker; None: `cpus`, rounded down, at least 1."""
     gpu: bool = False
     """One for each worker."""
     tasks_at_once: int | None = None
@@ -51,7 +51,8 @@ class Workers:
     cpus_per_task: float = 0.0
     """Reserved for each task that runs."""
     tries: int = 5
-    """Of texts whose worker dies. Also of those that only waited for it: which of them it died over
+    """Tries of texts whose worker dies, also of those that only waited for it: which of them it
+    died over cannot be told. Also of those that only waited for it: which of them it died over
     cannot be told."""
 
     @property
@@ -112,12 +113,12 @@ class SharedLoads:
         self._told, self._task = told, task
 
     def least_busy(self, loads: dict[int, int], open_for: list[int], home: int) -> int:
-        """As `Told.least_busy`."""
+        """Ask the actor for `Told.least_busy`."""
         number: int = ray.get(self._told.least_busy.remote(self._task, loads, open_for, home))
         return number
 
     def settle(self) -> None:
-        """As `Told.settle`."""
+        """Tell the actor `Told.settle`."""
         self._told.settle.remote(self._task)
 
 
@@ -169,7 +170,7 @@ class RayPool:
 
 @dataclass
 class _Turn:
-    """Who does what in one `run`."""
+    """Calls of one `run` by worker, and the workers that are down or gone."""
 
     workers: list[Any]
     most_tries: int
@@ -326,8 +327,9 @@ def run_jobs(
 def _run_in_one_process(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
-    """As `run_jobs`, by one Ray task that does one job after the other. Where its process dies,
-    another one does those that are left; a job over which it dies again and again is given up.
+    """Run the jobs as `run_jobs` does, by one Ray task that does one job after the other. Where its
+    process dies, another one does those that are left; a job over which it dies again and again is
+    given up.
     """
     threads = workers.threads or max(1, int(workers.cpus))
     told = ray.remote(num_cpus=0)(Told).remote()
@@ -362,7 +364,7 @@ def _run_in_one_process(
 
 
 def _as_they_come(stream: Any, log: ProgressLog, told: Any) -> Iterator[Done]:
-    """What a streaming task yields, with a line of progress every few seconds meanwhile."""
+    """Outcomes of a streaming task, with a line of progress every few seconds meanwhile."""
     while True:
         ready, _ = ray.wait([stream], timeout=SECONDS_BETWEEN_LOGS, fetch_local=False)
         log.show(ray.get(told.read.remote()))
@@ -407,7 +409,7 @@ def run_on_workers(
     workers: Workers,
     handles: Sequence[Any],
 ) -> Iterator[Done]:
-    """As `run_jobs`, by workers that have loaded the spec's model."""
+    """Run the jobs as `run_jobs` does, by workers that have loaded the spec's model."""
     told = ray.remote(num_cpus=0)(Told).remote()
     run = ray.remote(num_cpus=workers.cpus_per_task, max_retries=2, scheduling_strategy="SPREAD")(
         _run

@@ -15,7 +15,7 @@ _SECONDS_BEFORE_GUESSES = 30.0
 
 
 class Told:
-    """What the runners say of their progress, and which worker has how much to do for them."""
+    """Progress of all runners, and the load of each worker."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, int]] = {}
