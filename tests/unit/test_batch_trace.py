@@ -9,8 +9,8 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.pipeline.command_line import run_job
 from rayembed.pipeline.run_folders import locked_folders
+from rayembed.pipeline.training_job import training_job
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def trace(run: Run, tmp_path: Path, batch: str) -> int:
     file = tmp_path / "run.yaml"
     file.write_text(run.to_yaml())
     argv = ["--recipe", str(file), "--trace-batch", batch]
-    return run_job(argv, default_recipe="biencoder", about="")
+    return training_job("biencoder")(argv)
 
 
 def test_every_row_leads_to_its_line(prepared: Run, tmp_path: Path, capsys) -> None:

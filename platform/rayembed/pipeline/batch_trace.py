@@ -8,8 +8,8 @@ from rich.table import Table
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of, lineage
-from rayembed.pipeline.command_line import of_stages
 from rayembed.pipeline.run_folders import plan_of
+from rayembed.pipeline.training_job import of_stages
 
 _WIDTH = 140
 _SHOWN_CHARACTERS = 60

@@ -22,7 +22,7 @@ from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import bm25_revision
 from rayembed.evaluation.score import Scored, Store, meta_of, score
 from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
 logger = logging.getLogger(__name__)
@@ -72,10 +72,8 @@ def evaluate(run: EvaluationRun) -> Evaluated:
     Raises:
         RayembedError: what is wrong with the run, the model or the cluster, and what to do.
     """
-    storage = absolute_storage(run.placement.storage_path)
-    run = run.model_copy(
-        update={"placement": run.placement.model_copy(update={"storage_path": storage})}
-    )
+    run = placed(run)
+    storage = run.placement.storage_path
     check_writable(storage)
     factories = task_factories(run)
     model = evaluated_model(run, factories)

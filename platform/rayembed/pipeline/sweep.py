@@ -30,7 +30,7 @@ from rayembed.pipeline.train import TrialOf, train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now
 from rayembed.tuning.concurrency import trials_at_once
@@ -89,8 +89,7 @@ def _sweep(
 ) -> Swept:
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
-    tracking_uri = resolve_tracking_uri(placement.tracking_uri, placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
     connect()
     validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
     check_placement_now(placement, validates=validates)

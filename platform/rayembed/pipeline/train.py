@@ -13,7 +13,7 @@ from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import Scored
-from rayembed.evaluation.tables import UNTRAINED, ScoreKey, csv_table, markdown_table, run_table
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.on_ray import connect
@@ -22,7 +22,7 @@ from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
     kept_step,
@@ -35,7 +35,8 @@ from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_step
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.tables import show
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -132,9 +133,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -149,8 +148,7 @@ def _train(
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
@@ -262,9 +260,10 @@ def _register(
     model = folders.model(last)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
+    markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        write_atomic(folders.local / "scores.md", markdown_table(table).encode())
-        write_atomic(folders.local / "scores.csv", csv_table(table).encode())
+        write_atomic(folders.local / "scores.md", markdown.encode())
+        write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)
@@ -278,7 +277,7 @@ def _register(
         tracker.log_artifact(folders.local / VALIDATION_FILE)
     scored = scores.get(ScoreKey(last))
     version = register_trained(
-        Training(run, found, markdown_table(table) if scores else ""),
+        Training(run, found, markdown),
         model,
         tracker,
         scored.local if scored else None,

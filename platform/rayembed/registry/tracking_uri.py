@@ -64,6 +64,18 @@ def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
     return uri
 
 
+def reachable_tracking_uri(uri: str | None, storage_path: str) -> str:
+    """The address of `resolve_tracking_uri`, of a server that answers.
+
+    Raises:
+        ConfigError: as `resolve_tracking_uri`.
+        TrackingError: as `check_reachable`.
+    """
+    resolved = resolve_tracking_uri(uri, storage_path)
+    check_reachable(resolved)
+    return resolved
+
+
 def sqlite_path(uri: str) -> Path | None:
     """Absolute path of a SQLite address; None for other stores and in-memory databases."""
     match = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)

@@ -1,7 +1,6 @@
 """The noise job: from its arguments to a table of what unrelated text takes from models' scores."""
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
@@ -9,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
-from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.job import Job, JobContext, Reader, option
+from rayembed.pipeline.storage import placed
+from rayembed.pipeline.training_job import base_run
 from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
@@ -26,29 +25,6 @@ QUICKSTARTS = {
 """Labels and names of the runs that are compared where no model is given."""
 
 _WIDTH = 120
-
-
-def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        args = _parser(about).parse_args(list(argv))
-        run = override(base_run(args.recipe), args.assignments)
-        models = dict(map(_labelled, args.model)) or _quickstarts(run)
-        log_to_stderr(__package__)
-        scores = measure(run, models, num_words=args.words)
-        print_scores(scores, sys.stdout)
-        storage = absolute_storage(run.placement.storage_path)
-        place = join(storage, "noise", f"noise-{args.words}-words.md")
-        write_atomic(place, markdown(scores).encode())
-        sys.stdout.write(f"Table {place}\n")
-
-    return exit_code(work)
 
 
 def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, NoiseScores]:
@@ -66,14 +42,14 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     from rayembed_papers.noise.scores import noise_scores
 
     connect()
-    placement = run.placement
+    placement = placed(run).placement
     return {
         label: measured_on_ray(
             noise_scores,
             reference,
             run,
             name=label.replace(" ", "-"),
-            results_folder=join(absolute_storage(placement.storage_path), "noise"),
+            results_folder=join(placement.storage_path, "noise"),
             num_words=num_words,
             placement=placement,
         )
@@ -123,7 +99,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _quickstarts(run: Run) -> dict[str, str]:
-    storage = absolute_storage(run.placement.storage_path)
+    storage = placed(run).placement.storage_path
     last = run.stages[-1].name
     return {
         label: join(storage, "runs", name, "models", last) for label, name in QUICKSTARTS.items()
@@ -137,41 +113,42 @@ def _labelled(text: str) -> tuple[str, str]:
     return label, reference
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="LABEL=REFERENCE",
-        help="a saved model; may be given often. Default: the runs "
-        + " and ".join(QUICKSTARTS.values()),
-    )
-    parser.add_argument(
-        "--words",
-        type=_positive,
-        default=16,
-        help="words of noise behind every text; default: %(default)s",
-    )
-    parser.add_argument(
-        "--recipe",
-        default=RECIPE,
-        metavar="NAME|run.yaml",
-        help="the run whose tasks are scored; default: %(default)s",
-    )
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="path.to.setting=value",
-        help="change a setting of it, evaluation.wikipedia.num_queries=50, say; may be given often",
-    )
-    return parser
-
-
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
     return value
+
+
+def _measure(run: Run, context: JobContext) -> None:
+    words = context.args.words
+    models = dict(map(_labelled, context.args.model)) or _quickstarts(run)
+    scores = measure(run, models, num_words=words)
+    print_scores(scores, context.out)
+    place = join(placed(run).placement.storage_path, "noise", f"noise-{words}-words.md")
+    write_atomic(place, markdown(scores).encode())
+    context.out.write(f"Table {place}\n")
+
+
+_READER = Reader(
+    kind=Run,
+    base=base_run,
+    recipe="the run whose tasks are scored",
+    default=RECIPE,
+    examples="evaluation.wikipedia.num_queries=50",
+)
+
+_MODEL = option(
+    "--model LABEL=REFERENCE",
+    f"a saved model; default: the runs {' and '.join(QUICKSTARTS.values())}",
+    often=True,
+)
+_WORDS = option("--words N", "words of noise behind every text", type=_positive, default=16)
+
+run_noise_job = Job(
+    options=(_MODEL, _WORDS, *_READER.options),
+    read=_READER,
+    run=_measure,
+    log=(__package__,),
+)
+"""The job that measures what unrelated text takes from models' scores."""
