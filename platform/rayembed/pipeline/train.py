@@ -57,10 +57,10 @@ End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, Scored], Mapping[str, A
 
 @dataclass(frozen=True)
 class TrialOf:
-    """What a sweep adds to a run that is one of its trials."""
+    """Additions of a sweep to a run that is one of its trials."""
 
     tags: Mapping[str, str]
-    """Of its MLflow run: which sweep's it is, and what it tries."""
+    """Tags of its MLflow run: the sweep, and the settings that are tried."""
     on_scores: Callable[[str, dict[str, float], int], None]
     """Takes the name of a curve (`validation`, `eval`), scores and the step of the run, as soon as
     they are known; again those that an earlier process of the trial had."""
@@ -71,20 +71,20 @@ class TrialOf:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a trial leaves."""
+    """Result of a trial."""
 
     scores: dict[str, float]
-    """Of its last stage on the tasks after training; empty without them."""
+    """Scores of its last stage on the tasks after training; empty without them."""
     model_folder: str
-    """In storage."""
+    """Folder of the model in storage."""
     last_weights: str
-    """Of its last stage, in storage."""
+    """Path of the last stage's weights, in storage."""
     run_id: str
-    """Of MLflow."""
+    """Id of the MLflow run."""
 
 
 def train(run: Run, trial: TrialOf | None = None) -> Outcome:
-    """What came of the run, after its table was printed; a run that stopped goes on.
+    """Train a run or resume it; return its result after its table was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -103,7 +103,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
 
 
 def train_trial(run: Run, trial: TrialOf) -> Trained:
-    """What the run leaves as a trial of a sweep: as `train`, but it is not registered.
+    """Train a run as a trial of a sweep: as `train`, but it is not registered.
 
     Where another process trains it, its end is waited for.
 
@@ -145,7 +145,7 @@ def _train(
     end: End[T],
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
-    """What `end` makes of the run's scores, and whether MLflow has everything."""
+    """Result that `end` makes of the run's scores, and whether MLflow has everything."""
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
@@ -301,5 +301,5 @@ def _register(
 
 
 def _data_warnings(plans: Mapping[str, str]) -> list[str]:
-    """What the stages ask of the data and these do not give; what stages share is told once."""
+    """Warnings about data that do not give what the stages ask for, each once."""
     return list(dict.fromkeys(line for plan in plans.values() for line in data_warnings(plan)))
