@@ -81,11 +81,11 @@ def test_the_registered_folder_is_evaluated(folders, tracker, cache):
     assert spec.reference == "models:/tiny/2"
     assert spec.meta.name == "rayembed/tiny"
     assert spec.weights == weights_fingerprint(folders[1])
-    way = spec.way(SCIFACT, PromptType.query)
-    found = spec.load("cpu")(["are cats larger"], way)
+    encode_spec = spec.encode_spec(SCIFACT, PromptType.query)
+    found = spec.load("cpu")(["are cats larger"], encode_spec)
     direct = make_spec(ModelUnderTest(reference=str(folders[1])))
-    assert direct.way(SCIFACT, PromptType.query) == way
-    np.testing.assert_array_equal(direct.load("cpu")(["are cats larger"], way), found)
+    assert direct.encode_spec(SCIFACT, PromptType.query) == encode_spec
+    np.testing.assert_array_equal(direct.load("cpu")(["are cats larger"], encode_spec), found)
     first = make_spec(ModelUnderTest(reference="models:/tiny/1"), tracking_uri=uri)
     assert first.weights == weights_fingerprint(folders[0])
     assert first.meta.revision != spec.meta.revision

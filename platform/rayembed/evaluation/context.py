@@ -18,7 +18,7 @@ class DrawnContext(NamedTuple):
     """Documents that stand for a corpus."""
 
     name: str
-    """Hash of the documents, which `Way.context` holds."""
+    """Hash of the documents, which `EncodeSpec.context` holds."""
     documents: list[str]
 
 

@@ -6,10 +6,10 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta
 from mteb.types import PromptType
 
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
-from rayembed.evaluation.way import Way
 from rayembed.models.contract import EmbeddingModel
 
 
@@ -32,13 +32,17 @@ class LoadedSpec:
         """The revision, which tells the weights from others."""
         return str(self.meta.revision)
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """Role and prompt; texts of symmetric tasks are queries."""
-        return Way(role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type))
+        return EncodeSpec(
+            role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type)
+        )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt, the instruction template filled."""
-        return self.prompts.shown(way.instruction)
+        return self.prompts.shown(encode_spec.instruction)
 
     @property
     def conditions(self) -> dict[str, str]:

@@ -12,18 +12,18 @@ from mteb.types import PromptType
 
 from rayembed.config.evaluation import BM25, ModelUnderTest
 from rayembed.errors import ConfigError
-from rayembed.evaluation.way import Way
+from rayembed.evaluation.encode_spec import EncodeSpec
 
-EmbedTexts = Callable[[Sequence[str], Way], np.ndarray]
-"""Texts of one way to their vectors (N, D) float32, in the order of the texts."""
+EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
+"""Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
 
 
 @runtime_checkable
 class EmbedInContext(Protocol):
-    """A loaded contextual model: an `EmbedTexts` for ways that name a context."""
+    """A loaded contextual model: an `EmbedTexts` for encode specs that name a context."""
 
-    def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
-        """Embed texts as `EmbedTexts` does, in the context that the way names."""
+    def __call__(self, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
+        """Embed texts as `EmbedTexts` does, in the context that the encode spec names."""
         ...
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
@@ -52,7 +52,7 @@ class ModelSpec(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides a text's vector besides the text and its way."""
+        """Names all that decides a text's vector besides the text and its encode spec."""
         ...
 
     @property
@@ -60,12 +60,14 @@ class ModelSpec(Protocol):
         """How vectors are compared. They need not be of unit length: cosine normalises itself."""
         ...
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """How the task's texts of this prompt type (None: symmetric tasks) are embedded."""
         ...
 
-    def shown(self, way: Way) -> str:
-        """Prompt before a text of this way, for people to read."""
+    def shown(self, encode_spec: EncodeSpec) -> str:
+        """Prompt before a text of this encode spec, for people to read."""
         ...
 
     @property

@@ -20,6 +20,7 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
 from rayembed.evaluation.prompts import role_of
@@ -33,7 +34,6 @@ from rayembed.evaluation.sentence_spec import (
 )
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
-from rayembed.evaluation.way import Way
 
 logger = logging.getLogger(__name__)
 
@@ -87,15 +87,17 @@ class MtebSpec:
         name = self.stated.similarity_fn_name
         return "dot" if name is not None and name.value == "dot" else "cosine"
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """The task itself, whose prompt only the wrapper knows."""
-        return Way(
+        return EncodeSpec(
             role_of(prompt_type),
             task=task_text(task_metadata),
             prompt_type=prompt_type.value if prompt_type else "",
         )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The name of the wrapper, which alone knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
@@ -122,14 +124,16 @@ class MtebSpec:
         if self._changes(but=("dimensions",)):
             _adjust(wrapper, self.settings)
 
-        def embed(texts: Sequence[str], way: Way) -> np.ndarray:
+        def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
             return as_vectors(
                 wrapper.encode(
                     _loader(texts),
-                    task_metadata=read_task(way.task),
+                    task_metadata=read_task(encode_spec.task),
                     hf_split="test",
                     hf_subset="default",
-                    prompt_type=PromptType(way.prompt_type) if way.prompt_type else None,
+                    prompt_type=PromptType(encode_spec.prompt_type)
+                    if encode_spec.prompt_type
+                    else None,
                     batch_size=BATCH_SIZE,
                     show_progress_bar=False,
                 )

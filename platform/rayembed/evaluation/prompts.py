@@ -143,7 +143,7 @@ class ModelPrompts:
         return fingerprint([settings, asdict(self.folder), table])
 
     def instruction(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
-        """Value of `Way.instruction`: a task definition for a template, else literal text."""
+        """Value of `EncodeSpec.instruction`: task definition for a template, else literal text."""
         role = role_of(prompt_type)
         given = self._given(metadata, role)
         if self.folder.template is not None:
@@ -161,7 +161,7 @@ class ModelPrompts:
         return self._prefix(metadata, prompt_type)
 
     def shown(self, instruction: str) -> str:
-        """The literal text that stands before a text with this `Way.instruction`."""
+        """The literal text that stands before a text with this `EncodeSpec.instruction`."""
         if self.folder.template is None or not instruction:
             return instruction
         return self.folder.template.replace("{instruction}", instruction)

@@ -37,12 +37,12 @@ def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
             task=task.metadata.name,
             type=task.metadata.type,
             side=prompt_type.value if prompt_type else "text",
-            role=way.role,
-            prompt=spec.shown(way),
+            role=encode_spec.role,
+            prompt=spec.shown(encode_spec),
         )
         for task in _parts(tasks)
         for prompt_type in _sides(task)
-        for way in [spec.way(task.metadata, prompt_type)]
+        for encode_spec in [spec.encode_spec(task.metadata, prompt_type)]
     ]
 
 

@@ -1,4 +1,4 @@
-"""mteb's task metadata as a text that travels with a way, and back."""
+"""mteb's task metadata as a text that travels with an encode spec, and back."""
 
 import json
 from functools import lru_cache

@@ -40,17 +40,17 @@ ENCODER = "encoder"
 
 @dataclass(frozen=True)
 class AdaptedEncoder:
-    """What came of an adaptation."""
+    """Encoder that an adaptation made."""
 
     run: Adaptation
     folder: str
-    """In storage: a path or an address, for `model.backbone.path`."""
+    """Folder in storage: a path or an address, for `model.backbone.path`."""
     metrics: dict[str, Any]
-    """Of the last step."""
+    """Metrics of the last step."""
 
 
 def adapt(run: Adaptation) -> AdaptedEncoder:
-    """What came of the run, after it was printed; a run that stopped goes on.
+    """Run an adaptation or resume it; return the encoder after its tables were printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 

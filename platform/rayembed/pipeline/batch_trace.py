@@ -1,4 +1,4 @@
-"""From a step of training back to the rows of its sources, as a table."""
+"""Table of the rows of its sources that a step of training comes from."""
 
 from typing import TextIO
 

@@ -9,6 +9,7 @@ from rayembed.config.data_run import DataRun
 from rayembed.config.sources import MtebSource, WikipediaSource
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
+from rayembed.pipeline.held_out import held_out_set_of
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,
     dataset_names,
@@ -18,7 +19,7 @@ from rayembed.recipes.datasets.catalogue import (
 from rayembed.recipes.datasets.entry import Entry
 from rayembed.tables import Table, console
 
-_STEPS = ("cleaning", "filter", "mining", "clusters")
+_STEPS = ("held out", "cleaning", "filter", "mining", "clusters")
 
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
@@ -64,6 +65,9 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) 
         last = folders[-1]
         printer.print(f"{name}  {last.folder}")
         printer.print(f"  audit  {join(last.folder, AUDIT)}")
+        dataset = next(dataset for dataset in run.data.datasets if dataset.name == name)
+        if (held_out := held_out_set_of(dataset, folders[0])) is not None:
+            printer.print(f"  held out  {held_out.summary}")
         if last.manifest["kind"] == "clustered":
             # As a source its rows would lose their batches.
             printer.print("  use    training with the same data set, seed and storage finds it")
@@ -118,11 +122,12 @@ def _source(dataset: DatasetConfig) -> str:
             return f"{source.kind}: {source.path}"
 
 
-def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str]:
+def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str]:
     cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
     consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
     return (
         _source(dataset),
+        "" if dataset.held_out is None else dataset.held_out.summary,
         ", ".join(["duplicates", *(name.replace("_", "-") for name in cleaning)]),
         "" if consistency is None else f"top {consistency.top_k} by {consistency.teacher}",
         ""

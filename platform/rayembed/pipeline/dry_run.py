@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import held_out_set
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import MtebSource, PairsSource, WikipediaSource
@@ -82,10 +83,24 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
         facts["teacher for mining"] = ", ".join(sorted(map(_short, teachers)))
+    facts["scores"] = _scores(run)
     facts["machines"] = machines(placement)
     facts["data root"] = run.data.root or "the working directory"
     facts["storage"] = placement.storage_path
     return facts_table(f"{run.name}, fingerprint {run.fingerprint}: what it needs", facts)
+
+
+def _scores(run: Run) -> str:
+    """What the run's models are scored on, and which ones."""
+    if not run.takes_scores:
+        return "none: no tasks are named, and nothing is held out"
+    evaluation = run.evaluation
+    on = [*evaluation.benchmarks, *evaluation.tasks, *(own.name for own in evaluation.own_sets)]
+    on += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
+    models = ["untrained"] if evaluation.before_training else []
+    models += [stage.name for stage in run.stages]
+    models += map(_short, evaluation.baselines)
+    return f"of {', '.join(models)} on {', '.join(on)}"
 
 
 def _stages(run: Run) -> Table:
@@ -111,16 +126,20 @@ def _stages(run: Run) -> Table:
 
 def _datasets(run: Run) -> Table:
     rows = []
+    held_out = bool(run.held_out_datasets)
     for dataset in run.data.datasets:
         number = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
         if dataset.sample_share is not None:
             number = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
-        what = (dataset.name, dataset.task, number, _source(dataset), _negatives(dataset))
+        what = [dataset.name, dataset.task, number, _source(dataset), _negatives(dataset)]
+        if held_out:
+            what.append("" if dataset.held_out is None else dataset.held_out.summary)
         rows.append([*what, *shares])
     heads = ["data set", "task", "rows", "source", "negatives"]
+    heads += ["held out"] if held_out else []
     heads += [f"in {stage.name}" for stage in run.stages]
-    return Table(heads, rows, title="Data", align="llrllr")
+    return Table(heads, rows, title="Data", align="llrlllr" if held_out else "llrllr")
 
 
 def _below_root(run: Run) -> list[str]:

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Training:
-    """What a card tells of how a model was trained."""
+    """Training of a model, as its card describes it."""
 
     run: Run
     provenance: Mapping[str, Any]

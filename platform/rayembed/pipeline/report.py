@@ -1,4 +1,4 @@
-"""What a user reads when a run is done."""
+"""The report of a run that is done."""
 
 from dataclasses import dataclass
 
@@ -14,25 +14,27 @@ from rayembed.tables import console
 MLFLOW_AWAY = (
     "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
 )
-"""What the driver prints last where MLflow has not got everything."""
+"""Last line of the driver where MLflow has not got everything."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run: its folders, scores, registered version and warnings."""
 
     run: Run
     table: ScoreTable | None
-    """None: the run takes no scores."""
+    """Table of scores; None: the run takes none."""
     model_folder: str
-    """In storage, as `run_folder`: a path or an address of object storage."""
+    """Folder of the model in storage, as `run_folder`: a path or an address of object storage."""
     run_folder: str
     version: RegisteredVersion
     tracking_uri: str
     dropped_steps: int
-    """That changed no weights, of all stages."""
+    """Number of steps, of all stages, that changed no weights."""
     data_warnings: tuple[str, ...] = ()
-    """What the settings ask of the data and these do not give."""
+    """Warnings about settings that ask for what the data do not give."""
+    held_out: tuple[str, ...] = ()
+    """How many texts of held-out parts the scores are over."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -40,6 +42,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     out = console(soft_wrap=True)
     if outcome.table is not None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
+    for line in outcome.held_out:
+        out.print(f"Held out   {line}")
     if outcome.dropped_steps:
         out.print(dropped_line(outcome.dropped_steps))
     version = outcome.version
@@ -60,7 +64,7 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
 
 
 def dropped_line(steps: int) -> str:
-    """What a user reads of dropped steps."""
+    """Line of the report about dropped steps."""
     were = "step was" if steps == 1 else "steps were"
     return (
         f"Dropped    {steps} {were} without effect: loss or gradient were not finite "

@@ -23,7 +23,7 @@ Ray is imported."""
 
 
 @dataclass
-class Hearing:
+class HeardSignal:
     """Signal that was heard."""
 
     number: int | None = None
@@ -51,17 +51,17 @@ class Hearing:
         raise KeyboardInterrupt
 
 
-_current: list[Hearing] = []
+_current: list[HeardSignal] = []
 
 
 @contextmanager
-def hearing() -> Iterator[Hearing]:
+def hearing() -> Iterator[HeardSignal]:
     """SIGINT and SIGTERM become `KeyboardInterrupt` inside the block, told at once.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
     another thread than the main one nothing is heard.
     """
-    heard = Hearing()
+    heard = HeardSignal()
     os.environ.setdefault(*_RAY_LOOKS)
     if threading.current_thread() is not threading.main_thread():
         yield heard

@@ -45,25 +45,25 @@ SWEEP_FILE = "sweep.yaml"
 """The resolved sweep, in its folder."""
 
 ENDED_TAG = "rayembed.sweep.ended_at_step"
-"""On the MLflow run of a trial that the scheduler ended."""
+"""Tag on the MLflow run of a trial that the scheduler ended."""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What came of a sweep."""
+    """Result of a sweep."""
 
     sweep: Sweep
     records: Mapping[str, TrialRecord]
     report: str
     """Path of the report in storage."""
     outcome: Outcome | None
-    """Of the best trial's run, registered; None: no trial has finished."""
+    """Result of the best trial's run, registered; None: no trial has finished."""
 
 
 def sweep_runs(
     sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
 ) -> Swept:
-    """What came of the sweep, after its tables were printed; a sweep that stopped goes on.
+    """Run a sweep or resume it; return its result after its tables were printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 

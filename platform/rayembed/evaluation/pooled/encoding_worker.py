@@ -85,7 +85,7 @@ class EncodingWorker:
         missing = [place for place, key in enumerate(keys) if key not in known]
         if missing:
             texts = [unit.texts[place] for place in missing]
-            made = _finite(texts, np.asarray(self._embed_texts(texts, unit.bucket.way)))
+            made = _finite(texts, np.asarray(self._embed_texts(texts, unit.bucket.encode_spec)))
             if self._store is not None:
                 self._store.write(unit.bucket, hashes[missing], made)
                 made = self._store.rounded(made)

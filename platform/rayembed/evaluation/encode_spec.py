@@ -6,10 +6,10 @@ from rayembed.models.contract import Role
 
 
 @dataclass(frozen=True)
-class Way:
+class EncodeSpec:
     """All that decides a text's vector besides the text and the model.
 
-    Texts of one way go through the model together, and tasks that share a way share vectors.
+    Texts of one encode spec go through the model together; tasks that share one share vectors.
     """
 
     role: Role
