@@ -5,7 +5,7 @@ import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -13,7 +13,6 @@ from rich.table import Table
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
-from rayembed.pipeline.registration import Candidate, find_candidate, put
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
 from rayembed.registry.gates import Decision, check_names, parse_requirement
@@ -21,6 +20,9 @@ from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+if TYPE_CHECKING:
+    from rayembed.pipeline.registration import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
     except ValueError as error:
         raise ConfigError(f"--name {name!r}: {error}") from None
     storage = absolute_storage(args.storage_path)
+    makes = not (args.dry_run or args.rollback)
     return RegistryRequest(
         name=name,
         model=args.model,
@@ -85,7 +88,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
         dry_run=args.dry_run,
         card=args.card,
         experiment=args.experiment,
-        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage),
+        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes),
     )
 
 
@@ -114,6 +117,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
 
 def _register(client: Any, asked: RegistryRequest) -> int:
     """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
+    from rayembed.pipeline.registration import find_candidate, put  # torch and mteb
+
     assert asked.model is not None
     candidate = find_candidate(
         client,
@@ -210,7 +215,9 @@ def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
     out.print(f"Previous   {previous}")
 
 
-def _print_dry_run(candidate: Candidate, asked: RegistryRequest, held: bool, out: Console) -> None:
+def _print_dry_run(
+    candidate: "Candidate", asked: RegistryRequest, held: bool, out: Console
+) -> None:
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"
     else:

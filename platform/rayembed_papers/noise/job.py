@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,9 @@ from rayembed.evaluation.tables import heading
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
-from rayembed_papers.noise.scores import NoiseScores
+
+if TYPE_CHECKING:
+    from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
 
@@ -27,7 +29,7 @@ QUICKSTARTS = {
 _WIDTH = 120
 
 
-def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, NoiseScores]:
+def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, "NoiseScores"]:
     """Scores of each model, by its label, with and without noise behind the texts of the tasks.
 
     Args:
@@ -57,7 +59,7 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     }
 
 
-def print_scores(scores: Mapping[str, NoiseScores], out: TextIO) -> None:
+def print_scores(scores: Mapping[str, "NoiseScores"], out: TextIO) -> None:
     """Write a table: tasks in rows; of each model the score, that with noise, and the drop."""
     table = Table(title="Unrelated words behind every text", title_justify="left")
     table.add_column("task", no_wrap=True)
@@ -68,14 +70,14 @@ def print_scores(scores: Mapping[str, NoiseScores], out: TextIO) -> None:
     Console(file=out, width=_WIDTH, highlight=False, markup=False).print(table)
 
 
-def markdown(scores: Mapping[str, NoiseScores]) -> str:
+def markdown(scores: Mapping[str, "NoiseScores"]) -> str:
     """The same as a Markdown table."""
     lines = ["| task | " + " | ".join(scores) + " |", "|---|" + "---|" * len(scores)]
     lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in _rows(scores)]
     return "\n".join(lines) + "\n"
 
 
-def _rows(scores: Mapping[str, NoiseScores]) -> list[tuple[str, list[str]]]:
+def _rows(scores: Mapping[str, "NoiseScores"]) -> list[tuple[str, list[str]]]:
     """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
     tasks = list(next(iter(scores.values())).clean)
     rows = []
