@@ -15,7 +15,7 @@ from rayembed.pipeline.on_ray import run_on_local_head
 from rayembed.pipeline.training_job import training_job
 
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
-"""What can be trained; the first one where none is named."""
+"""Families that can be trained; the first one is the default."""
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

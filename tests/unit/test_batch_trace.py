@@ -82,6 +82,12 @@ def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> Non
     with pytest.raises(SystemExit, match="2"):
         trace(prepared, tmp_path, "only")
     assert "'only' is not STAGE:STEP" in capsys.readouterr().err
+    (plans,) = (tmp_path / "out" / "runs").glob("*/plans.json")
+    whole = plans.read_text()
+    plans.write_text(whole[:-4])
+    assert trace(prepared, tmp_path, "only:0") == 1
+    assert "the list of plans" in capsys.readouterr().err
+    plans.write_text(whole)
     (tmp_path / "out" / "plans").rename(tmp_path / "gone")
     assert trace(prepared, tmp_path, "only:0") == 1
     assert "there is no finished batch plan" in capsys.readouterr().err

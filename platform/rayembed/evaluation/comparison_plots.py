@@ -18,7 +18,7 @@ _SHORT = {"PairClassification": "Pair classif."}
 _SHORT_TICK = 9
 """Letters of what is written below bars that fit beside each other."""
 _INCHES_A_LETTER = 0.068
-"""Of the legend's letters, 8.5 points high."""
+"""Width of the legend's letters, 8.5 points high."""
 
 
 def category_bars(comparison: Comparison) -> bytes:

@@ -1,4 +1,4 @@
-"""What the models of a training run are scored with: their settings, and what stands before texts.
+"""Settings and prompts with which the models of a training run are scored.
 
 Whoever takes scores for a run (after a stage, in validation, in an analysis) asks here, so that a
 model has the same scores wherever they are taken.
@@ -75,12 +75,12 @@ def run_dtype(run: Run, device: str) -> Dtype:
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
-    """What stands before texts for the model of a folder, as `jobs/evaluate_model.py` has it."""
+    """Prompts for the model of a folder, as `jobs/evaluate_model.py` has them."""
     return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
 
 
 def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
-    """What stands before texts for a model of the run that lies in no folder yet."""
+    """Prompts for a model of the run that lies in no folder yet."""
     return ModelPrompts(settings or Prompts(), unsaved_prompts(run.model, run.instructions))
 
 

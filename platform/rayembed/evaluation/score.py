@@ -46,7 +46,7 @@ Pool = Callable[[Sequence[Job], ModelSpec, EmbeddingStore | None], Iterator[Done
 
 @dataclass(frozen=True)
 class Store:
-    """Where results and embeddings are kept, so that nothing is computed twice."""
+    """Storage of results and embeddings, so that nothing is computed twice."""
 
     results: str
     """Folder or object-storage prefix, in which mteb's layout begins."""
@@ -139,7 +139,7 @@ def score(
 
 
 def meta_of(model: ModelSpec | Bm25) -> ModelMeta:
-    """What mteb writes down about a model."""
+    """Metadata of a model for mteb."""
     return model.mteb_model_meta if isinstance(model, Bm25) else model.meta
 
 

@@ -7,8 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from rich.console import Console
-
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError, StorageError
@@ -29,12 +27,10 @@ from rayembed.evaluation.result_files import (
     stored_models,
 )
 from rayembed.pipeline.job import Job, JobContext, names_in, option
+from rayembed.tables import console
 
 ALL_TASKS = "all tasks with results"
 """Stands for a benchmark where none is named."""
-
-WIDTH = 120
-"""Columns where the output is not a terminal."""
 
 Results = Mapping[StoredModel, Mapping[str, TaskFile]]
 
@@ -253,21 +249,17 @@ def _telling(revisions: Sequence[str]) -> int:
 def _print(
     comparison: Comparison, asked: ComparisonRequest, written: Sequence[str], out: TextIO
 ) -> None:
-    width = None if out.isatty() else WIDTH
-    console = Console(file=out, width=width, highlight=False, markup=False)
-    console.print(category_table(comparison))
-    if asked.tasks:
-        for table in task_tables(comparison):
-            console.print()
-            console.print(table)
-    console.print()
+    printer = console(out)
+    for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
+        printer.print(table)
+        printer.print()
     for column in comparison.columns:
         for note in column.notes:
-            console.print(note)
+            printer.print(note)
     for address in written:
-        console.print(f"Written  {address}", soft_wrap=True)
+        printer.print(f"Written  {address}", soft_wrap=True)
     for command in _next(comparison, asked):
-        console.print(f"Next     {command}", soft_wrap=True)
+        printer.print(f"Next     {command}", soft_wrap=True)
 
 
 def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:

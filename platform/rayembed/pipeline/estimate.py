@@ -16,7 +16,7 @@ from rayembed.pipeline.requirements import expected_precision, flops_per_token, 
 from rayembed.registry.provenance import cpu_cores, cpu_model
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
-"""Of a product's speed that training reaches (docs/LOG.md)."""
+"""Share of a product's speed that training reaches (docs/LOG.md)."""
 
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 """The same of scores and teachers, which have no backward pass."""
@@ -25,10 +25,10 @@ _FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""
 
 _SHORT_TEXTS = 1750
-"""Of the Wikipedia sample's tasks beside retrieval; half as long as its texts."""
+"""Number of texts of the Wikipedia sample's tasks beside retrieval; half as long as its texts."""
 
 _ROWS = 3000
-"""Of a data set that is mined, where the run names no number."""
+"""Rows of a data set that is mined, where the run names no number."""
 
 _MINILM = 2 * 10.6e6
 """Operations a token of teachers and baselines whose size is not known here."""
@@ -42,7 +42,7 @@ _STAGE_SECONDS = 25.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run is expected to take."""
+    """Expected duration of a run."""
 
     machine: str
     seconds: float

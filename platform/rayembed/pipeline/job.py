@@ -82,7 +82,7 @@ class Reader(Generic[AnySettings]):
 
     kind: type[AnySettings]
     examples: str
-    """What `--set` takes, in its help text."""
+    """Examples of settings in the help text of `--set`."""
     own: tuple[Option, ...] = ()
     """Options of this command alone that give a setting each."""
     base: Callable[[str], AnySettings] | None = None
@@ -181,11 +181,11 @@ class Job(Generic[T]):
     run: Work[T]
     """Does the work; returns the exit code, None for 0."""
     lists: tuple[str, Callable[[JobContext], None]] | None = None
-    """What `--list` prints, in words, and how; from the arguments alone."""
+    """Output of `--list`, in words, and its function; from the arguments alone."""
     alone: Sequence[tuple[Option, Callable[[JobContext], None]]] = ()
     """Other options that do something from the arguments alone, by what they do."""
     shows: tuple[str, str, Work[T]] | None = None
-    """What `--dry-run` prints to stdout and to stderr, in words, and how."""
+    """Output of `--dry-run` to stdout and to stderr, in words, and its function."""
     instead: Sequence[tuple[Option, Work[T]]] = ()
     """Options that do something else than `run`; the first given wins."""
     log: tuple[str, ...] = ()
@@ -217,7 +217,8 @@ class Job(Generic[T]):
         return exit_code(work, stopped=self.stopped)
 
     def resolve(self, argv: Sequence[str]) -> tuple[T, str]:
-        """What the job works on, and what it does: the flag of an option, or `RUN`.
+        """Read the arguments; return the job's document and its action: the flag of an option, or
+        `RUN`.
 
         Raises:
             RayembedError: as the job's reader.
@@ -254,8 +255,8 @@ class Job(Generic[T]):
 
 
 def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> int:
-    """What a job ends with: what `work` returns (None: 0), 1 when it failed, 2 when it was asked
-    wrongly, 130 or 143 when SIGINT or SIGTERM stopped it.
+    """Exit code of a job: what `work` returns (None: 0), 1 when it failed, 2 for invalid arguments,
+    130 or 143 when SIGINT or SIGTERM stopped it.
 
     Errors that a user can act on are printed as their message, without a traceback.
 

@@ -2,32 +2,30 @@
 
 import argparse
 import logging
-import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
-from rayembed.registry.gates import Decision, check_names, parse_requirement
+from rayembed.registry.card_parts import how_to_score
+from rayembed.registry.gates import parse_requirement
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.tables import console
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rayembed.pipeline.registration import Candidate
 
 logger = logging.getLogger(__name__)
-
-WIDTH = 132
-"""Columns of the table: logs of jobs have no terminal that says its width."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
 
 def _register(client: Any, asked: RegistryRequest) -> int:
     """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
-    from rayembed.pipeline.registration import find_candidate, put  # torch and mteb
+    from rayembed.pipeline.registration import find_candidate, own_run, put  # torch and mteb
 
     assert asked.model is not None
     candidate = find_candidate(
@@ -128,14 +126,13 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         trusted=asked.trust_results,
         tracking_uri=asked.tracking_uri,
     )
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
+    named = None if candidate.folder is None else asked.name
     if asked.promote:
         if not candidate.scores:
             raise ConfigError(
-                f"{asked.model!r} has no scores to judge; evaluate it (jobs/evaluate_model.py) and "
-                "name the results folder with --results"
+                f"{asked.model!r} has no scores to judge; {how_to_score(asked.model, named)}"
             )
-        check_names(asked.gates.requirements, candidate.scores)
         decision = judge(
             client,
             asked.name,
@@ -147,7 +144,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         # A version that is there is judged below, where the figures are kept with it.
         refused = candidate.number is None and not decision.holds
         if asked.dry_run or refused:
-            _print_decision(decision, out)
+            out.print(decision.table())
         if refused and not asked.dry_run:
             out.print(
                 f"Nothing was registered: weights {candidate.weights}. Without --promote they "
@@ -158,23 +155,25 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         held = not asked.promote or decision.holds
         _print_dry_run(candidate, asked, held, out)
         return 0 if held else 1
-    number = put(
+    made = put(
         client,
         candidate,
         asked.name,
-        tracking_uri=asked.tracking_uri,
-        experiment=asked.experiment,
+        partial(own_run, candidate, asked.name, asked.tracking_uri, asked.experiment),
         # A refusal leaves all aliases as they were.
-        alias=None if asked.promote else "candidate",
+        may_be_candidate=not asked.promote,
         card_file=None if asked.card is None else Path(asked.card),
     )
-    out.print(f"Registry   {asked.name} version {number} (models:/{asked.name}/{number})")
+    number = made.version
+    out.print(f"Registry   {asked.name} version {number} ({made.uri})")
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
+    if not candidate.scores:
+        out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
     if not asked.promote:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
     assert outcome.decision is not None
-    _print_decision(outcome.decision, out)
+    out.print(outcome.decision.table())
     _print_outcome(asked.name, outcome, out)
     if candidate.number is None and not outcome.decision.holds:
         out.print(
@@ -186,28 +185,14 @@ def _register(client: Any, asked: RegistryRequest) -> int:
 
 def _roll_back(client: Any, asked: RegistryRequest) -> int:
     outcome = rollback(client, asked.name, dry_run=asked.dry_run)
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
     if asked.dry_run and outcome.moved:
         out.print("Nothing is changed (--dry-run). It would be:")
     _print_outcome(asked.name, outcome, out)
     return 0
 
 
-def _print_decision(decision: Decision, out: Console) -> None:
-    verdict = "all gates hold" if decision.holds else "REFUSED"
-    table = Table(title=f"Promotion of {decision.version}: {verdict}", title_justify="left")
-    table.add_column("gate", overflow="fold")
-    table.add_column("figure", justify="right")
-    table.add_column("limit", justify="right")
-    table.add_column("holds")
-    table.add_column("", overflow="fold")
-    for check in decision.checks:
-        figures = ["–" if v is None else f"{v:.4f}" for v in (check.figure, check.limit)]
-        table.add_row(check.gate, *figures, "yes" if check.holds else "NO", check.note)
-    out.print(table)
-
-
-def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
+def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
     state = "" if outcome.moved else " (as before)"
     champion = "none" if outcome.champion is None else f"version {outcome.champion}"
     previous = "none" if outcome.previous is None else f"version {outcome.previous}"
@@ -216,7 +201,7 @@ def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
 
 
 def _print_dry_run(
-    candidate: "Candidate", asked: RegistryRequest, held: bool, out: Console
+    candidate: "Candidate", asked: RegistryRequest, held: bool, out: "Console"
 ) -> None:
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"
@@ -225,11 +210,8 @@ def _print_dry_run(
     out.print(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
+        + ("" if candidate.scores else ", so it would be no candidate")
     )
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(file=stream, width=WIDTH, highlight=False, markup=False, soft_wrap=True)
 
 
 run_register_job = Job(

@@ -1,4 +1,4 @@
-"""Where a job's results go, as every process of the job understands it."""
+"""Location of a job's results, as every process of the job understands it."""
 
 import os
 from pathlib import Path

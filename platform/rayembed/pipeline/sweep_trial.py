@@ -1,4 +1,4 @@
-"""What a trial of a sweep does: train its run, tell its scores, at last that of what it leaves."""
+"""A trial of a sweep: train its run, report its scores, at last that of what it leaves."""
 
 from collections.abc import Callable, Mapping
 

@@ -17,7 +17,7 @@ from rayembed.pipeline.training_job import base_run
 RECIPE = "cde-quickstart"
 
 FOLDER = "analysis"
-"""In storage, for results of mteb and for tables."""
+"""Folder in storage for results of mteb and for tables."""
 
 _BATCH_SIZES = (16, 64, 256)
 _SMALLEST_CLUSTER = 8
@@ -196,7 +196,7 @@ def analyse_topics(run: Run, job: JobContext) -> None:
 
 
 def trained_model(run: Run) -> str:
-    """Where the run's training left its model."""
+    """Folder of the model that the run's training left."""
     return join(run.placement.storage_path, "runs", run.name, "models", run.stages[-1].name)
 
 

@@ -17,7 +17,7 @@ Difficulties = Mapping[int | None, Mapping[int, Difficulty]]
 
 _LINES = COLOURS[2:]
 _FAR = 0.05
-"""How far below the best a score is drawn as white."""
+"""Distance below the best at which a score is drawn as white."""
 _SMALL_TICKS = 8
 
 
