@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TextIO
 
@@ -134,6 +134,11 @@ class Table:
             cells = [c.text(between) if isinstance(c, Cell) else Text(str(c)) for c in row]
             made.add_row(*cells, style="bold" if number in self.sections else None)
         return made
+
+
+def facts_table(title: str, facts: Mapping[str, object]) -> Table:
+    """A table without heads: names of facts and the facts."""
+    return Table(["", ""], list(facts.items()), title=title, has_head=False)
 
 
 def show(table: Table, form: Literal["markdown", "csv"]) -> str:

@@ -62,7 +62,7 @@ def changeable(run: Run) -> Run:
     return parse(Run, values)
 
 
-def changed(run: Run, leaf) -> Run:
+def changed(run: Run, leaf) -> Run:  # noqa: PLR0912 - one branch a setting that needs another
     values = run.model_dump(mode="json")
     put(values, leaf.path, other_value(leaf))
     if leaf.path[-1] == "sample_share":  # in place of a number
@@ -79,6 +79,8 @@ def changed(run: Run, leaf) -> Run:
         put(values, leaf.path, [] if "wikipedia" in leaf.value else ["wikipedia"])
     if leaf.path[-1] == "translations" and leaf.path[0] == "data":  # only for such pairs
         put(values, (*leaf.path[:-1], "pairs"), "translation")
+    if leaf.path[0] == "data" and leaf.path[-1] == "held_out":  # of sources that have rows
+        put(values, (*leaf.path[:-1], "source"), {"kind": "pairs", "path": "pairs.jsonl"})
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
         put(values, ("placement", "workers"), other_value(leaf))
     if leaf.path[-1] == "dimensions" and "dimensions" in values["model"]:

@@ -189,7 +189,7 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
         "not JSON": 1,
         "neither a JSON object nor a list": 1,
         "no query": 2,
-        "has a text of a held-out title": 1,
+        "has a held-out text": 1,
         "not UTF-8": 1,
         "not valid Unicode": 1,
     }

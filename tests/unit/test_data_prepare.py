@@ -262,7 +262,7 @@ def test_a_wikipedia_file_that_no_stage_uses_is_held_out_too(root: Path, tmp_pat
         storage = tmp_path / str(number)
         prepare(make_run(root, seed=0, **changes), at(storage))
         rejected.append(manifests(storage)["own:records"]["rejected"])
-    assert rejected == [{}, {"has a text of a held-out title": 1}]
+    assert rejected == [{}, {"has a held-out text": 1}]
 
 
 def test_rejected_share_empty_and_contradicting_settings(root: Path, tmp_path: Path) -> None:

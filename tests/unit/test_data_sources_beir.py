@@ -66,9 +66,7 @@ def test_equal_to_a_join_by_dictionaries(
     assert rejected["document is not in the corpus"] == sum(
         int(q) < 40 and d not in documents for q, d, _ in good
     )
-    assert rejected["has a text of a held-out title"] == sum(
-        q == "7" and d in documents for q, d, _ in good
-    )
+    assert rejected["has a held-out text"] == sum(q == "7" and d in documents for q, d, _ in good)
     assert made.manifest["rows_in"] == len(judged)
     assert {r.language for r in records} == {"en"}
 

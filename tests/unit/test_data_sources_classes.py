@@ -114,7 +114,7 @@ def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> Non
     assert manifest["rejected"] == {
         "column 'label' holds several values": 1,
         "column 'text' is not a text": 1,
-        "has a text of a held-out title": 1,
+        "has a held-out text": 1,
         "no class": 2,
         "no text": 1,
         "only example of its class": 1,

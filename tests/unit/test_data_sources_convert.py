@@ -289,7 +289,7 @@ def test_names_of_relations_and_bad_rows_of_inference(
     assert made.manifest["rejected"] == {
         "column 'gold' holds several values": 1,
         "column 's2' is not a text": 1,
-        "has a text of a held-out title": 1,
+        "has a held-out text": 1,
         "no premise": 1,
         "positive equals query": 1,
     }
@@ -320,7 +320,7 @@ def test_records_of_an_earlier_job_keep_their_provenance(tmp_path: Path) -> None
         assert (new.origin, new.negatives, new.task) == (old.origin, old.negatives, old.task)
         assert (new.query_instruction, new.document_instruction) == ("Find", "Read")
         assert not new.in_batch
-    assert taken.manifest["rejected"] == {"has a text of a held-out title": 1}
+    assert taken.manifest["rejected"] == {"has a held-out text": 1}
     with pytest.raises(DataError, match=r"source.path = .*has no manifest.json"):
         made_records(tmp_path / "new", {"kind": "records", "path": str(tmp_path / "none")})
 

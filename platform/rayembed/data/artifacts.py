@@ -14,6 +14,7 @@ which has no locks; the first manifest wins.
 
 import json
 import logging
+import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,18 @@ class DatasetArtifact:
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
 
     @property
+    def held_out_folder(self) -> str | None:
+        """Folder of the held-out part that its rows leave out; None: nothing was held out.
+
+        It lies beside the folder in the same storage, also where both were moved together.
+        """
+        told = self.manifest.get("held_out")
+        if told is None:
+            return None
+        place = str(told["folder"])
+        return place if _is_absolute(place) else join(_data_folder(self.folder), place)
+
+    @property
     def parts(self) -> list[Part]:
         """Parquet files of the folder."""
         return [
@@ -89,7 +102,14 @@ class ArtifactWriter:
 
     storage: str
     kind: Literal[
-        "records", "documents", "filtered", "mined", "clustered", "synthetic", "sequences"
+        "records",
+        "held_out",
+        "documents",
+        "filtered",
+        "mined",
+        "clustered",
+        "synthetic",
+        "sequences",
     ]
     dataset: str
     inputs: Mapping[str, Any]
@@ -177,6 +197,8 @@ class ArtifactWriter:
         rows_in, made, rejected = add_up(results)
         rows_out = sum(int(rows) for _, rows in parts)
         lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
+        if self.parent is not None and "held_out" in self.parent.manifest:
+            more = {"held_out": self.parent.manifest["held_out"], **more}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
         if (found := self.existing()) is not None:
             return found
@@ -218,6 +240,24 @@ class ArtifactWriter:
             remove_folder(self.working_folder)
         except ArtifactError as error:  # another job still writes there
             log.warning("%s; the next run tries again", error)
+
+
+def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:
+    """Manifest entry of records that leave a held-out part out."""
+    beside = part.folder == join(storage, "data", part.relative_path)
+    counts = {name: part.manifest[name] for name in ("queries", "documents", "judgements")}
+    folder = part.relative_path if beside else part.folder
+    return {"folder": folder, "rows": part.manifest["rows_out"], **counts}
+
+
+def _is_absolute(place: str) -> bool:
+    return "://" in place or place.startswith("/")
+
+
+def _data_folder(folder: str) -> str:
+    """Folder of all kinds of results in the storage that `folder` lies in."""
+    base, question, query = folder.partition("?") if "://" in folder else (folder, "", "")
+    return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
 
 
 def open_artifact(folder: str) -> DatasetArtifact:

@@ -10,6 +10,7 @@ from typing import Any, cast
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
+from rayembed.config.held_out import held_out_set
 from rayembed.config.mining import Teacher
 from rayembed.config.model import (
     BiEncoderConfig,
@@ -75,12 +76,13 @@ def check_inputs(run: Run) -> PromptTokenizer:
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
     check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
         tasks = [factory.load() for factory in task_factories(run.scores)]
         named = [own.name for own in run.evaluation.own_sets]
+        named += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
         settings = Prompts(instructions=run.evaluation.instructions)
         check_task_names(settings, (*TASK_NAMES, CROSS_LINGUAL, *named))
         check_prompts(tokenizer, tasks, run_prompts(run))

@@ -2,14 +2,10 @@
 
 import argparse
 import logging
-import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
@@ -18,16 +14,17 @@ from rayembed.pipeline.registration import Candidate, find_candidate, own_run, p
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
 from rayembed.registry.card_parts import how_to_score
-from rayembed.registry.gates import Decision, parse_requirement
+from rayembed.registry.gates import parse_requirement
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.tables import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 logger = logging.getLogger(__name__)
-
-WIDTH = 132
-"""Columns of the table: logs of jobs have no terminal that says its width."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         trusted=asked.trust_results,
         tracking_uri=asked.tracking_uri,
     )
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
     named = None if candidate.folder is None else asked.name
     if asked.promote:
         if not candidate.scores:
@@ -143,7 +140,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         # A version that is there is judged below, where the figures are kept with it.
         refused = candidate.number is None and not decision.holds
         if asked.dry_run or refused:
-            _print_decision(decision, out)
+            out.print(decision.table())
         if refused and not asked.dry_run:
             out.print(
                 f"Nothing was registered: weights {candidate.weights}. Without --promote they "
@@ -172,7 +169,7 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
     assert outcome.decision is not None
-    _print_decision(outcome.decision, out)
+    out.print(outcome.decision.table())
     _print_outcome(asked.name, outcome, out)
     if candidate.number is None and not outcome.decision.holds:
         out.print(
@@ -184,28 +181,14 @@ def _register(client: Any, asked: RegistryRequest) -> int:
 
 def _roll_back(client: Any, asked: RegistryRequest) -> int:
     outcome = rollback(client, asked.name, dry_run=asked.dry_run)
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
     if asked.dry_run and outcome.moved:
         out.print("Nothing is changed (--dry-run). It would be:")
     _print_outcome(asked.name, outcome, out)
     return 0
 
 
-def _print_decision(decision: Decision, out: Console) -> None:
-    verdict = "all gates hold" if decision.holds else "REFUSED"
-    table = Table(title=f"Promotion of {decision.version}: {verdict}", title_justify="left")
-    table.add_column("gate", overflow="fold")
-    table.add_column("figure", justify="right")
-    table.add_column("limit", justify="right")
-    table.add_column("holds")
-    table.add_column("", overflow="fold")
-    for check in decision.checks:
-        figures = ["–" if v is None else f"{v:.4f}" for v in (check.figure, check.limit)]
-        table.add_row(check.gate, *figures, "yes" if check.holds else "NO", check.note)
-    out.print(table)
-
-
-def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
+def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
     state = "" if outcome.moved else " (as before)"
     champion = "none" if outcome.champion is None else f"version {outcome.champion}"
     previous = "none" if outcome.previous is None else f"version {outcome.previous}"
@@ -213,7 +196,9 @@ def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
     out.print(f"Previous   {previous}")
 
 
-def _print_dry_run(candidate: Candidate, asked: RegistryRequest, held: bool, out: Console) -> None:
+def _print_dry_run(
+    candidate: Candidate, asked: RegistryRequest, held: bool, out: "Console"
+) -> None:
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"
     else:
@@ -223,10 +208,6 @@ def _print_dry_run(candidate: Candidate, asked: RegistryRequest, held: bool, out
         f"with the scores of {len(candidate.scores)} tasks"
         + ("" if candidate.scores else ", so it would be no candidate")
     )
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(file=stream, width=WIDTH, highlight=False, markup=False, soft_wrap=True)
 
 
 run_register_job = Job(

@@ -33,6 +33,8 @@ class Outcome:
     """Number of steps, of all stages, that changed no weights."""
     data_warnings: tuple[str, ...] = ()
     """Warnings about settings that ask for what the data do not give."""
+    held_out: tuple[str, ...] = ()
+    """How many texts of held-out parts the scores are over."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
@@ -40,6 +42,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     out = console(soft_wrap=True)
     if outcome.table is not None:
         out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
+    for line in outcome.held_out:
+        out.print(f"Held out   {line}")
     if outcome.dropped_steps:
         out.print(dropped_line(outcome.dropped_steps))
     version = outcome.version

@@ -383,7 +383,7 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
     One after each stage, and the untrained one where it is scored.
     """
-    untrained = run.evaluation.any_tasks and run.evaluation.before_training
+    untrained = run.takes_scores and run.evaluation.before_training
     width = _BYTES[expected_precision(run).dtype]
     return (size.total - size.adapters) * width * (len(run.stages) + untrained)
 

@@ -188,17 +188,12 @@ def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     if not sweeps:
         print_recipes(map(get_recipe, recipe_names()), out=out)
         return
-    from rich.console import Console
-    from rich.table import Table
-
+    from rayembed.tables import Table, console
     from rayembed.tuning.trials import known_trials
 
-    table = Table("sweep", "what it compares", "source", "trials")
-    for name in sweeps:
-        found = named_sweep(name, sweeps)
-        table.add_row(name, found.about, found.source, str(len(known_trials(found.sweep))))
-    width = None if out.isatty() else 140
-    Console(file=out, width=width, highlight=False, markup=False).print(table)
+    named = {name: named_sweep(name, sweeps) for name in sweeps}
+    rows = [[name, s.about, s.source, len(known_trials(s.sweep))] for name, s in named.items()]
+    console(out).print(Table(["sweep", "what it compares", "source", "trials"], rows))
 
 
 _OPTIONS = (

@@ -3,9 +3,6 @@
 import math
 from typing import TextIO
 
-from rich.console import Console
-from rich.table import Table
-
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.synthesis import OpenAICompatible, SynthesisRun
 from rayembed.data.artifacts import DatasetArtifact
@@ -13,6 +10,7 @@ from rayembed.data.audit import AUDIT
 from rayembed.data.synthesis.synthesize import REJECTED
 from rayembed.pipeline.job import Job, JobContext, Reader
 from rayembed.pipeline.storage import placed
+from rayembed.tables import Table, console
 
 
 def _synthesize(run: SynthesisRun, context: JobContext) -> None:
@@ -35,24 +33,22 @@ def _print_outcome(prepared: DatasetArtifact, storage: str, *, out: TextIO) -> N
     """Write what came of each kind, where it lies, and what to run next."""
     found = prepared.manifest
     state = "was there" if prepared.reused else f"took {found['seconds']:.1f} s"
-    table = Table(title=f"Synthetic pairs {found['dataset']}, {state}", title_justify="left")
-    table.add_column("kind", no_wrap=True)
-    columns = ("tasks", "asked", "rejected", "repeated", "records")
-    for column in columns:
-        table.add_column(column, justify="right")
+    rows = []
     for kind, asked in found["asked"].items():
         repeated, records = (found[what].get(kind, 0) for what in ("duplicates", "records"))
         numbers = (found["tasks"][kind], asked, asked - repeated - records, repeated, records)
-        table.add_row(kind, *(f"{number:,}" for number in numbers))
-    console = _console(out)
-    console.print(table)
+        rows.append([kind, *(f"{number:,}" for number in numbers)])
+    heads = ["kind", "tasks", "asked", "rejected", "repeated", "records"]
+    title = f"Synthetic pairs {found['dataset']}, {state}"
+    printer = console(out, soft_wrap=True)
+    printer.print(Table(heads, rows, title=title, align="lr"))
     source = f"{{kind: records, path: {prepared.folder}}}"
-    console.print(f"Records   {prepared.folder}")
-    console.print(f"Audit     {join(prepared.folder, AUDIT)}")
+    printer.print(f"Records   {prepared.folder}")
+    printer.print(f"Audit     {join(prepared.folder, AUDIT)}")
     if found["rejected"]:
-        console.print(f"Rejected  {join(prepared.folder, REJECTED)}")
-    console.print(f"Use       source: {source}")
-    console.print(
+        printer.print(f"Rejected  {join(prepared.folder, REJECTED)}")
+    printer.print(f"Use       source: {source}")
+    printer.print(
         f"Next      python jobs/prepare_pairs.py --set 'data.datasets.pairs.source={source}' "
         f"--set 'placement.storage_path={storage}'"
     )
@@ -63,19 +59,14 @@ def _show(run: SynthesisRun, context: JobContext) -> None:
     context.out.write(f"# synthesis {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
     config = run.synthesis
-    table = Table(title=f"Synthesis {run.name} by {config.llm.model}", title_justify="left")
-    table.add_column("kind", no_wrap=True)
-    for column in ("tasks", "requests for tasks", "examples"):
-        table.add_column(column, justify="right")
+    rows = []
     for kind, examples in config.examples.items():
         tasks = math.ceil(examples / config.examples_per_task)
         asked = math.ceil(tasks / config.tasks_per_request)
-        table.add_row(kind, f"{tasks:,}", f"{asked:,} or more", f"{examples:,}")
-    _console(context.err).print(table)
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(file=stream, highlight=False, markup=False, soft_wrap=True)
+        rows.append([kind, f"{tasks:,}", f"{asked:,} or more", f"{examples:,}"])
+    heads = ["kind", "tasks", "requests for tasks", "examples"]
+    title = f"Synthesis {run.name} by {config.llm.model}"
+    console(context.err, soft_wrap=True).print(Table(heads, rows, title=title, align="lr"))
 
 
 _READER = Reader(

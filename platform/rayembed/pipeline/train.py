@@ -1,7 +1,7 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from rayembed.evaluation.score import Scored
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
+from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
 from rayembed.pipeline.registration import Training, register_trained
@@ -162,6 +163,7 @@ def _train(
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
     folders.files.keep()
+    held_out = held_out_sets(run, plans)
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
@@ -170,10 +172,11 @@ def _train(
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
+        found["held_out"] = [one.summary for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, folders, tracker, trial)
+        scores = _train_and_score(run, plans, held_out, folders, tracker, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
@@ -188,12 +191,13 @@ def _train(
 def _train_and_score(
     run: Run,
     plans: Mapping[str, str],
+    held_out: Sequence[HeldOutSet],
     folders: RunFolders,
     tracker: Tracker,
     trial: TrialOf | None = None,
 ) -> dict[ScoreKey, Scored]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
-    names no tasks.
+    names no tasks and holds nothing out.
     """
 
     def tell(name: str, values: dict[str, float], step: int) -> None:
@@ -202,8 +206,8 @@ def _train_and_score(
             trial.on_scores(name, values, step)
 
     scores: dict[ScoreKey, Scored] = {}
-    scorer = RunScorer(run, folders)
-    if run.evaluation.any_tasks and run.evaluation.before_training:
+    scorer = RunScorer(with_sets(run, held_out), folders)
+    if run.takes_scores and run.evaluation.before_training:
         export_on_ray(run, None, folders.model(scorer.untrained))
         scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
         tell("eval", scores[UNTRAINED].scores, 0)
@@ -237,13 +241,13 @@ def _train_and_score(
             tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
         export_on_ray(run, weights, folders.model(stage.name))
-        if run.evaluation.any_tasks:
+        if run.takes_scores:
             key = ScoreKey(stage.name)
             scores[key] = scorer.score(folders.model(stage.name), stage.name)
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
 
@@ -262,6 +266,7 @@ def _register(
     table = run_table(by_model, [stage.name for stage in run.stages])
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
+        markdown += "".join(f"\n{line}\n" for line in found["held_out"])
         write_atomic(folders.local / "scores.md", markdown.encode())
         write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
@@ -291,6 +296,7 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
+        held_out=tuple(found["held_out"]),
     )
 
 

@@ -11,9 +11,12 @@ from rayembed.assets.samples import (
     MINILM,
     SENTENCE_TASK,
 )
+from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.placement import Placement, ZeroStage
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import WIKIPEDIA, WikipediaTasks
+from rayembed.config.sources import PairsSource
 
 PUBLISHED_SCORES = ("NanoBEIR",)
 """Benchmarks of runs of published size: minutes beside days of training. The papers' own are set by
@@ -51,6 +54,12 @@ def sample_scores(
         baselines=("bm25", MINILM),
         instructions=dict(instructions or {}),
     )
+
+
+def own_dataset() -> DatasetConfig:
+    """Pairs of the user's own, of which a tenth of the documents is held out and scored."""
+    source = PairsSource(path="pairs.jsonl")
+    return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = False) -> Placement:

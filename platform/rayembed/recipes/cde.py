@@ -19,9 +19,15 @@ from rayembed.config.model import (
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import PairsSource, WikipediaSource
+from rayembed.config.sources import WikipediaSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
-from rayembed.recipes.building_blocks import PUBLISHED_SCORES, on_a_laptop, on_gpus, sample_scores
+from rayembed.recipes.building_blocks import (
+    PUBLISHED_SCORES,
+    on_a_laptop,
+    on_gpus,
+    own_dataset,
+    sample_scores,
+)
 from rayembed.recipes.datasets.cde import supervised_entries, unsupervised_entries
 
 NOMIC_BERT = "hf://nomic-ai/nomic-bert-2048@main"
@@ -94,16 +100,14 @@ def own_pairs() -> Run:
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`; other encoders of
     one family with `model.backbone.path` and `model.encoder.path`, which may both be one earlier
-    CDE.
+    CDE. A tenth of the documents is held out and scored, unless
+    `data.datasets.pairs.held_out=null`.
     """
     run = quickstart()
     assert isinstance(run.model, CDEConfig)
     lengths = {"query_max_length": 256, "document_max_length": 256}
-    pairs = DatasetConfig(
-        name="pairs",
-        source=PairsSource(path="pairs.jsonl"),
-        clusters=ClusterConfig(teacher=MINILM, max_length=256, batch_pairs=_PAIRS),
-    )
+    clusters = ClusterConfig(teacher=MINILM, max_length=256, batch_pairs=_PAIRS)
+    pairs = changed(own_dataset(), clusters=clusters)
     (stage,) = run.stages
     stage = changed(
         stage,
@@ -119,7 +123,7 @@ def own_pairs() -> Run:
         model=changed(run.model, num_context=_PAIRS, **lengths),
         data=DataConfig(datasets=(pairs,), held_out=HeldOutConfig(num_titles=0)),
         stages=(stage,),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(baselines=("bm25",)),
         placement=changed(run.placement, grad_cache=True),
     )
 

@@ -2,12 +2,14 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.scores import TaskScore, by_category, mean
+from rayembed.tables import Cell, Table, show
 
 _LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -81,20 +83,20 @@ def score_section(table: str, results: Sequence[TaskScore], reference: str) -> s
     """
     parts = [table.strip()] if table.strip() else []
     if results and not parts:
-        lines = ["| task | category | metric | score | data revision |", "|---|---|---|---:|---|"]
-        ordered = sorted(results, key=lambda score: (score.category, score.task))
-        lines += [
-            f"| {s.task} | {s.category} | {s.metric} | {s.value:.4f} | `{s.dataset_revision}` |"
-            for s in ordered
+        rows = [
+            [s.task, s.category, s.metric, Cell(s.value, digits=4), f"`{s.dataset_revision}`"]
+            for s in sorted(results, key=lambda score: (score.category, score.task))
         ]
-        parts.append("\n".join(lines))
+        heads = ["task", "category", "metric", "score", "data revision"]
+        parts.append(show(Table(heads, rows, align="lllrl"), "markdown").rstrip())
     if results:
-        lines = ["| category | tasks | mean |", "|---|---:|---:|"]
-        for name, value in by_category(results).items():
-            number = sum(score.category == name for score in results)
-            lines.append(f"| {name} | {number} | {value:.4f} |")
-        lines.append(f"| all | {len(results)} | {mean(results):.4f} |")
-        parts.append("\n".join(lines))
+        numbers = Counter(score.category for score in results)
+        rows = [
+            [name, numbers[name], Cell(v, digits=4)] for name, v in by_category(results).items()
+        ]
+        rows.append(["all", len(results), Cell(mean(results), digits=4)])
+        heads = ["category", "tasks", "mean"]
+        parts.append(show(Table(heads, rows, align="lr"), "markdown").rstrip())
         versions = sorted({score.mteb_version for score in results if score.mteb_version})
         if versions:
             parts.append(f"Measured with mteb {', '.join(versions)}.")

@@ -26,6 +26,7 @@ from rayembed.registry.card_parts import (
     serving_section,
 )
 from rayembed.registry.scores import TaskScore
+from rayembed.tables import Table, show
 
 CARD_FILE = "README.md"
 """File name of the card in the model's folder."""
@@ -257,19 +258,22 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
 
 def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) -> str:
     """Section on the stages and their training data: kinds, record counts, licences."""
-    stages = ["| stage | steps | pairs a step | negatives | in-batch negatives | data (weight) |"]
-    stages.append("|---|---|---|---|---|---|")
-    stages += [_stage_row(stage) for stage in run.stages]
-    data = ["| data set | task | records | licence | preparation |", "|---|---|---:|---|---|"]
-    for dataset in run.data.datasets:
-        number = f"{rows[dataset.name]:,}" if dataset.name in rows else "unknown"
-        licence = licences.get(dataset.name) or "unknown"
-        cells = [f"`{dataset.name}`", dataset.task, number, licence, _treatment(dataset)]
-        data.append("| " + " | ".join(cells) + " |")
+    heads = ["stage", "steps", "pairs a step", "negatives", "in-batch negatives", "data (weight)"]
+    stages = Table(heads, [_stage_row(stage) for stage in run.stages])
+    data = [
+        [
+            f"`{dataset.name}`",
+            dataset.task,
+            f"{rows[dataset.name]:,}" if dataset.name in rows else "unknown",
+            licences.get(dataset.name) or "unknown",
+            _treatment(dataset),
+        ]
+        for dataset in run.data.datasets
+    ]
+    heads = ["data set", "task", "records", "licence", "preparation"]
     return (
-        "\n".join(stages)
-        + "\n\nRecords are counted as they went into training.\n\n"
-        + "\n".join(data)
+        f"{show(stages, 'markdown')}\nRecords are counted as they went into training.\n\n"
+        + show(Table(heads, data, align="llrl"), "markdown").rstrip()
     )
 
 
@@ -295,12 +299,11 @@ def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _stage_row(stage: StageConfig) -> str:
+def _stage_row(stage: StageConfig) -> list[object]:
     data = ", ".join(f"{name} ({weight:g})" for name, weight in stage.datasets.items())
     batch = stage.batch
     in_batch = "yes" if batch.in_batch_negatives else "no"
-    cells = [stage.name, stage.steps, batch.global_pairs, batch.num_negatives, in_batch, data]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return [stage.name, stage.steps, batch.global_pairs, batch.num_negatives, in_batch, data]
 
 
 def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:

@@ -1,13 +1,12 @@
 """Result tables of a sweep: each trial, and rows with their spread over seeds."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
+from rayembed.tables import Table, show
 from rayembed.tuning.trial_store import SEED, TrialRecord
 
 
@@ -110,10 +109,10 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
                 *(_number(record.values.get(path, "")) for path in paths),
                 record.state,
                 str(report.global_step) if report else "",
-                f"{report.score:.4f}" if report else record.problem[:80],
+                f"{report.score:.4f}" if report else record.problem[:80].replace("|", "/"),
             ]
         )
-    return markdown(header, lines)
+    return show(Table(header, lines), "markdown")
 
 
 def rows_table(rows: Sequence[Row]) -> str:
@@ -126,7 +125,7 @@ def rows_table(rows: Sequence[Row]) -> str:
         number = scores["score"].number if "score" in scores else 0
         shown = [str(scores[task]) if task in scores else "" for task in ("score", *tasks)]
         lines.append([row.name or "(the recipe)", str(number), *shown])
-    return markdown(header, lines)
+    return show(Table(header, lines), "markdown")
 
 
 def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> str:
@@ -150,7 +149,8 @@ def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]])
                 *(f"{figures[column]:g}" if column in figures else "" for column in columns),
             ]
         )
-    return markdown(["row", "seeds", "measured", *(f"paper: {c}" for c in columns)], lines)
+    heads = ["row", "seeds", "measured", *(f"paper: {c}" for c in columns)]
+    return show(Table(heads, lines), "markdown")
 
 
 def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
@@ -158,14 +158,12 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     tasks = sorted(
         {t for r in records.values() for t in (*(r.final.scores if r.final else ()), *r.evaluation)}
     )
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     paths = list(sweep.domains)
-    writer.writerow(["trial", "run", *paths, "state", "steps", "score", *tasks])
+    rows = []
     for record in records.values():
         report = record.final or (record.reports[-1] if record.reports else None)
         known = {**(record.final.scores if record.final else {}), **record.evaluation}
-        writer.writerow(
+        rows.append(
             [
                 record.key,
                 record.label,
@@ -176,16 +174,8 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
                 *(known.get(task, "") for task in tasks),
             ]
         )
-    return out.getvalue()
-
-
-def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    rule = ["---"] * len(header)
-    return "".join(
-        f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n"
-        for line in [header, rule, *lines]
-    )
+    heads = ["trial", "run", *paths, "state", "steps", "score", *tasks]
+    return show(Table(heads, rows), "csv")
 
 
 def _highest_first(record: TrialRecord) -> tuple[int, float]:

@@ -204,6 +204,9 @@ def data_folders(run: Run) -> tuple[DataFolder, ...]:
         data.data.root,
         data.data.held_out.model_dump(mode="json"),
     ]
+    # A held-out part decides the records of all data sets, which must not have its texts.
+    for dataset in run.held_out_datasets:
+        common.append(dataset.model_dump(mode="json", include={"name", "source", "held_out"}))
     used = {name for stage in run.stages for name in stage.datasets}
     found: list[DataFolder] = []
     last: dict[str, str] = {}

@@ -1,13 +1,8 @@
 """The backbone job: from its arguments to scores, exit codes and messages."""
 
-from rich.box import HORIZONTALS
-from rich.console import Console
-from rich.table import Table
-
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
+from rayembed.tables import Table, console
 from rayembed_papers.backbone.settings import BackboneRun
-
-_WIDTH = 120
 
 
 def _evaluate(run: BackboneRun, context: JobContext) -> int:
@@ -43,18 +38,7 @@ def _show(run: BackboneRun, context: JobContext) -> None:
     plan = plan_of(run)
     context.out.write(f"# backbone evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()
-    table = Table(box=HORIZONTALS, show_edge=False, pad_edge=False)
-    for column in (
-        "Finetuning",
-        "Starts from",
-        "Scored on",
-        "Epochs",
-        "Tokens",
-        "Rates",
-        "Batches",
-    ):
-        table.add_column(column)
-    table.add_column("Trials", justify="right")
+    rows = []
     total = 0
     for one in plan.finetunings:
         protocol = one.protocol
@@ -68,9 +52,9 @@ def _show(run: BackboneRun, context: JobContext) -> None:
         ]
         rates, batches = (", ".join(f"{value:g}" for value in values) for values in grid[:2])
         numbers = (str(protocol.epochs), str(protocol.max_length), rates, batches, str(trials))
-        table.add_row(one.name, one.start or "backbone", ", ".join(scored), *numbers)
-    console = Console(file=context.err, width=_WIDTH, highlight=False, markup=False)
-    console.print(table)
+        rows.append([one.name, one.start or "backbone", ", ".join(scored), *numbers])
+    heads = ["Finetuning", "Starts from", "Scored on", "Epochs", "Tokens", "Rates", "Batches"]
+    console(context.err).print(Table([*heads, "Trials"], rows, align="lllllllr", look="open"))
     context.err.write(f"{total} trials\n")
 
 

@@ -2,10 +2,6 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import Run
@@ -14,6 +10,7 @@ from rayembed.evaluation.tables import heading
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
+from rayembed.tables import Table, console, show
 from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
@@ -23,8 +20,6 @@ QUICKSTARTS = {
     "Causal2Vec": "causal2vec-quickstart",
 }
 """Labels and names of the runs that are compared where no model is given."""
-
-_WIDTH = 120
 
 
 def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, NoiseScores]:
@@ -57,37 +52,25 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     }
 
 
-def print_scores(scores: Mapping[str, NoiseScores], out: TextIO) -> None:
-    """Write a table: tasks in rows; of each model the score, that with noise, and the drop."""
-    table = Table(title="Unrelated words behind every text", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    for label in scores:
-        table.add_column(label, justify="right")
-    for name, cells in _rows(scores):
-        table.add_row(name, *cells)
-    Console(file=out, width=_WIDTH, highlight=False, markup=False).print(table)
+def noise_table(scores: Mapping[str, NoiseScores]) -> Table:
+    """Tasks in rows; of each model the score, that with noise, and the drop."""
+    title = "Unrelated words behind every text"
+    return Table(["task", *scores], _rows(scores), title=title, align="lr")
 
 
-def markdown(scores: Mapping[str, NoiseScores]) -> str:
-    """The same as a Markdown table."""
-    lines = ["| task | " + " | ".join(scores) + " |", "|---|" + "---|" * len(scores)]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in _rows(scores)]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(scores: Mapping[str, NoiseScores]) -> list[tuple[str, list[str]]]:
+def _rows(scores: Mapping[str, NoiseScores]) -> list[list[str]]:
     """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
     tasks = list(next(iter(scores.values())).clean)
     rows = []
     for task in tasks:
         name, score = heading(task)
         cells = [_cell(found.clean[task], found.noisy[task]) for found in scores.values()]
-        rows.append((f"{name}, {score}" if score else name, cells))
+        rows.append([f"{name}, {score}" if score else name, *cells])
     means = [
         _cell(_mean([f.clean[t] for t in tasks]), _mean([f.noisy[t] for t in tasks]))
         for f in scores.values()
     ]
-    return [*rows, ("mean", means)]
+    return [*rows, ["mean", *means]]
 
 
 def _cell(clean: float, noisy: float) -> str:
@@ -124,9 +107,10 @@ def _measure(run: Run, context: JobContext) -> None:
     words = context.args.words
     models = dict(map(_labelled, context.args.model)) or _quickstarts(run)
     scores = measure(run, models, num_words=words)
-    print_scores(scores, context.out)
+    table = noise_table(scores)
+    console(context.out).print(table)
     place = join(placed(run).placement.storage_path, "noise", f"noise-{words}-words.md")
-    write_atomic(place, markdown(scores).encode())
+    write_atomic(place, show(table, "markdown").encode())
     context.out.write(f"Table {place}\n")
 
 
