@@ -51,7 +51,7 @@ class AirBench:
 
 @dataclass
 class EvaluationResult:
-    """What came of an evaluation."""
+    """Scores of an evaluation, and its failures."""
 
     run: EvaluationRun
     scored: ModelScores
