@@ -10,6 +10,4 @@ import sys
 from rayembed.pipeline.adaptation_job import run_adaptation_job
 
 if __name__ == "__main__":
-    sys.exit(
-        run_adaptation_job(sys.argv[1:], default_recipe="nomic-adapt-quickstart", about=__doc__)
-    )
+    sys.exit(run_adaptation_job(sys.argv[1:], about=__doc__))

@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.data_jobs import run_data_job
+from rayembed.pipeline.data_jobs import data_job
 
 if __name__ == "__main__":
-    sys.exit(run_data_job(sys.argv[1:], until="mined", about=__doc__))
+    sys.exit(data_job("mined")(sys.argv[1:], about=__doc__))

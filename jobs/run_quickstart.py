@@ -1,45 +1,40 @@
 """The quickstart: trains, evaluates and registers a small model on this machine.
 
-Usage: python jobs/run_quickstart.py [nvembed|causal2vec|cde|nomic] [arguments of the training job]
+Its first argument may name the family (nvembed, causal2vec, cde or nomic; the first one where none
+is named), the others are those of the training job.
 """
 
-import logging
-import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from rayembed.errors import RayembedError
+from rayembed.config.run import Run
+from rayembed.pipeline.job import JobContext
 from rayembed.pipeline.on_ray import run_on_local_head
+from rayembed.pipeline.training_job import training_job
 
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
-"""What can be trained; the first one where none is named."""
+"""Families that can be trained; the first one is the default."""
 
-STARTS_NOTHING = {"-h", "--help", "--list", "--dry-run"}
-"""Arguments of a training job that need no Ray."""
+CHECKOUT = Path(__file__).resolve().parent.parent
 
 
-def main(arguments: list[str]) -> int:
-    """The exit code of the training job."""
-    family = FAMILIES[0]
-    if arguments and arguments[0] in FAMILIES:
-        family, *arguments = arguments
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    checkout = Path(__file__).resolve().parent.parent
-    job, recipe = f"jobs/train_{family}.py", f"{family}-quickstart"
-    entrypoint = [sys.executable, job, "--recipe", recipe]
+def main(argv: Sequence[str]) -> int:
+    """The exit code of the training job, which is submitted to a Ray head of this machine."""
+    family, *others = argv if argv and argv[0] in FAMILIES else (FAMILIES[0], *argv)
+    recipe = f"{family}-quickstart"
     # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
-    entrypoint += ["--set", f"placement.storage_path={checkout / 'outputs'}", *arguments]
-    if not STARTS_NOTHING.isdisjoint(arguments):
-        return subprocess.run(entrypoint, cwd=checkout, check=False).returncode
+    arguments = ["--set", f"placement.storage_path={CHECKOUT / 'outputs'}", *others]
 
-    def echo(text: str) -> None:
-        print(text, end="", flush=True)
+    def submit(_run: Run, context: JobContext) -> int:
+        def echo(text: str) -> None:
+            print(text, end="", flush=True, file=context.out)
 
-    try:
-        return run_on_local_head(entrypoint, checkout=checkout, echo=echo)
-    except RayembedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        entrypoint = [sys.executable, f"jobs/train_{family}.py", "--recipe", recipe, *arguments]
+        return run_on_local_head(entrypoint, checkout=CHECKOUT, echo=echo)
+
+    return replace(training_job(recipe), run=submit)(arguments, about=__doc__)
 
 
 if __name__ == "__main__":

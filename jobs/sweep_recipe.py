@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.sweep_job import run_sweep_job
+from rayembed.pipeline.sweep_job import sweep_job
 
 if __name__ == "__main__":
-    sys.exit(run_sweep_job(sys.argv[1:], about=__doc__))
+    sys.exit(sweep_job()(sys.argv[1:], about=__doc__))

@@ -2,7 +2,7 @@
 
 import sys
 
-from rayembed.pipeline.command_line import run_job
+from rayembed.pipeline.training_job import training_job
 
 if __name__ == "__main__":
-    sys.exit(run_job(sys.argv[1:], default_recipe="nvembed-quickstart", about=__doc__))
+    sys.exit(training_job("nvembed-quickstart")(sys.argv[1:], about=__doc__))

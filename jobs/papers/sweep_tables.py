@@ -2,8 +2,8 @@
 
 import sys
 
-from rayembed.pipeline.sweep_job import run_sweep_job
+from rayembed.pipeline.sweep_job import sweep_job
 from rayembed_papers.tables.catalogue import table_sweeps
 
 if __name__ == "__main__":
-    sys.exit(run_sweep_job(sys.argv[1:], about=__doc__, sweeps=table_sweeps()))
+    sys.exit(sweep_job(table_sweeps())(sys.argv[1:], about=__doc__))

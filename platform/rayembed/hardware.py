@@ -156,7 +156,7 @@ def micro_batch_tokens(device: str) -> int:
 
 
 def pass_cost_tokens(device: str, model: nn.Module) -> int:
-    """What a forward pass costs beside its tokens, in tokens, where the run names no number.
+    """Cost of a forward pass beside its tokens, in tokens, where the run names no number.
 
     Its kernels are launched, its weights read and, in training, gradients of all of them added.
     On a GPU the launches take as long for every model, in which a small one computes more tokens.

@@ -1,1 +1,1 @@
-"""What reproduces the papers with rayembed: their tables, their figures, their benchmarks."""
+"""Reproduction of the papers with rayembed: their tables, their figures, their benchmarks."""

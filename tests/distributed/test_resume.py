@@ -31,7 +31,7 @@ from rayembed.training.checkpoint import (
 )
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
-from rayembed.training.validation.handing_in import whole_weights
+from rayembed.training.validation.submission import whole_weights
 
 pytestmark = pytest.mark.distributed
 

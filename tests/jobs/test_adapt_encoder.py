@@ -11,7 +11,7 @@ from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
 from rayembed.models.masked_language_start import load_masked_language_model
-from rayembed.pipeline.adaptation_job import resolve, run_adaptation_job
+from rayembed.pipeline.adaptation_job import run_adaptation_job
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.registry.metrics_log import MetricsLog
 
@@ -77,10 +77,10 @@ def test_steps_are_in_the_log_and_in_mlflow_with_metrics_by_language(adapted):
 @pytest.mark.parametrize("name", adaptation_names())
 def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
     shown = ["--recipe", name, "--dry-run"]
-    assert run_adaptation_job(shown, default_recipe="nomic-adapt", about="") == 0
+    assert run_adaptation_job(shown) == 0
     captured = capsys.readouterr()
     (tmp_path / "run.yaml").write_text(captured.out)
-    again, _ = resolve(["--recipe", str(tmp_path / "run.yaml")], "nomic-adapt")
+    again, _ = run_adaptation_job.resolve(["--recipe", str(tmp_path / "run.yaml")])
     assert again == get_adaptation(name) == Adaptation.read(tmp_path / "run.yaml")
     assert again.fingerprint in captured.out.splitlines()[0]
     # XLM-R without positions and pooler, its vocabulary filled up, and its head.
@@ -100,7 +100,7 @@ def rows_of(table):
 
 def test_wrong_settings_end_with_two_and_say_what_is_meant(capsys):
     def ends(*arguments):
-        return run_adaptation_job(arguments, default_recipe="nomic-adapt", about="")
+        return run_adaptation_job(arguments)
 
     assert ends("--set", "training.step=3") == 2
     assert "did you mean 'steps'" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import zipfile
 import pytest
 from tiny_job import write_inputs
 
-from rayembed.pipeline.command_line import run_job
+from rayembed.pipeline.training_job import training_job
 
 pytestmark = [pytest.mark.job, pytest.mark.ray]
 
@@ -31,7 +31,7 @@ def refused(folder, cluster, capfd):
     def run(*assignments: str, code: int) -> str:
         arguments = [f"--set={assignment}" for assignment in assignments]
         argv = ["--recipe", f"{folder}/run.yaml", "--name", NAME, *arguments]
-        assert run_job(argv, default_recipe="none", about=None) == code
+        assert training_job("none")(argv) == code
         printed = capfd.readouterr()
         assert "Traceback" not in printed.err + printed.out
         assert printed.err.count("error: ") == 1, printed.err

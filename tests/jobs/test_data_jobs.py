@@ -9,7 +9,7 @@ from tiny_models import save_encoder
 
 from rayembed.data.artifacts import open_artifact
 from rayembed.data.parts import read_records
-from rayembed.pipeline.data_jobs import resolve, run_data_job
+from rayembed.pipeline.data_jobs import data_job
 from rayembed.recipes.catalogue import recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names
 
@@ -87,12 +87,12 @@ def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path, cluste
 
 @pytest.mark.parametrize("name", [*data_recipe_names(), *recipe_names()])
 def test_what_a_dry_run_prints_is_the_run(name: str, tmp_path: Path, capsys) -> None:
-    assert run_data_job(["--recipe", name, "--dry-run"], until="records", about="") == 0
+    assert data_job("records")(["--recipe", name, "--dry-run"]) == 0
     captured = capsys.readouterr()
     file = tmp_path / "run.yaml"
     file.write_text(captured.out)
-    asked = resolve(["--recipe", name], "records")
-    assert resolve(["--recipe", str(file)], "records") == asked
+    asked, _ = data_job("records").resolve(["--recipe", name])
+    assert data_job("records").resolve(["--recipe", str(file)])[0] == asked
     assert asked.run.fingerprint in captured.out.splitlines()[0]
     for dataset in asked.run.data.datasets:
         assert f" {dataset.name} " in captured.err
@@ -105,12 +105,12 @@ def test_what_is_asked_wrongly_is_told_before_ray_starts(capsys) -> None:
         (["--set", "data.datasets.pairs.minin.teacher=x"], "did you mean 'mining'?"),
         ([], "data.datasets.pairs.mining is null; set it, for instance --set"),
     ):
-        assert run_data_job(argv, until="mined", about="") == 2
+        assert data_job("mined")(argv) == 2
         assert message in capsys.readouterr().err
 
 
 def test_the_list_shows_recipes_and_the_catalogue(capsys) -> None:
-    assert run_data_job(["--list"], until="records", about="") == 0
+    assert data_job("records")(["--list"]) == 0
     printed = capsys.readouterr().out
     for name in data_recipe_names():
         assert f" {name} " in printed

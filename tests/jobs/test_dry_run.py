@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rayembed
-from rayembed.pipeline.command_line import resolve, run_job
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 pytestmark = pytest.mark.job
@@ -39,11 +39,11 @@ def run_script(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
-    assert run_job(["--recipe", name, "--dry-run"], default_recipe="biencoder", about="") == 0
+    assert training_job("biencoder")(["--recipe", name, "--dry-run"]) == 0
     captured = capsys.readouterr()
     file = tmp_path / "run.yaml"
     file.write_text(captured.out)
-    again, _ = resolve(["--recipe", str(file)], "biencoder")
+    again, _ = training_job("biencoder").resolve(["--recipe", str(file)])
     run = get_recipe(name)
     assert again == run
     assert run.fingerprint in captured.out.splitlines()[0]
@@ -68,7 +68,7 @@ def test_the_full_size_run_of_the_readme_is_shown_without_ray_and_without_the_hu
     assert "7,892,959,232" in shown.stderr
     assert "8 workers" in shown.stderr
     (tmp_path / "run.yaml").write_text(shown.stdout)
-    again, _ = resolve(["--recipe", str(tmp_path / "run.yaml")], "biencoder")
+    again, _ = training_job("biencoder").resolve(["--recipe", str(tmp_path / "run.yaml")])
     assert again.data.root == "s3://bucket/data"
     assert again.fingerprint == get_recipe("nvembed-v2").fingerprint
 

@@ -18,9 +18,12 @@ from tiny_job import make_run, write_inputs
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, remove_folder
 from rayembed.config.override import override
+from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError
+from rayembed.hardware import Precision, auto_precision
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
+from rayembed.pipeline import precision
 from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.metrics_sink import MetricsSink
@@ -52,6 +55,7 @@ def elsewhere(storage, tmp_path_factory):
     settings = [f"placement.storage_path={STORAGE}"]
     settings += [f"placement.tracking_uri=sqlite:///{folder}/mlflow.db"]
     settings += ["evaluation.before_training=false", "evaluation.baselines=[]"]
+    settings += ["model.backbone.dtype=auto"]
 
     def start(*assignments):
         os.environ["RAYEMBED_CACHE"] = str(tmp_path_factory.mktemp("cache"))
@@ -101,8 +105,14 @@ def test_a_run_is_whole_in_storage(trained, tmp_path):
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-3
 
 
-def test_elsewhere_it_does_only_what_is_not_done(trained, elsewhere):
-    """The second stage is lost; everything before it stays as it is, and it comes out the same."""
+def test_elsewhere_it_does_only_what_is_not_done(trained, elsewhere, monkeypatch):
+    """The second stage is lost; everything before it stays as it is, and it comes out the same,
+    though the machines there compute another number type fast.
+    """
+    begun = read_yaml(read_bytes(f"{RUN}/run.yaml").decode())["model"]["backbone"]["dtype"]
+    assert begun == auto_precision("cpu").dtype
+    other = Precision("float32" if begun == "bfloat16" else "bfloat16", "so it is there")
+    monkeypatch.setattr(precision, "worker_precision", lambda placement: other)
     kept = ["retrieval/weights.safetensors", "models/retrieval/made-of.json"]
     kept += [name for name in list_files(RUN, recursive=True) if name.startswith("evaluation/")]
     before = {name: _written(join(RUN, name)) for name in kept}

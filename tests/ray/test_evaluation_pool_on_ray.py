@@ -66,7 +66,9 @@ def test_workers_that_are_killed_change_nothing(cluster, tmp_path):
     store = EmbeddingStore(str(tmp_path / "kept"))
     done = evaluate(spec, store, Workers(number=2, tries=20), tasks)
     died = [path.name for path in tmp_path.iterdir() if ".died." in path.name]
-    assert len(died) == len(tasks) + 1  # the way of each task's queries, and that of documents
+    assert (
+        len(died) == len(tasks) + 1
+    )  # the encode spec of each task's queries, and that of documents
     for name, task in tasks.items():
         assert done[name].error is None, done[name].error
         found = done[name].outcome[TASK_RESULT]["scores"]
@@ -86,7 +88,7 @@ class Deadly(WordSpec):
     """Every worker dies over every text."""
 
     def load(self, device):
-        return lambda texts, way: os._exit(1)
+        return lambda texts, encode_spec: os._exit(1)
 
 
 class Missing(WordSpec):

@@ -6,6 +6,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from registered import register
 from tiny_folders import save_nvembed
 
 from rayembed.config.serving import ServingConfig
@@ -14,7 +15,6 @@ from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.pipeline import local_head
 from rayembed.pipeline.serve_job import pin
-from rayembed.registry.register import register
 from rayembed.registry.tracking import Tracker
 from rayembed.serving import on_ray
 from rayembed.serving.app import digest
@@ -47,7 +47,6 @@ def folder(tmp_path_factory, tracking_uri):
         dimensions=(32, 8),
         instruction_template="Instruct: {instruction}\nQuery: ",
         global_step=1,
-        tags={},
         alias="champion",
     )
     return folder

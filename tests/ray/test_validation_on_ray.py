@@ -18,7 +18,7 @@ from rayembed.data.on_ray import prepare_data
 from rayembed.pipeline.validation import score_weights, validation_of
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.on_ray import train_stage_on_ray
-from rayembed.training.validation.folder import Validated, ValidationFolder
+from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
@@ -134,7 +134,7 @@ def real(cluster, folder, plan):
 def best(cluster, folder, plan):
     """A stage with the best score in the middle; the scoring of step 9 dies."""
     script = ScriptedScores(str(folder / "seen"), {3: 0.1, 6: 0.5, 12: 0.4}, frozenset({9}))
-    told: list[Validated] = []
+    told: list[ValidationResult] = []
     run = make_run(folder, validation=settings())
     weights = train(run, plan, folder / "out" / "best", validation_by(script, told))
     return weights, script, told
@@ -171,7 +171,7 @@ def test_submitted_again_with_scores_to_come_it_chooses_the_same(best, folder, p
     for step in (6, 12):
         name = f"step-{step:07d}.safetensors"
         shutil.copy(Path(script.seen) / f"{step}.safetensors", place / "validation" / name)
-    told: list[Validated] = []
+    told: list[ValidationResult] = []
     again = ScriptedScores(str(folder / "seen-again"), {12: 0.4})
     run = make_run(folder, validation=settings())
     assert equal(train(run, plan, place, validation_by(again, told)), weights)
@@ -188,7 +188,7 @@ def test_scores_end_a_stage_early(cluster, folder, plan):
     )
     plan = prepare_data(run)["only"]
     place = folder / "out" / "early"
-    told: list[Validated] = []
+    told: list[ValidationResult] = []
     weights = train(run, plan, place, validation_by(script, told))
     assert equal(weights, safetensors.torch.load_file(Path(script.seen) / "6.safetensors"))
     last = MetricsLog(place / METRICS_FILE).records()[-1]["step"]

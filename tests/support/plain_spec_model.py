@@ -19,9 +19,9 @@ class PlainSpecModel:
 
     def encode(self, inputs, *, task_metadata, hf_split, hf_subset, prompt_type=None, **_options):
         texts = [text for batch in inputs for text in batch["text"]]
-        way = self.spec.way(task_metadata, prompt_type)
-        self.seen.append((task_metadata.name, prompt_type, way))
-        return self.embed(texts, way)
+        encode_spec = self.spec.encode_spec(task_metadata, prompt_type)
+        self.seen.append((task_metadata.name, prompt_type, encode_spec))
+        return self.embed(texts, encode_spec)
 
     def similarity(self, one, two):
         compare = cos_sim if self.spec.similarity == "cosine" else dot_score

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayembed.config.run import Run
-from rayembed.training.validation.folder import Validated
+from rayembed.training.validation.folder import ValidationResult
 from rayembed.training.validation.on_ray import Validation
 
 
@@ -41,6 +41,6 @@ class ScriptedScores:
         return [int(line.split()[0]) for line in lines]
 
 
-def validation_by(script: ScriptedScores, told: list[Validated]) -> Validation:
+def validation_by(script: ScriptedScores, told: list[ValidationResult]) -> Validation:
     """A validation by the script that adds what it is told to a list."""
     return Validation(script, "made-up-data", lambda scores: scores["made-up"], told.append)

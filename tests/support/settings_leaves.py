@@ -89,9 +89,10 @@ def _instead_of_none(annotation: Any) -> Any:
 
 
 def smallest(cls: type[Settings]) -> dict[str, Any]:
-    """A value of each setting of the class that has no default."""
+    """A value of each setting of the class that has no default, and its kind among alternatives."""
     required = {n: f.annotation for n, f in cls.model_fields.items() if f.is_required()}
-    return {name: _of_type(annotation) for name, annotation in required.items()}
+    kind = {} if kind_of(cls) is None else {"kind": kind_of(cls)}
+    return kind | {name: _of_type(annotation) for name, annotation in required.items()}
 
 
 def _of_type(annotation: Any) -> Any:

@@ -9,14 +9,14 @@ import numpy as np
 from mteb.types import PromptType
 from word_encoder import word_vectors
 
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.mteb_model import model_meta
-from rayembed.evaluation.way import Way
 
 
-def vectors_of(texts, way):
+def vectors_of(texts, encode_spec):
     """(N, D) float32 that depend on role and instruction too, and are not of one length."""
     longer = np.array([[1 + 0.1 * (len(text) % 7)] for text in texts])
-    told = word_vectors([f"{way.role}{way.instruction}".replace(" ", "")])
+    told = word_vectors([f"{encode_spec.role}{encode_spec.instruction}".replace(" ", "")])
     return (longer * (word_vectors(texts) + 0.1 * told)).astype(np.float32)
 
 
@@ -27,27 +27,27 @@ class WordSpec:
     log: str = ""
     similarity: str = "cosine"
     deadly: bool = False
-    """The first worker that embeds texts of a way ends at once, as if it were killed."""
+    """The first worker that embeds texts of an encode spec ends at once, as if it were killed."""
     meta: object = field(default_factory=lambda: model_meta("words", "1"))
     fingerprint: str = "words-1"
     conditions: dict = field(default_factory=dict)
 
-    def way(self, task_metadata, prompt_type):
+    def encode_spec(self, task_metadata, prompt_type):
         if prompt_type == PromptType.document:
-            return Way("document")
-        return Way("query", instruction=f"{task_metadata.name}: ")
+            return EncodeSpec("document")
+        return EncodeSpec("query", instruction=f"{task_metadata.name}: ")
 
     def load(self, device):
         del device
 
-        def embed(texts, way):
+        def embed(texts, encode_spec):
             if self.log:
                 with Path(self.log).open("a", encoding="utf-8") as file:
-                    file.write("".join(f"{way.role}\t{text}\n" for text in texts))
-                died = Path(f"{self.log}.died.{way.role}.{way.instruction}")
+                    file.write("".join(f"{encode_spec.role}\t{text}\n" for text in texts))
+                died = Path(f"{self.log}.died.{encode_spec.role}.{encode_spec.instruction}")
                 if self.deadly and not died.exists():
                     died.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
-            return vectors_of(texts, way)
+            return vectors_of(texts, encode_spec)
 
         return embed

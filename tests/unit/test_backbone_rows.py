@@ -17,7 +17,7 @@ from made_up_benchmarks import (
 from rayembed.errors import AssetError, DataError
 from rayembed_papers.backbone.catalogue import FINETUNINGS
 from rayembed_papers.backbone.rows import load, prepare
-from rayembed_papers.backbone.tasks import Scored
+from rayembed_papers.backbone.tasks import ScoredRows
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_data_sets_and_languages_that_are_not_there(hub, tmp_path):
     with pytest.raises(AssetError, match="aps/super_glue"):
         prepare([small("COPA", "et")], str(tmp_path), None)
     one = small("XNLI", "de")
-    french = Scored("XNLI", "fr", FINETUNINGS["XNLI"].scored[6].rows)
+    french = ScoredRows("XNLI", "fr", FINETUNINGS["XNLI"].scored[6].rows)
     absent = replace(one, scored=(french,))
     with pytest.raises((DataError, AssetError), match="xnli"):
         prepare([absent], str(tmp_path), None)

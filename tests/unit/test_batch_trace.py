@@ -9,8 +9,8 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
-from rayembed.pipeline.command_line import run_job
 from rayembed.pipeline.run_folders import locked_folders
+from rayembed.pipeline.training_job import training_job
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def trace(run: Run, tmp_path: Path, batch: str) -> int:
     file = tmp_path / "run.yaml"
     file.write_text(run.to_yaml())
     argv = ["--recipe", str(file), "--trace-batch", batch]
-    return run_job(argv, default_recipe="biencoder", about="")
+    return training_job("biencoder")(argv)
 
 
 def test_every_row_leads_to_its_line(prepared: Run, tmp_path: Path, capsys) -> None:
@@ -81,6 +81,12 @@ def test_what_is_not_there_is_told(prepared: Run, tmp_path: Path, capsys) -> Non
     with pytest.raises(SystemExit, match="2"):
         trace(prepared, tmp_path, "only")
     assert "'only' is not STAGE:STEP" in capsys.readouterr().err
+    (plans,) = (tmp_path / "out" / "runs").glob("*/plans.json")
+    whole = plans.read_text()
+    plans.write_text(whole[:-4])
+    assert trace(prepared, tmp_path, "only:0") == 1
+    assert "the list of plans" in capsys.readouterr().err
+    plans.write_text(whole)
     (tmp_path / "out" / "plans").rename(tmp_path / "gone")
     assert trace(prepared, tmp_path, "only:0") == 1
     assert "there is no finished batch plan" in capsys.readouterr().err

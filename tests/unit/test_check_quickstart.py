@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rayembed.evaluation.tables import ScoreTable, csv_table
+from rayembed.evaluation.tables import ScoreTable, score_csv
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "check_quickstart.py"
 NAMES = (
@@ -29,7 +29,7 @@ def check():
 
 
 def checked(check, folder, rows):
-    (folder / "scores.csv").write_text(csv_table(ScoreTable(rows)))
+    (folder / "scores.csv").write_text(score_csv(ScoreTable(rows)))
     return check.main([str(folder)])
 
 

@@ -1,6 +1,7 @@
 """The commands of the guides: every training job in them is a run, every file is there."""
 
 import re
+import runpy
 import shlex
 
 import pytest
@@ -8,29 +9,13 @@ import yaml
 from cluster_files import CLUSTER, FILLED, ROOT, readme_commands
 
 from rayembed.errors import ConfigError
-from rayembed.pipeline import (
-    adaptation_job,
-    compare_job,
-    data_jobs,
-    evaluation_job,
-    register_job,
-    serve_job,
-    sweep_job,
-    synthesis_job,
-)
-from rayembed.pipeline.command_line import Action, resolve
-from rayembed.pipeline.evaluation_job import asked_run
-from rayembed_papers.backbone import job as backbone_job
-from rayembed_papers.context import job as context_job
-from rayembed_papers.noise import job as noise_job
-from rayembed_papers.published import job as papers_job
-from rayembed_papers.tables.catalogue import table_sweeps
+from rayembed.pipeline.job import Job
+from rayembed.pipeline.training_job import training_job
 
 OWN_TEST = ROOT / "docs" / "own_architecture.md"  # whose recipe is only there after its changes
 GUIDES = sorted(
     {*CLUSTER.rglob("README.md"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"} - {OWN_TEST}
 )
-JOBS = {"train_nvembed": "nvembed-quickstart", "train_biencoder": "biencoder"}
 
 
 def jobs_of(path):
@@ -67,49 +52,30 @@ def test_the_guides_of_the_cluster_all_train():
     assert "docs/getting_started.md" in trained
 
 
-READERS = {
-    "evaluate_model": lambda words: asked_run(evaluation_job._parser("").parse_args(words)),
-    "serve_model": serve_job.resolve,
-    "register_model": register_job.resolve,
-    "compare_models": lambda words: compare_job.comparison_parser("").parse_args(words),
-    "synthesize_pairs": lambda words: synthesis_job._parser("").parse_args(words),
-    "adapt_encoder": lambda words: adaptation_job.resolve(words, "nomic-adapt-quickstart"),
-    "papers/compare_with_papers": lambda words: papers_job._parser("").parse_args(words),
-    "papers/evaluate_backbone": lambda words: backbone_job.asked_run(
-        backbone_job._parser("").parse_args(words)
-    ),
-    "papers/analyse_context": lambda words: context_job._parser("").parse_args(words),
-    "papers/sweep_tables": lambda words: (
-        words == ["--list"] or sweep_job.parse_arguments(words, table_sweeps())
-    ),
-    "sweep_recipe": sweep_job.parse_arguments,
-    "set_corpus": list,
-    "papers/measure_noise": lambda words: noise_job._parser("").parse_args(words),
-}
-"""What jobs make of their arguments before they start anything; `list` only takes them."""
+@pytest.fixture
+def read(monkeypatch):
+    """A function that gives what a job's script makes of its arguments, before it does anything."""
+    called = []
+    monkeypatch.setattr(Job, "__call__", lambda job, argv, about=None: called.append((job, argv)))
 
+    def read(script, words):
+        monkeypatch.setattr("sys.argv", [script, *words])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(ROOT / "jobs" / f"{script}.py"), run_name="__main__")
+        job, argv = called.pop()
+        return job.arguments(argv) if "--list" in argv else job.resolve(argv)[0]
 
-def read(script, words):
-    """What a job makes of its arguments."""
-    until = re.search(r'until="(\w+)"', (ROOT / "jobs" / f"{script}.py").read_text())
-    if until:
-        return data_jobs.resolve(words, until[1])
-    if script.startswith("train_"):
-        default = JOBS.get(script, f"{script.removeprefix('train_')}-quickstart")
-        run, action = resolve(words, default)
-        assert action in Action
-        return run
-    return READERS[script](words)
+    return read
 
 
 @pytest.mark.parametrize(("script", "words"), ALL)
-def test_a_job_of_a_guide_is_asked_rightly(script, words):
+def test_a_job_of_a_guide_is_asked_rightly(read, script, words):
     assert read(script, words)
 
 
 def test_a_misspelt_setting_of_a_guide_would_be_seen():
     with pytest.raises(ConfigError, match="did you mean 'workers'"):
-        resolve(["--set", "placement.worker=8"], "nvembed-quickstart")
+        training_job("nvembed-quickstart").resolve(["--set", "placement.worker=8"])
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))

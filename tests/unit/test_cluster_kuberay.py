@@ -12,7 +12,7 @@ from cluster_rules import cluster_problems, pod_problems, policy_problems
 from kuberay_schema import KINDS, cluster_spec, parse, unfilled
 from ray_options import ray_start_options
 
-from rayembed.pipeline.command_line import resolve
+from rayembed.pipeline.training_job import training_job
 
 FOLDER = CLUSTER / "kuberay"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -183,7 +183,7 @@ def test_the_job_of_the_manifest_is_a_run_that_fits_its_nodes():
     job = CLUSTER_OF["RayJob"]["spec"]
     words = shlex.split(job["entrypoint"])
     assert words[:2] == ["python", "/opt/rayembed/jobs/train_nvembed.py"]
-    run, _ = resolve(words[2:], "nvembed-quickstart")
+    run, _ = training_job("nvembed-quickstart").resolve(words[2:])
     placement = run.placement
     assert (placement.use_gpu, placement.storage_path) == (True, FILLED["STORAGE"])
     assert placement.wait_for_nodes_seconds > 0, "the cluster begins without nodes"

@@ -9,7 +9,7 @@ import pytest
 from cluster_files import CLUSTER, ROOT
 from ray_options import ray_start_options
 
-from rayembed.pipeline.command_line import resolve
+from rayembed.pipeline.training_job import training_job
 
 SCRIPTS = sorted(p for p in CLUSTER.rglob("*") if p.suffix in (".sh", ".sbatch"))
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -149,7 +149,7 @@ def test_slurm_starts_ray_on_all_nodes_and_the_job_on_the_first(slurm, tmp_path)
     assert "--dashboard-host=127.0.0.1" in words
     assert set(options) <= ray_start_options()
     assert words[separator + 1 : separator + 3] == ["env", "RAY_ADDRESS=10.0.0.7:6379"]
-    run, _ = resolve(job_of(words), "nvembed-quickstart")
+    run, _ = training_job("nvembed-quickstart").resolve(job_of(words))
     assert (run.placement.workers, run.placement.use_gpu) == (16, True)
     assert (run.name, run.placement.storage_path) == ("of-slurm", "s3://bucket/runs")
     mode, rights, token = marker.removeprefix("== ").split()
@@ -174,7 +174,7 @@ def test_nodes_without_gpus_and_a_known_head(slurm):
     done, told = slurm(nodes=1, gpus=0, RAY_HEAD_IP="192.168.1.5", RAY_HEAD_PORT="7000")
     assert done.returncode == 0, done.stderr
     assert "192.168.1.5:7000" in told
-    run, _ = resolve(job_of(told[:-1]), "nvembed-quickstart")
+    run, _ = training_job("nvembed-quickstart").resolve(job_of(told[:-1]))
     assert (run.placement.workers, run.placement.use_gpu) == (1, False)
 
 

@@ -6,37 +6,38 @@ import types
 import pytest
 
 from rayembed.errors import PlacementError
-from rayembed.pipeline.command_line import Action, resolve, run_job
+from rayembed.pipeline.job import RUN
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 
 
 def job(*argv: str) -> int:
-    return run_job(argv, default_recipe="biencoder", about="About.")
+    return training_job("biencoder")(argv, about="About.")
 
 
 def test_without_arguments_the_default_recipe_is_trained():
-    run, action = resolve([], "nvembed-v2")
+    run, action = training_job("nvembed-v2").resolve([])
     assert run == get_recipe("nvembed-v2")
-    assert action is Action.TRAIN
+    assert action == RUN
 
 
 def test_recipe_settings_and_name_come_in_this_order():
     argv = "--name mine --set seed=1 --set name=other --recipe nvembed-v1 --set seed=2 --dry-run"
-    run, action = resolve(argv.split(), "biencoder")
-    assert (run.name, run.seed, action) == ("mine", 2, Action.DRY_RUN)
+    run, action = training_job("biencoder").resolve(argv.split())
+    assert (run.name, run.seed, action) == ("mine", 2, "--dry-run")
     assert run.fingerprint != get_recipe("nvembed-v1").fingerprint
     assert run.model == get_recipe("nvembed-v1").model
 
 
 def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
-    expected, _ = resolve(["--set", "seed=5"], "nvembed-quickstart")
+    expected, _ = training_job("nvembed-quickstart").resolve(["--set", "seed=5"])
     file = tmp_path / "run.yaml"
     file.write_text(expected.to_yaml())
-    assert resolve(["--recipe", str(file)], "biencoder")[0] == expected
+    assert training_job("biencoder").resolve(["--recipe", str(file)])[0] == expected
     monkeypatch.chdir(tmp_path)
-    assert resolve(["--recipe", "run.yaml"], "biencoder")[0] == expected
+    assert training_job("biencoder").resolve(["--recipe", "run.yaml"])[0] == expected
     file.rename("run")  # any name that is a file and no recipe
-    assert resolve(["--recipe", "run"], "biencoder")[0] == expected
+    assert training_job("biencoder").resolve(["--recipe", "run"])[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_a_wrong_argument_is_one_message_and_exit_code_2(argv, message, capsys):
 def test_unknown_options_and_abbreviations_are_refused(capsys):
     for argv in (["--recip", "biencoder"], ["--steps", "3"]):
         with pytest.raises(SystemExit) as exit_:
-            resolve(argv, "biencoder")
+            training_job("biencoder").resolve(argv)
         assert exit_.value.code == 2
     assert "unrecognized arguments" in capsys.readouterr().err
 

@@ -51,7 +51,8 @@ PLAIN_TEXTS = {
     "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
     "prompt_start", "query_instruction", "query_prefix", "topic", "topics",
     # Columns of a file, and what is written in them.
-    "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "id", "label",
+    "column", "contradiction", "document", "document_id", "entailment", "first", "hypothesis", "id",
+    "label", "values",
     "language", "names", "negatives", "positive", "premise", "query", "query_id", "score", "second",
     "text",
     # Names of other things: tasks and their splits, experiments, layers, domains of a sweep.

@@ -64,6 +64,8 @@ def changed(run: Run, leaf) -> Run:
         put(values, leaf.path, 10**6)
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
+    if leaf.path[0] == "data" and leaf.path[-1] == "held_out":  # of sources that have rows
+        put(values, (*leaf.path[:-1], "source"), {"kind": "pairs", "path": "pairs.jsonl"})
     if leaf.path[-1] == "expert_parallel":  # workers that share the experts out
         put(values, ("placement", "workers"), other_value(leaf))
     if leaf.path[-1] == "dimensions" and "dimensions" in values["model"]:

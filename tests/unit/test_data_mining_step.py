@@ -296,6 +296,40 @@ def test_a_killed_step_goes_on_and_ends_the_same(pool, tmp_path) -> None:
     assert total == (3 * 2 + 3 + 3 * 2 + 3 if pool == "corpus" else 3 * 2 + 3 * 2 + 3)
 
 
+def test_a_step_goes_on_in_the_number_type_that_it_was_begun_in(tmp_path) -> None:
+    rows, config = by_hand.made_up_rows(20, 0), configured(further_teachers=[{"teacher": "b"}])
+    assert config.dtype == "auto"
+    types: list[str] = []
+
+    def load(teacher, weights, device):
+        types.append(teacher.dtype)
+        return by_hand.load(teacher, weights, device)
+
+    def make(dtype: str, left: int):
+        def execute(task, units, needs):
+            nonlocal left
+            for unit in units:
+                if not left:
+                    raise KeyboardInterrupt
+                left -= 1
+                yield task(unit)
+
+        loader = TeacherLoader(load, lambda reference: reference, lambda: dtype)
+        context = PipelineContext(str(tmp_path / "out"), 0, execute, loader)
+        return make_mined(context, dataset_of(config), before, HeldOut())
+
+    before = prepared(tmp_path, rows, 2)
+    with pytest.raises(KeyboardInterrupt):
+        make("bfloat16", 3)
+    made = make("float32", 100)  # on a machine without units for bfloat16
+    assert set(types) == {"bfloat16"}
+    assert [teacher["dtype"] for teacher in made.manifest["teachers"]] == ["bfloat16"] * 2
+    # What is finished is not done again on that machine; what begins there takes its type.
+    assert make("float32", 0) == replace(made, reused=True)
+    shutil.rmtree(made.folder)
+    assert make("float32", 100).manifest["teachers"][0]["dtype"] == "float32"
+
+
 def test_a_cross_encoder_from_a_folder(tmp_path) -> None:
     folder = str(save_cross_encoder(tmp_path / "reranker"))
     rows = by_hand.made_up_rows(12, 4)

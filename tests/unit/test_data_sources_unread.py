@@ -165,13 +165,23 @@ def test_what_columns_look_like(tmp_path: Path) -> None:
         "lang": None,
     }
     file = written(tmp_path / "a.jsonl", [BARE[0] | dict.fromkeys(names, "some text")])
-    (piece,) = list_pieces(str(file))
-    found = unread_columns(piece, ["query", "positive"])
+    pieces = list_pieces(str(file))
+    found = unread_columns(pieces, ["query", "positive"])
     assert found == {name: look for name, look in names.items() if look is not None}
     read = ["query", "positive", "neg", "topic.first_line", "label_score+similarity"]
-    assert unread_columns(piece, read).keys() == found.keys() - {
+    assert unread_columns(pieces, read).keys() == found.keys() - {
         *("neg", "topic", "label_score", "similarity")
     }
+
+
+def test_negatives_in_a_later_file_alone_are_seen(tmp_path: Path) -> None:
+    bare = {"query": "what is asked", "positive": "what is said"}
+    (tmp_path / "rows").mkdir()
+    written(tmp_path / "rows/a.jsonl", [bare | {"neg": "d17"}])
+    written(tmp_path / "rows/b.jsonl", [bare | {"neg": "a text of several words"}])
+    pieces = list_pieces(str(tmp_path / "rows"))
+    assert unread_columns(pieces[:1], ["query", "positive"]) == {"neg": "ids of negatives"}
+    assert unread_columns(pieces, ["query", "positive"]) == {"neg": "negatives"}
 
 
 def test_unread_columns_are_named_when_the_data_is_prepared(tmp_path: Path, caplog: Any) -> None:
@@ -233,7 +243,9 @@ def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypat
 
 
 def test_the_summary_of_a_run_has_the_warnings(tmp_path: Path, capsys: Any) -> None:
-    version: Any = SimpleNamespace(name="m", version=1, alias_uri="models:/m@candidate")
+    version: Any = SimpleNamespace(
+        name="m", version=1, uri="models:/m/1", alias_uri="models:/m@candidate"
+    )
     run = make_run(tmp_path, path="rows.jsonl", negatives="negatives")
     done = Outcome(run, None, "models/one", "runs/test", version, "http://mlflow", dropped_steps=0)
     print_outcome(done, mlflow_complete=True)

@@ -29,8 +29,8 @@ from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model
 from rayembed.models.sentence_module import as_sentence_transformer
-from rayembed.pipeline.command_line import run_job
 from rayembed.pipeline.requirements import model_size
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.model_card import model_card
 """
@@ -133,7 +133,7 @@ assert torch.equal(again, model.weights.logits), "a further stage starts from th
 # The recipe: its size, its dry run, its card.
 run = get_recipe("layer-mix-quickstart")
 assert model_size(run.model).trainable - model_size(get_recipe("biencoder").model).trainable == 7
-assert run_job(["--recipe", run.name, "--dry-run"], default_recipe="biencoder", about="") == 0
+assert training_job("biencoder")(["--recipe", run.name, "--dry-run"]) == 0
 card = model_card(
     run, dimensions=384, scores="", provenance={}, registered_model=run.name, results=()
 )

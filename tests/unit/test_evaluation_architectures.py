@@ -35,7 +35,7 @@ class Noted(EncodingWorker):
 
     def embed(self, unit):
         vectors = super().embed(unit)
-        self.roles.add(unit.bucket.way.role)
+        self.roles.add(unit.bucket.encode_spec.role)
         self.widths.add(vectors.shape[1])
         return vectors
 
@@ -64,7 +64,7 @@ def test_the_check_would_see_a_model_that_fails():
     class Broken(WordSpec):
         def load(self, device):
             embed = super().load(device)
-            return lambda texts, way: embed(texts, way) * float("nan")
+            return lambda texts, encode_spec: embed(texts, encode_spec) * float("nan")
 
     spec = Broken()
     with pytest.raises(AssertionError, match="NaN or infinity"):

@@ -182,9 +182,9 @@ def test_what_decides_vectors_is_in_names_and_ways(folders):
     specs = [spec_of(plain), spec_of(plain, context="none"), spec_of(plain, context_seed=1)]
     assert len({spec.fingerprint for spec in specs}) == 3
     assert len({spec.meta.revision for spec in specs}) == 3
-    way = specs[0].way(Metadata(), PromptType.document)
-    assert (way.instruction, way.context) == ("search_document: ", "")
-    assert specs[0].way(Metadata(), PromptType.query).instruction == "search_query: "
+    encode_spec = specs[0].encode_spec(Metadata(), PromptType.document)
+    assert (encode_spec.instruction, encode_spec.context) == ("search_document: ", "")
+    assert specs[0].encode_spec(Metadata(), PromptType.query).instruction == "search_query: "
 
 
 def test_a_loaded_model_is_scored_in_the_context_of_the_corpus(folders):

@@ -23,11 +23,12 @@ from rayembed.config.model import BackboneConfig, BiEncoderConfig, Causal2VecCon
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
+from rayembed.evaluation.code_version import code_version
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.model_spec import loader_of, make_spec
 from rayembed.evaluation.prompts_table import format_prompts, prompts_record, prompts_table
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.evaluation.task_text import task_metadata, task_text
-from rayembed.evaluation.way import Way
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.export import SYMMETRIC_TYPES
@@ -147,26 +148,26 @@ def registered(sentence_folder, monkeypatch):
 
 def test_nvembed_puts_instructions_before_queries_and_keeps_them_out_of_the_pool(nvembed):
     spec = pickle.loads(pickle.dumps(spec_of(nvembed)))
-    assert spec.way(SCIFACT, DOCUMENT) == Way("document")
-    way = spec.way(SCIFACT, QUERY)
-    assert way == Way("query", SCIFACT.prompt["query"])
-    assert spec.shown(way) == f"Instruct: {SCIFACT.prompt['query']}\nQuery: "
-    assert spec.way(STS, None) == Way("query", "Retrieve semantically similar text.")
+    assert spec.encode_spec(SCIFACT, DOCUMENT) == EncodeSpec("document")
+    encode_spec = spec.encode_spec(SCIFACT, QUERY)
+    assert encode_spec == EncodeSpec("query", SCIFACT.prompt["query"])
+    assert spec.shown(encode_spec) == f"Instruct: {SCIFACT.prompt['query']}\nQuery: "
+    assert spec.encode_spec(STS, None) == EncodeSpec("query", "Retrieve semantically similar text.")
     embed = spec.load("cpu")
     model = load_model(nvembed)
-    for asked in (way, spec.way(SCIFACT, DOCUMENT)):
+    for asked in (encode_spec, spec.encode_spec(SCIFACT, DOCUMENT)):
         expected = encode(
             model, TEXTS, role=asked.role, instruction=asked.instruction, allow_empty=True
         )
         np.testing.assert_allclose(embed(TEXTS, asked), expected, atol=EXACT)
     # By hand: the same tokens, the mean over those behind the instruction.
-    ids, mask = _tokens_by_hand(model, way.instruction, TEXTS[2])
+    ids, mask = _tokens_by_hand(model, encode_spec.instruction, TEXTS[2])
     with torch.inference_mode():
         states = model.backbone(
             input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]
         ).last_hidden_state[0]
     mean = states[mask].mean(dim=0)
-    found = embed([TEXTS[2]], way)[0]
+    found = embed([TEXTS[2]], encode_spec)[0]
     np.testing.assert_allclose(found, (mean / mean.norm()).numpy(), atol=EXACT)
     # Control: pooled over the instruction, too, it is another vector.
     whole = states.mean(dim=0)
@@ -185,16 +186,16 @@ def _tokens_by_hand(model, instruction, text):
 
 def test_a_biencoder_puts_literal_prompts_before_texts(biencoder):
     spec = spec_of(biencoder)
-    assert spec.way(SCIFACT, QUERY) == Way("query", "query: ")
-    assert spec.way(SCIFACT, DOCUMENT) == Way("document", "passage: ")
-    assert spec.way(STS, None) == Way("query", "query: ")
+    assert spec.encode_spec(SCIFACT, QUERY) == EncodeSpec("query", "query: ")
+    assert spec.encode_spec(SCIFACT, DOCUMENT) == EncodeSpec("document", "passage: ")
+    assert spec.encode_spec(STS, None) == EncodeSpec("query", "query: ")
     embed, model = spec.load("cpu"), load_model(biencoder)
-    for way in (spec.way(SCIFACT, QUERY), spec.way(SCIFACT, DOCUMENT)):
-        expected = encode(model, TEXTS, role=way.role, allow_empty=True)
-        np.testing.assert_allclose(embed(TEXTS, way), expected, atol=EXACT)
+    for encode_spec in (spec.encode_spec(SCIFACT, QUERY), spec.encode_spec(SCIFACT, DOCUMENT)):
+        expected = encode(model, TEXTS, role=encode_spec.role, allow_empty=True)
+        np.testing.assert_allclose(embed(TEXTS, encode_spec), expected, atol=EXACT)
     # "q:" gets no space that it has not.
     other = spec_of(biencoder, prompts={"query_prefix": "q:", "document_prefix": ""})
-    found = other.load("cpu")(TEXTS[2:], other.way(SCIFACT, QUERY))
+    found = other.load("cpu")(TEXTS[2:], other.encode_spec(SCIFACT, QUERY))
     model.tokenizer.prefixes = {"query": "q:", "document": ""}
     np.testing.assert_allclose(found, encode(model, TEXTS[2:], role="query"), atol=EXACT)
 
@@ -245,11 +246,11 @@ def test_plain_mteb_puts_the_same_before_the_texts_of_our_folders(tmp_path, pref
     asked += [(metadata, side) for metadata in types.values() for side in (QUERY, DOCUMENT)]
     for metadata, side in asked:
         told = get_prompt(plain.model_prompts, metadata, side) or ""
-        assert spec.shown(spec.way(metadata, side)) == told, (metadata.name, side)
+        assert spec.shown(spec.encode_spec(metadata, side)) == told, (metadata.name, side)
     # Control: with the roles' prompts alone, texts of symmetric tasks have none.
     by_role = {role: plain.model_prompts[role] for role in ("query", "document")}
     bare = get_prompt(by_role, types["STS"], None) or ""
-    assert (bare == spec.shown(spec.way(types["STS"], None))) == (not prefixes)
+    assert (bare == spec.shown(spec.encode_spec(types["STS"], None))) == (not prefixes)
 
 
 def _text_tasks():
@@ -293,11 +294,15 @@ def test_vectors_of_a_folder_of_sentence_transformers(sentence_folder, prefix):
         expected = plain.encode(
             _batches(TEXTS), task_metadata=metadata, hf_split="", hf_subset="", prompt_type=side
         )
-        found = embed(TEXTS, spec.way(metadata, side))
+        found = embed(TEXTS, spec.encode_spec(metadata, side))
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, expected, atol=EXACT)
-    shown = [spec.shown(spec.way(SCIFACT, side)) for side in (QUERY, DOCUMENT)]
-    assert [*shown, spec.shown(spec.way(STS, None))] == ["claim: ", "passage: ", "the same: "]
+    shown = [spec.shown(spec.encode_spec(SCIFACT, side)) for side in (QUERY, DOCUMENT)]
+    assert [*shown, spec.shown(spec.encode_spec(STS, None))] == [
+        "claim: ",
+        "passage: ",
+        "the same: ",
+    ]
 
 
 def _batches(texts):
@@ -317,10 +322,10 @@ def test_a_prompt_called_passage_is_heeded_by_rayembed_alone(sentence_folder, tm
     stated["prompts"] = {"query": "query: ", "passage": "passage: "}
     path.write_text(json.dumps(stated))
     ours, theirs = spec_of(folder), spec_of(f"st:{folder}")
-    assert ours.shown(ours.way(SCIFACT, DOCUMENT)) == "passage: "
-    assert theirs.shown(theirs.way(SCIFACT, DOCUMENT)) == ""
+    assert ours.shown(ours.encode_spec(SCIFACT, DOCUMENT)) == "passage: "
+    assert theirs.shown(theirs.encode_spec(SCIFACT, DOCUMENT)) == ""
     plain = SentenceTransformer(str(folder), device="cpu")
-    found = theirs.load("cpu")(TEXTS, theirs.way(SCIFACT, DOCUMENT))
+    found = theirs.load("cpu")(TEXTS, theirs.encode_spec(SCIFACT, DOCUMENT))
     np.testing.assert_allclose(found, plain.encode_document(TEXTS), atol=EXACT)
 
 
@@ -336,12 +341,15 @@ def test_a_model_of_mteb_has_its_wrappers_prompts(registered, sentence_folder):
         (SCIFACT, DOCUMENT, plain.encode_document, ""),
         (STS, None, plain.encode, "alike: "),
     ):
-        way = spec.way(metadata, side)
-        assert (way.task, way.prompt_type) == (metadata.name, side.value if side else "")
+        encode_spec = spec.encode_spec(metadata, side)
+        assert (encode_spec.task, encode_spec.prompt_type) == (
+            metadata.name,
+            side.value if side else "",
+        )
         plain.prompts = {"query": "ask: ", "document": "", "STS": "alike: "}
         expected = encode_with(TEXTS, prompt=prompt)
-        np.testing.assert_allclose(embed(TEXTS, way), expected, atol=EXACT)
-    assert "FolderWrapper" in spec.shown(spec.way(SCIFACT, QUERY))
+        np.testing.assert_allclose(embed(TEXTS, encode_spec), expected, atol=EXACT)
+    assert "FolderWrapper" in spec.shown(spec.encode_spec(SCIFACT, QUERY))
 
 
 def test_settings_of_a_model_of_mteb(registered):
@@ -349,10 +357,10 @@ def test_settings_of_a_model_of_mteb(registered):
     assert spec.meta.name == "rayembed/cut"
     assert spec.meta.revision.startswith("r1-")
     assert spec.fingerprint != spec_of("made-up/peer").fingerprint
-    vectors = spec.load("cpu")(TEXTS, spec.way(SCIFACT, QUERY))
+    vectors = spec.load("cpu")(TEXTS, spec.encode_spec(SCIFACT, QUERY))
     assert vectors.shape == (5, 16)
-    whole = spec_of("made-up/peer").load("cpu")([TEXTS[3]], spec.way(SCIFACT, QUERY))
-    again = spec.load("cpu")([TEXTS[3][:-40]], spec.way(SCIFACT, QUERY))
+    whole = spec_of("made-up/peer").load("cpu")([TEXTS[3]], spec.encode_spec(SCIFACT, QUERY))
+    again = spec.load("cpu")([TEXTS[3][:-40]], spec.encode_spec(SCIFACT, QUERY))
     np.testing.assert_array_equal(again[0], vectors[3])  # both are cut to the same 8 tokens
     assert np.abs(whole[0, :16] - vectors[3]).max() > 1e-3
 
@@ -362,13 +370,15 @@ def test_mtebs_own_check_of_models(folder, request, registered):
     reference = "made-up/peer" if folder == "mteb" else request.getfixturevalue(folder)
     model = PlainSpecModel(spec_of(reference))
     assert len(check_with_mock_tasks(model)) >= 15
-    roles = {way.role for _, side, way in model.seen if side == DOCUMENT}
+    roles = {encode_spec.role for _, side, encode_spec in model.seen if side == DOCUMENT}
     assert roles == {"document"}
     if folder == "nvembed":
-        told = {way.instruction for _, side, way in model.seen if side != DOCUMENT}
+        told = {encode_spec.instruction for _, side, encode_spec in model.seen if side != DOCUMENT}
         assert told
         assert "" not in told
-        assert {way.instruction for _, side, way in model.seen if side == DOCUMENT} == {""}
+        assert {
+            encode_spec.instruction for _, side, encode_spec in model.seen if side == DOCUMENT
+        } == {""}
 
 
 def test_names_and_revisions_tell_models_apart(nvembed, biencoder, tmp_path):
@@ -389,7 +399,7 @@ def test_names_and_revisions_tell_models_apart(nvembed, biencoder, tmp_path):
     ]
     revisions = [spec.meta.revision for spec in (base, *others)]
     assert len(set(revisions)) == len(revisions)
-    # Vectors of the same text and way are shared where nothing but prompts differs.
+    # Vectors of the same text and encode spec are shared where nothing but prompts differs.
     assert others[3].fingerprint == base.fingerprint
     assert len({spec.fingerprint for spec in (base, *others[:3])}) == 4
     assert spec_of(nvembed, tokens_per_batch=64).meta.revision == base.meta.revision
@@ -431,9 +441,9 @@ def test_lengths_are_the_smaller_of_settings_and_model(nvembed, biencoder):
     spec = spec_of(biencoder, max_length=8)
     model = load_model(biencoder)
     model.tokenizer.max_lengths = {"query": 8, "document": 8}
-    way = spec.way(SCIFACT, DOCUMENT)
+    encode_spec = spec.encode_spec(SCIFACT, DOCUMENT)
     expected = encode(model, TEXTS, role="document", allow_empty=True)
-    np.testing.assert_allclose(spec.load("cpu")(TEXTS, way), expected, atol=EXACT)
+    np.testing.assert_allclose(spec.load("cpu")(TEXTS, encode_spec), expected, atol=EXACT)
 
 
 def test_queries_with_examples_are_read_as_long_as_they_were_trained(tmp_path):
@@ -460,9 +470,9 @@ def test_vectors_are_cut_and_brought_to_unit_length(biencoder, caplog):
     spec = spec_of(biencoder, dimensions=12)
     assert "was not trained to be cut to 12 of its 32 dimensions" in caplog.text
     assert spec.meta.embed_dim == 12
-    way = spec.way(SCIFACT, QUERY)
-    found = spec.load("cpu")(TEXTS, way)
-    whole = spec_of(biencoder).load("cpu")(TEXTS, way)[:, :12]
+    encode_spec = spec.encode_spec(SCIFACT, QUERY)
+    found = spec.load("cpu")(TEXTS, encode_spec)
+    whole = spec_of(biencoder).load("cpu")(TEXTS, encode_spec)[:, :12]
     expected = whole / np.linalg.norm(whole, axis=1, keepdims=True)
     np.testing.assert_allclose(found, expected, atol=EXACT)
     caplog.clear()
@@ -476,8 +486,8 @@ def test_vectors_are_cut_and_brought_to_unit_length(biencoder, caplog):
 
 def test_bfloat16_stays_near(biencoder):
     spec, rounded = spec_of(biencoder), spec_of(biencoder, dtype="bfloat16")
-    way = spec.way(SCIFACT, QUERY)
-    one, two = (s.load("cpu")(TEXTS, way) for s in (spec, rounded))
+    encode_spec = spec.encode_spec(SCIFACT, QUERY)
+    one, two = (s.load("cpu")(TEXTS, encode_spec) for s in (spec, rounded))
     assert two.dtype == np.float32
     cosines = (one * two).sum(axis=1)
     assert 0.99 < cosines.min() < 1 - 1e-7
@@ -496,6 +506,7 @@ def test_the_table_of_prompts(nvembed):
     assert "Stackexchange" in told["CQADupstackTexRetrieval", "query"].prompt
     record = json.loads(json.dumps(prompts_record(spec, tasks)))
     assert record["revision"] == spec.meta.revision
+    assert record["conditions"]["software"] == code_version().scores[:8]
     assert record["prompts"][0].keys() == {"task", "type", "side", "role", "prompt"}
     text = format_prompts(rows)
     assert "document  no prompt" in text
@@ -628,7 +639,7 @@ def test_a_name_that_mteb_does_not_know_is_a_model_of_the_hub(
     spec = spec_of("someone/encoder", revision="v2")
     assert asked == ["hf://someone/encoder@v2"]
     assert spec.meta.name == "someone/encoder"
-    assert spec.load("cpu")(TEXTS, spec.way(STS, None)).shape == (5, 32)
+    assert spec.load("cpu")(TEXTS, spec.encode_spec(STS, None)).shape == (5, 32)
 
     def fail(reference):
         raise AssetError("not there")

@@ -6,10 +6,10 @@ from ray.exceptions import ActorUnavailableError
 from waits import Clock, Replaced
 
 from rayembed.errors import PlacementError, WorkerError
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.pooled import on_ray
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
 from rayembed.evaluation.pooled.on_ray import RayPool, Workers, run_jobs
-from rayembed.evaluation.way import Way
 
 
 class Method:
@@ -57,7 +57,7 @@ def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end
     monkeypatch.setattr(on_ray, "time", clock)
     pool = RayPool([DyingWorker(), DyingWorker()], 100_000, OwnLoads())
     with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
-        list(pool.run([TextUnit(Bucket(Way("query"), 0, 1), ("a text",))]))
+        list(pool.run([TextUnit(Bucket(EncodeSpec("query"), 0, 1), ("a text",))]))
     assert 500 < clock.now < 700
 
 

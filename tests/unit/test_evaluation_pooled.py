@@ -91,9 +91,9 @@ def all_scores(spec, corpus, queries):
     embed = spec.load("cpu")
     documents = embed(
         document_texts(corpus, range(len(corpus))),
-        spec.way(Metadata("MadeUp"), PromptType.document),
+        spec.encode_spec(Metadata("MadeUp"), PromptType.document),
     )
-    asked = embed(list(queries["text"]), spec.way(Metadata("MadeUp"), PromptType.query))
+    asked = embed(list(queries["text"]), spec.encode_spec(Metadata("MadeUp"), PromptType.query))
     documents, asked = (
         np.float64(v) / np.linalg.norm(np.float64(v), axis=1, keepdims=True)
         for v in (documents, asked)
@@ -251,7 +251,7 @@ def test_half_precision_gives_the_same_from_the_model_and_from_files(tmp_path):
 def test_vectors_that_are_not_finite_are_refused():
     class Broken(WordSpec):
         def load(self, device):
-            return lambda texts, way: np.full((len(texts), 4), np.nan, np.float32)
+            return lambda texts, encode_spec: np.full((len(texts), 4), np.nan, np.float32)
 
     from rayembed.errors import DataError
 

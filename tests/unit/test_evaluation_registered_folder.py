@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mteb.types import PromptType
+from registered import register
 from tiny_models import save_encoder
 
 from rayembed.config.evaluation import ModelUnderTest
@@ -16,7 +17,6 @@ from rayembed.evaluation.model_spec import make_spec
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.models.build import build_model
 from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.registry.register import register
 from rayembed.registry.tracking import Tracker
 
 SCIFACT = mteb.get_task("SciFact").metadata
@@ -63,7 +63,6 @@ def folders(tracker, tmp_path_factory):
             dimensions=(32,),
             instruction_template=None,
             global_step=7,
-            tags={},
             alias="champion",
         )
     return made
@@ -82,11 +81,11 @@ def test_the_registered_folder_is_evaluated(folders, tracker, cache):
     assert spec.reference == "models:/tiny/2"
     assert spec.meta.name == "rayembed/tiny"
     assert spec.weights == weights_fingerprint(folders[1])
-    way = spec.way(SCIFACT, PromptType.query)
-    found = spec.load("cpu")(["are cats larger"], way)
+    encode_spec = spec.encode_spec(SCIFACT, PromptType.query)
+    found = spec.load("cpu")(["are cats larger"], encode_spec)
     direct = make_spec(ModelUnderTest(reference=str(folders[1])))
-    assert direct.way(SCIFACT, PromptType.query) == way
-    np.testing.assert_array_equal(direct.load("cpu")(["are cats larger"], way), found)
+    assert direct.encode_spec(SCIFACT, PromptType.query) == encode_spec
+    np.testing.assert_array_equal(direct.load("cpu")(["are cats larger"], encode_spec), found)
     first = make_spec(ModelUnderTest(reference="models:/tiny/1"), tracking_uri=uri)
     assert first.weights == weights_fingerprint(folders[0])
     assert first.meta.revision != spec.meta.revision

@@ -9,15 +9,14 @@ from rich.console import Console
 
 from rayembed.evaluation.plots import loss_curve, score_bars, smoothed
 from rayembed.evaluation.tables import (
-    MISSING,
     UNTRAINED,
     ScoreKey,
     ScoreTable,
-    csv_table,
-    markdown_table,
-    rich_table,
     run_table,
+    score_csv,
+    score_table,
 )
+from rayembed.tables import MISSING, show
 
 TABLE = ScoreTable(
     rows={
@@ -30,7 +29,7 @@ TABLE = ScoreTable(
 
 
 def test_markdown_marks_the_best_and_the_difference_to_the_base():
-    assert markdown_table(TABLE).splitlines() == [
+    assert show(score_table(TABLE), "markdown").splitlines() == [
         "| Model | Sentence retrieval nDCG@10 | Topic clustering V-measure |",
         "| --- | ---: | ---: |",
         "| untrained | 0.450 | **0.300** |",
@@ -67,7 +66,7 @@ def test_labels_are_made_for_the_table_and_scores_are_found_by_key(monkeypatch):
 
 def test_scores_that_print_alike_are_both_the_best():
     table = ScoreTable({"a": {"x": 0.50012}, "b": {"x": 0.50038}})
-    assert markdown_table(table).count("**0.500**") == 2
+    assert show(score_table(table), "markdown").count("**0.500**") == 2
 
 
 def test_the_mean_is_of_complete_rows_only():
@@ -79,11 +78,11 @@ def test_a_score_that_is_no_number_counts_as_missing():
     table = ScoreTable({"a": {"x": float("nan")}, "b": {"x": 0.2}}, base="b")
     assert table.best("x") == 0.2
     assert table.mean("a") is table.difference("a", "x") is None
-    assert f"| a | {MISSING} |" in markdown_table(table)
+    assert f"| a | {MISSING} |" in show(score_table(table), "markdown")
 
 
 def test_csv_keeps_full_precision_and_leaves_missing_scores_empty():
-    rows = list(csv.DictReader(io.StringIO(csv_table(TABLE))))
+    rows = list(csv.DictReader(io.StringIO(score_csv(TABLE))))
     assert rows[1]["WikiSentenceRetrieval"] == "0.7104"
     assert rows[2] == {"model": "BM25", "WikiSentenceRetrieval": "0.39", "WikiTopicClustering": ""}
 
@@ -91,7 +90,7 @@ def test_csv_keeps_full_precision_and_leaves_missing_scores_empty():
 def test_the_terminal_shows_every_row_and_bold_only_for_the_best():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=120, color_system="standard")
-    console.print(rich_table(TABLE))
+    console.print(score_table(TABLE, with_mean=True))
     shown = text.getvalue()
     assert "\x1b[1m0.710" in shown
     assert "\x1b[1m0.450" not in shown

@@ -14,7 +14,7 @@ from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
 from rayembed.models.weight_files import load_weights
-from rayembed.registry.register import register
+from rayembed.registry.register import make_version
 from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
 from rayembed.training.weights import read_made_of, write_weights
 
@@ -99,6 +99,22 @@ def test_an_export_is_refused_and_what_lies_there_stays(tmp_path, projections):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_pickled_weights_are_looked_at_too(tmp_path):
+    path = tmp_path / "0_Transformer" / "pytorch_model.bin"
+    path.parent.mkdir()
+    torch.save({"a": torch.ones(3)}, path)
+    check_finite_files(tmp_path)
+    torch.save({"a": torch.tensor([1.0, math.nan])}, path)
+    with pytest.raises(ArtifactError, match="1 of the 2 numbers of 'a' are not finite"):
+        check_finite_files(tmp_path)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(ArtifactError, match="cannot read the weights"):
+        check_finite_files(tmp_path)
+    torch.save({"a": print}, path)  # code, which is not run
+    with pytest.raises(ArtifactError, match="cannot read the weights"):
+        check_finite_files(tmp_path)
+
+
 def test_a_folder_is_not_registered(tmp_path):
     folder = tmp_path / "model"
     (folder / "0_Part").mkdir(parents=True)
@@ -108,7 +124,7 @@ def test_a_folder_is_not_registered(tmp_path):
     given = {"scores": {}, "weights_fingerprint": "1", "dimensions": (1,), "global_step": 1}
 
     def put():
-        register(folder, "m", tracker=None, instruction_template=None, tags={}, **given)
+        make_version(folder, "m", tracker=None, instruction_template=None, **given)
 
     with pytest.raises(ArtifactError, match=r"model\.safetensors.*'a' are not finite"):
         put()

@@ -13,13 +13,19 @@ from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import Teacher
 from rayembed.config.model import BiEncoderConfig
 from rayembed.config.override import override
+from rayembed.config.sweep import Sweep
 from rayembed.data.vectors.teacher import TeacherLoader, embedding_settings
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.pipeline import precision
-from rayembed.pipeline.precision import as_begun, settled_on_ray
+from rayembed.pipeline.precision import (
+    as_begun,
+    settled_on_ray,
+    sweep_as_begun,
+    sweep_settled_on_ray,
+)
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.training.on_ray import worker_precision
@@ -184,6 +190,43 @@ def test_a_run_goes_on_in_the_type_that_it_began_with(monkeypatch, tmp_path):
     # Without a look at the folder it would be another run.
     with pytest.raises(ArtifactError, match="another run"):
         check_run_folder(tmp_path, settled_on_ray(run))
+
+
+def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "rayembed.pipeline.precision")
+    run = get_recipe("biencoder")
+    fixed = override(run, ["model.backbone.dtype=bfloat16"])
+    sweep = Sweep(name="s", runs={"a": run, "b": run, "c": fixed}, space={"seed": ("0", "1")})
+    monkeypatch.setattr(precision, "worker_precision", lambda placement: HERE)
+    begun = sweep_settled_on_ray(sweep)
+    assert _types(begun) == ["float32", "float32", "bfloat16"]
+    assert len(caplog.records) == 2, "each type is told once"
+    monkeypatch.setattr(precision, "worker_precision", lambda placement: ELSEWHERE)
+    again = sweep_as_begun(sweep, begun)
+    assert again.fingerprint == begun.fingerprint
+    assert sweep_settled_on_ray(again) == again
+    assert _types(sweep_settled_on_ray(sweep)) == ["bfloat16"] * 3
+
+
+def _types(sweep: Sweep) -> list[str]:
+    return [run.model.backbone.dtype for run in sweep.runs.values()]
+
+
+def test_a_model_that_is_loaded_as_saved_has_asked_for_no_type(monkeypatch, tmp_path, caplog):
+    backbone = save_encoder(tmp_path / "backbone")
+    config = BiEncoderConfig(
+        backbone=BackboneConfig(path="unused", dtype="bfloat16"),
+        query_max_length=20,
+        document_max_length=20,
+    )
+    build_model(config, backbone, seed=1).eval().save(tmp_path / "saved")
+    monkeypatch.setattr(hardware, "bfloat16_speed", lambda: 0.1)
+    hardware.say_once.cache_clear()
+    caplog.clear()
+    load_model(tmp_path / "saved")
+    assert "was asked for" not in caplog.text
+    hardware.settled("bfloat16", "cpu")
+    assert "bfloat16 was asked for" in caplog.text
 
 
 def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):

@@ -4,7 +4,7 @@ import pytest
 
 from rayembed.errors import ConfigError
 from rayembed.pipeline.sweep_check import check_all
-from rayembed.pipeline.sweep_job import parse_arguments
+from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.tuning.trials import known_trials, runs_of_data
 from rayembed_papers.tables.catalogue import get_table, table_sweeps
 
@@ -86,10 +86,10 @@ def test_figures_of_other_models_or_data_stand_in_columns_of_their_own():
 
 
 def test_a_plain_value_is_set_in_all_trials_also_where_the_table_searches_it():
-    plain = parse_arguments(
-        ["--sweep", "nvembed-table2-quickstart", "--set", "seed=7", "--set", "model.mask=causal"],
-        table_sweeps(),
-    ).sweep
+    told, _ = sweep_job(table_sweeps()).resolve(
+        ["--sweep", "nvembed-table2-quickstart", "--set", "seed=7", "--set", "model.mask=causal"]
+    )
+    plain = told.sweep
     assert set(plain.space) == {"model.pooling.kind"}
     assert plain.base.seed == 7
     assert [trial.run.model.mask for trial in known_trials(plain)] == ["causal"] * 4

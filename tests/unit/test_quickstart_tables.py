@@ -9,7 +9,7 @@ import cde_quickstart_table as cde
 import nomic_quickstart_table as nomic
 import seeded_runs
 from rayembed.evaluation.spread import SpreadTable
-from rayembed.evaluation.tables import ScoreTable, csv_table
+from rayembed.evaluation.tables import ScoreTable, score_csv
 
 TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval", "WikiTopicClustering")
 
@@ -22,7 +22,7 @@ def leave(comparison, given, label, seed, rows):
     (folder / "run.yaml").write_text(run.to_yaml())
     if run.evaluation.before_training:
         rows = {"untrained": dict.fromkeys(next(iter(rows.values())), 0.5), **rows}
-    (folder / "scores.csv").write_text(csv_table(ScoreTable(rows)))
+    (folder / "scores.csv").write_text(score_csv(ScoreTable(rows)))
 
 
 def leave_cde(given, label, seed, scores):

@@ -242,12 +242,14 @@ def test_own_pairs_need_one_setting():
     assert run.data.datasets[0].source.path == "s3://bucket/pairs.jsonl"
     assert run.model.backbone.path == MINILM
     assert not run.evaluation.any_tasks
+    assert [dataset.name for dataset in run.held_out_datasets] == ["pairs"]
 
 
-def test_every_recipe_but_those_of_own_pairs_ends_with_scores():
-    """Own pairs have a held-out part of themselves, which their data decides."""
-    unscored = {name for name in recipe_names() if not get_recipe(name).evaluation.any_tasks}
-    assert unscored == {"biencoder", "cde"}
+def test_every_recipe_ends_with_scores():
+    """Those of own pairs name no tasks: they are scored on a held-out part of the pairs."""
+    assert all(get_recipe(name).takes_scores for name in recipe_names())
+    unnamed = {name for name in recipe_names() if not get_recipe(name).evaluation.any_tasks}
+    assert unnamed == {"biencoder", "cde"}
     public = get_recipe("nvembed-v2-public")
     assert public.evaluation.benchmarks == ("NanoBEIR",)
     assert public.scores.benchmarks == ("NanoBEIR",)

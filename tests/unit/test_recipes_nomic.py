@@ -5,8 +5,8 @@ import pytest
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.models.nomic_moe_upcycling import CONVERTIBLE
-from rayembed.pipeline.command_line import resolve
 from rayembed.pipeline.requirements import PUBLISHED, model_size, step_load
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes import nomic
 from rayembed.recipes.catalogue import get_recipe
 
@@ -67,12 +67,12 @@ def test_the_quickstart_trains_on_three_languages_and_across_them():
 
 
 def test_a_stage_runs_alone():
-    run, _ = resolve(["--stage", "finetune", "--dry-run"], "nomic-v2-moe")
+    run, _ = training_job("nomic-v2-moe").resolve(["--stage", "finetune", "--dry-run"])
     assert [stage.name for stage in run.stages] == ["finetune"]
-    whole, _ = resolve(["--dry-run"], "nomic-v2-moe")
+    whole, _ = training_job("nomic-v2-moe").resolve(["--dry-run"])
     assert whole.fingerprint == get_recipe("nomic-v2-moe").fingerprint != run.fingerprint
     with pytest.raises(ConfigError, match="has no stage 'finetun'; did you mean 'finetune'"):
-        resolve(["--stage", "finetun"], "nomic-v2-moe")
+        training_job("nomic-v2-moe").resolve(["--stage", "finetun"])
 
 
 def test_a_stage_reads_no_more_than_the_model():

@@ -7,13 +7,13 @@ import pytest
 from huggingface_hub import ModelCard
 from made_up_articles import run_over
 from mlflow import MlflowClient
+from registered import register
 from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
 
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.pipeline import register_job
 from rayembed.pipeline.register_job import run_register_job
-from rayembed.registry.register import register
 from rayembed.registry.registered_model import ModelReference, download, get_version, read_scores
 from rayembed.registry.tracking import Tracker
 
@@ -203,7 +203,7 @@ def test_a_registered_folder_comes_back_whole(folders, store, job):
     _, (first, *_) = folders
     job("--model", str(first), "--name", "tiny")
     client = client_of(store)
-    version = get_version(client, ModelReference("tiny", None, "candidate"))
+    version = get_version(client, ModelReference("tiny", 1, None))
     back = download(client, version, tracking_uri=f"sqlite:///{store}")
     assert weights_fingerprint(back) == weights_fingerprint(first)
     assert download(client, version, tracking_uri=f"sqlite:///{store}") == back
@@ -214,6 +214,39 @@ def test_a_registered_folder_comes_back_whole(folders, store, job):
     assert client.get_model_version("copy", "1").tags["rayembed.weights_fingerprint"] == (
         weights_fingerprint(first)
     )
+
+
+def test_a_model_without_scores_is_no_candidate_until_it_has_some(folders, store, job):
+    home, (first, second, third) = folders
+    results = ("--results", str(home / "out"))
+    code, out, _ = job("--model", str(first), "--name", "tiny")
+    assert (code, aliases(store)) == (0, {})
+    assert "jobs/evaluate_model.py --model models:/tiny/1 " in out
+    text = client_of(store).get_model_version("tiny", "1").description
+    assert "Not scored. No score of this model is known; to score it: `python jobs/eval" in text
+    assert 'load_model("models:/tiny/VERSION")' in text
+    assert "@candidate" not in text
+    # No gate may judge it, also not the one that holds as long as there is no champion.
+    for gate in (("--require", "mean>=0"), ("--better-than", "champion")):
+        code, _, err = job("--model", "models:/tiny/1", "--promote", *gate)
+        assert (code, aliases(store)) == (2, {})
+        assert "no scores to judge; to score it: `python jobs/evaluate_model.py --model mo" in err
+        assert "register_model.py --model models:/tiny/1 --results" in err
+    code, _, err = job("--model", str(first), "--name", "tiny", "--promote", *gate)
+    assert f"register_model.py --model {first} --name tiny --results" in err
+    # The control: with scores it is the candidate, and stays it beside a later one without.
+    assert job("--model", str(second), "--name", "tiny", *results)[0] == 0
+    assert job("--model", str(third), "--name", "tiny")[0] == 0
+    assert aliases(store) == {"candidate": 2}
+    # With its first scores a version is the candidate, with further ones it is not again.
+    assert job("--model", "models:/tiny/1", *results)[0] == 0
+    assert job("--model", "models:/tiny/2", *results)[0] == 0
+    assert aliases(store) == {"candidate": 1}
+    text = client_of(store).get_model_version("tiny", "1").description
+    assert 'load_model("models:/tiny@candidate")' in text
+    assert "Not scored" not in text
+    assert job("--model", "models:/tiny/1", "--promote", *gate)[0] == 0
+    assert aliases(store) == {"candidate": 1, "champion": 1}
 
 
 def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path):
@@ -236,7 +269,7 @@ def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path
     mlflow.set_tracking_uri(f"sqlite:///{store}")
     mlflow.set_registry_uri(f"sqlite:///{store}")
     try:
-        answer = mlflow.pyfunc.load_model("models:/other@candidate").predict(
+        answer = mlflow.pyfunc.load_model("models:/other/1").predict(
             {"input": ["a fox"], "role": "query"}
         )
     finally:
@@ -268,7 +301,6 @@ def test_the_card_of_a_trained_model_is_written_from_its_run(store, job, tmp_pat
         dimensions=(32,),
         instruction_template=None,
         global_step=9,
-        tags={},
     )
     tracker.close("FINISHED")
     results = write_results(tmp_path / "r" / "results" / "org__m" / weights, {DESCRIPTION: 0.5})

@@ -307,6 +307,16 @@ def test_scores_that_were_taken_otherwise_are_not_compared():
         assert decide("m/4", other, [], replace(old, differing=(told,))).holds
 
 
+def test_a_mean_over_scores_of_unlike_software_holds_no_gate():
+    old, new = taken("SciFact", 0.6, software="a"), taken("NFCorpus", 0.4, software="b")
+    (mean_of_both,) = decide("m/4", (old, new), [parse_requirement("mean>=0.3")], None).checks
+    assert not mean_of_both.holds
+    assert "software of several versions" in mean_of_both.note
+    assert decide("m/4", (old, new), [parse_requirement("SciFact>=0.3")], None).holds
+    again = replace(old, measured_with=new.measured_with)
+    assert decide("m/4", (again, new), [parse_requirement("mean>=0.3")], None).holds
+
+
 def test_scores_of_which_nothing_is_recorded_are_compared_with_such_alone():
     silent = (score("SciFact", 0.6),)
     told = (taken("SciFact", 0.6, dtype="float32"),)

@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from registered import register
 
 from rayembed.errors import ArtifactError, TrackingError
 from rayembed.registry.mlflow_run import FINGERPRINT_TAG, find_model_versions, find_run, quoted
-from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG, register
+from rayembed.registry.register import MODEL_ID_TAG, TASK, WEIGHTS_TAG
 from rayembed.registry.tracking import Tracker
 
 TEXTS = ["red fox", "blue whale in the sea", "a fox"]
@@ -74,7 +75,6 @@ def put(folder, tracker, **changes):
         "dimensions": (8, 4),
         "instruction_template": TEMPLATE,
         "global_step": 7,
-        "tags": {"recipe": "tiny"},
     }
     return register(folder, "tiny", **{**arguments, **changes})
 
@@ -116,7 +116,6 @@ def test_version_has_alias_scores_and_metrics_of_its_model(registered, tracker):
     assert int(version.version) == 1
     assert version.run_id == tracker.run_id
     assert version.tags == {
-        "recipe": "tiny",
         "score.Wiki _en_": "0.75",
         "rayembed.fingerprint": "abcabcabcabc",
         WEIGHTS_TAG: "111111111111",
@@ -287,7 +286,6 @@ def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, 
         dimensions=model.dimensions,
         instruction_template=config.instruction_template,
         global_step=7,
-        tags={},
     )
     served = mlflow.pyfunc.load_model(version.alias_uri)
     texts = ["Paris is the capital of France", "the quick brown fox"]
@@ -332,7 +330,6 @@ def test_biencoder_takes_an_instruction_as_plain_text(tracker, tmp_path, loaded,
         dimensions=model.dimensions,
         instruction_template=None,
         global_step=7,
-        tags={},
     )
     served = mlflow.pyfunc.load_model(version.alias_uri)
     assert not [w for w in recwarn if "type hints" in str(w.message)]

@@ -12,13 +12,14 @@ import pytest
 import yaml
 from closure import closure, link_closure
 from mlflow import MlflowClient
+from registered import register
 from tiny_folders import ARCHITECTURES
 
 from rayembed.models.encoding import encode
 from rayembed.models.fingerprints import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.registry.model_requirements import imported_modules, pip_requirements
-from rayembed.registry.register import MODEL_ID_TAG, register
+from rayembed.registry.register import MODEL_ID_TAG
 from rayembed.registry.tracking import Tracker
 
 TEXTS = ["Paris is the capital of France", "the quick brown fox"]
@@ -64,7 +65,6 @@ def registered(saved, tmp_path_factory):
             dimensions=(),
             instruction_template=None,
             global_step=0,
-            tags={},
         )
         model_id = client.get_model_version(kind, str(made.version)).tags[MODEL_ID_TAG]
         place = client.get_logged_model(model_id).artifact_location

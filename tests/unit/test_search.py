@@ -79,10 +79,10 @@ def unit_vectors(count: int, width: int, seed: int) -> np.ndarray:
 
 @pytest.fixture
 def in_two_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a CPU with bfloat16 units, with pieces of some tiles."""
+    """As on a CPU with bfloat16 units, with chunks of some tiles."""
     monkeypatch.setattr(exact, "bfloat16_speed", lambda: 2.4)
     monkeypatch.setattr(exact, "_RESULTS_OF_PIECE", 1.0)
-    monkeypatch.setattr(exact, "_PIECE_DOCUMENTS", 700)
+    monkeypatch.setattr(exact, "_CHUNK_DOCUMENTS", 700)
     monkeypatch.setattr(exact, "_TILE_QUERIES", 8)
     monkeypatch.setattr(two_passes, "_TILE_DOCUMENTS", 256)
     monkeypatch.setattr(two_passes, "_SLACK", 5)
@@ -143,11 +143,13 @@ def test_the_margin_holds_for_every_product() -> None:
     """Also for long vectors; and it is no more than some times what rounding does."""
     for seed, scale in ((0, 1.0), (1, 30.0)):
         queries = torch.from_numpy(scale * unit_vectors(50, 96, seed))
-        piece = two_passes.Piece.of(torch.from_numpy(scale * unit_vectors(3000, 96, seed + 5)), 50)
-        rounded = (queries.bfloat16() @ piece.tiles[0].T).float()[:, :3000]
-        apart = (queries @ piece.exact.T - rounded).abs()
+        chunk = two_passes.CorpusChunk.of(
+            torch.from_numpy(scale * unit_vectors(3000, 96, seed + 5)), 50
+        )
+        rounded = (queries.bfloat16() @ chunk.tiles[0].T).float()[:, :3000]
+        apart = (queries @ chunk.exact.T - rounded).abs()
         margin = torch.stack(
-            [two_passes._margin(queries, rounded[:, i], piece) for i in range(3000)], 1
+            [two_passes._margin(queries, rounded[:, i], chunk) for i in range(3000)], 1
         )
         assert (apart <= margin).all()
         assert margin.mean() < 40 * apart.mean()
@@ -157,13 +159,13 @@ def test_the_margin_holds_for_every_product() -> None:
 def test_a_first_pass_that_proves_little_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, corpus = hidden_by_rounding(600)
     asked = []
-    search = exact.best_of_piece
+    search = exact.best_of_chunk
 
     def counted(some: torch.Tensor, *rest: object) -> object:
         asked.append(len(some))
         return search(some, *rest)
 
-    monkeypatch.setattr(exact, "best_of_piece", counted)
+    monkeypatch.setattr(exact, "best_of_chunk", counted)
     found = top_k(np.repeat(queries, 9, 0), [corpus], 10)[1]
     assert found.tolist() == [list(range(599, 589, -1))] * 27
     assert asked == [8]
@@ -178,8 +180,8 @@ def test_no_queries_and_no_documents_find_nothing() -> None:
 
 def test_most_queries_need_no_second_look() -> None:
     queries = torch.from_numpy(unit_vectors(64, 384, 0))
-    piece = two_passes.Piece.of(torch.from_numpy(unit_vectors(20_000, 384, 1)), 64)
-    assert two_passes.best_of_piece(queries, piece, 20)[2].all()
+    chunk = two_passes.CorpusChunk.of(torch.from_numpy(unit_vectors(20_000, 384, 1)), 64)
+    assert two_passes.best_of_chunk(queries, chunk, 20)[2].all()
 
 
 def test_count_above_equals_counting_all(monkeypatch: pytest.MonkeyPatch) -> None:

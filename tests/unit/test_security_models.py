@@ -92,8 +92,8 @@ def test_a_folder_of_ours_with_such_files_loads_without_them(trapped, made):
     folder, marker = trapped("nvembed", OWN_MODULE)
     spec = sentence_spec(ModelUnderTest(reference=f"st:{folder}"))
     embed = spec.load("cpu")
-    way = spec.way(_task(), None)
-    assert (embed(["a cat"], way) == sentence_embed(made / "nvembed", ["a cat"])).all()
+    encode_spec = spec.encode_spec(_task(), None)
+    assert (embed(["a cat"], encode_spec) == sentence_embed(made / "nvembed", ["a cat"])).all()
     load_model(folder)
     assert not marker.exists()
 

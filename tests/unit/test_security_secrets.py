@@ -13,9 +13,9 @@ from tiny_folders import save_nvembed
 import rayembed
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import run_job
 from rayembed.pipeline.dry_run import print_dry_run
 from rayembed.pipeline.register_job import run_register_job
+from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.registry.model_card import model_card
 from rayembed.registry.provenance import collect_provenance, node_hardware
@@ -180,7 +180,7 @@ def test_a_job_with_a_password_in_an_address_ends_before_it_writes(
     setting, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    assert run_job(["--set", setting], default_recipe="biencoder-quickstart", about=None) == 2
+    assert training_job("biencoder-quickstart")(["--set", setting]) == 2
     told = capsys.readouterr()
     assert "Leave it out and set the environment" in told.err
     assert SECRET not in told.err + told.out

@@ -4,7 +4,11 @@ import pytest
 from tiny_folders import save_biencoder
 
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
-from rayembed.pipeline.serve_job import pin, resolve, run_serve_job
+from rayembed.pipeline.serve_job import pin, run_serve_job
+
+
+def resolve(arguments):
+    return run_serve_job.resolve(arguments)[0]
 
 
 def test_arguments_and_settings():

@@ -9,7 +9,7 @@ from ray.exceptions import ActorDiedError
 
 from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
-from rayembed.pipeline.command_line import exit_code
+from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.stopping import hearing, keep_hearing
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.stopping.on_ray import StoppableTrainer, end_with_checkpoint

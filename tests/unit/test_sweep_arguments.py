@@ -11,14 +11,14 @@ from tiny_job import ROOT, make_run
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
 from rayembed.pipeline.sweep_dry_run import print_sweep
-from rayembed.pipeline.sweep_job import parse_arguments, run_sweep_job
+from rayembed.pipeline.sweep_job import sweep_job
 from rayembed.tuning.trials import known_trials
 
 RATE = "stages.finetune.optimizer.learning_rate"
 
 
 def sweep_of(*arguments):
-    return parse_arguments(["--recipe", "biencoder-quickstart", *arguments]).sweep
+    return sweep_job().resolve(["--recipe", "biencoder-quickstart", *arguments])[0].sweep
 
 
 def test_domains_are_searched_and_values_are_set():
@@ -68,15 +68,15 @@ space: {seed: [1, 2]}
 metric: {of: evaluation}
 """
     )
-    sweep = parse_arguments(["--sweep", str(path)]).sweep
+    sweep = sweep_job().resolve(["--sweep", str(path)])[0].sweep
     assert list(sweep.runs) == ["plain", "cde"]
     assert len(known_trials(sweep)) == 4
     path.write_text("name: none\nspace: {seed: [1, 2]}\n")
     with pytest.raises(ConfigError, match="has no runs"):
-        parse_arguments(["--sweep", str(path)])
+        sweep_job().resolve(["--sweep", str(path)])
     path.write_text("recipe: cde-quickstart\nsetting: [seed=1]\nspace: {seed: [1]}\n")
     with pytest.raises(ConfigError, match="no setting 'setting'"):
-        parse_arguments(["--sweep", str(path)])
+        sweep_job().resolve(["--sweep", str(path)])
 
 
 def test_what_a_dry_run_prints_is_read_back(tmp_path):
@@ -85,7 +85,7 @@ def test_what_a_dry_run_prints_is_read_back(tmp_path):
     print_sweep(sweep, out=out, tables=tables)
     path = tmp_path / "sweep.yaml"
     path.write_text(out.getvalue())
-    assert parse_arguments(["--sweep", str(path)]).sweep == sweep
+    assert sweep_job().resolve(["--sweep", str(path)])[0].sweep == sweep
     told = tables.getvalue()
     for trial in known_trials(sweep):
         assert trial.key in told
@@ -104,7 +104,7 @@ def test_negatives_that_no_mining_gives_are_told_before_anything_starts(tmp_path
     path = tmp_path / "run.yaml"
     path.write_text(run.to_yaml())
     arguments = ["--recipe", str(path), "--set", "stages.retrieval.batch.num_negatives=grid(1, 5)"]
-    assert run_sweep_job(arguments, about=None) == 2
+    assert sweep_job()(arguments) == 2
     assert "mines 2" in capsys.readouterr().err
 
 

@@ -46,7 +46,7 @@ class Engine:
         return factor, next(self.norms)
 
 
-def train(dropped_steps, *, every=4, limit=5, first=0, count=0, **asked):
+def train(dropped_steps, *, every=4, limit=5, first=0, count=0, trace="", **asked):
     """Steps with a checkpoint, records, and the error's text."""
     stage = get_recipe("biencoder").stages[0]
     stage = stage.model_copy(update={"steps": STEPS, "checkpoint_every_steps": every})
@@ -59,7 +59,9 @@ def train(dropped_steps, *, every=4, limit=5, first=0, count=0, **asked):
             stage,
             StepSettings(1, True, CPU),
             start_step=first,
-            dropped=DroppedSteps(stage, limit, lambda s: f"set {s}", count=count, saved=first),
+            dropped=DroppedSteps(
+                stage, limit, lambda s: f"set {s}", count=count, saved=first, trace=trace
+            ),
             on_step=records.append,
             on_checkpoint=saved.append,
             run_step=lambda *_: StepReport(1.0, 1, 1, 1, 1, {}),
@@ -102,6 +104,9 @@ def test_so_many_in_a_row_end_the_run_and_leave_the_last_checkpoint():
     assert "loss 1, gradient norm inf" in text
     assert "its batch of set 8" in text
     assert train({5, 6, 7, 8, 10, 11}, every=1)[2] is None, "not in a row"
+    assert "another --name." in text.splitlines()[-1]
+    assert "look at their rows" not in text, "this job has no option for it"
+    assert "(--show finetune:8)" in train({5, 6, 7, 8, 9}, trace="--show")[2]
     assert "No checkpoint was made before" in train({1, 2}, limit=2)[2]
     assert train({1}, limit=2)[2] is None
     assert "step 1 was dropped" in train({1}, limit=1)[2]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rayembed.config.validation import EarlyStoppingConfig
 from rayembed.training.validation.decision import (
     choose,
-    handed_on,
+    promoted_step,
     still_needed,
     validated_steps,
 )
@@ -110,7 +110,7 @@ def test_what_is_handed_on_is_never_removed_on_the_way(values, stopping, chance)
             break
     final = choose(whole, steps, stopping)
     assert choose(scores, steps, stopping) == final
-    assert handed_on(final, steps, "best") in there
+    assert promoted_step(final, steps, "best") in there
 
 
 def test_ties_gaps_and_small_improvements():
@@ -129,7 +129,7 @@ def test_without_any_score_the_last_weights_are_handed_on():
     steps = [10, 20]
     choice = choose({10: None, 20: None}, steps, EarlyStoppingConfig(patience=1))
     assert (choice.step, choice.ends_at, choice.settled) == (None, None, True)
-    assert handed_on(choice, steps, "best") == 20
+    assert promoted_step(choice, steps, "best") == 20
     assert still_needed({10, 20}, {10: None, 20: None}, steps, None, "best") == {20}
 
 

@@ -9,8 +9,8 @@ from rayembed.config.settings import parse
 from rayembed.config.validation import EarlyStoppingConfig, ValidationConfig
 from rayembed.errors import ArtifactError
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.validation.handing_in import WorkerValidation
 from rayembed.training.validation.scoring import Scoring
+from rayembed.training.validation.submission import WorkerValidation
 from rayembed.training.weights import read_made_of, tensors_digest
 
 MADE_OF = {"run": "r", "plan": "p", "start": ""}
@@ -32,9 +32,9 @@ def scoring(folder, told=None, *, data="d", **config) -> Scoring:
     return Scoring("s", folder, STEPS, settings, data, lambda s: s["t"], told.append)
 
 
-def hand_in(folder, *steps, shift=0.0) -> None:
+def submit(folder, *steps, shift=0.0) -> None:
     for step in steps:
-        folder.hand_in(step, state(step + shift), MADE_OF)
+        folder.submit(step, state(step + shift), MADE_OF)
 
 
 def score(scoring, folder, **by_step) -> None:
@@ -47,7 +47,7 @@ def test_steps_are_scored_in_order_and_each_once(folder):
     told = []
     found = scoring(folder, told)
     assert found.due([]) == []
-    hand_in(folder, 20, 10)
+    submit(folder, 20, 10)
     assert found.due([]) == [10, 20]
     assert found.due([10]) == [20]
     score(found, folder, s10=0.5)
@@ -64,11 +64,11 @@ def test_steps_are_scored_in_order_and_each_once(folder):
 
 def test_the_same_weights_are_not_scored_again_and_other_ones_are(folder):
     found = scoring(folder)
-    hand_in(folder, 10)
+    submit(folder, 10)
     score(found, folder, s10=0.5)
-    hand_in(folder, 10)
+    submit(folder, 10)
     assert found.due([]) == []
-    hand_in(folder, 10, shift=1.0)
+    submit(folder, 10, shift=1.0)
     assert found.due([]) == [10]
     assert found.choice.step is None
 
@@ -76,9 +76,9 @@ def test_the_same_weights_are_not_scored_again_and_other_ones_are(folder):
 def test_a_score_of_weights_that_were_replaced_meanwhile_counts_for_nothing(folder):
     told = []
     found = scoring(folder, told)
-    hand_in(folder, 10)
+    submit(folder, 10)
     before = folder.content(10)
-    hand_in(folder, 10, shift=1.0)
+    submit(folder, 10, shift=1.0)
     found.scored(10, before, {"t": 0.9}, 1.0)
     assert found.due([]) == [10]
     assert not told
@@ -86,11 +86,11 @@ def test_a_score_of_weights_that_were_replaced_meanwhile_counts_for_nothing(fold
 
 def test_weights_that_replaced_scored_ones_are_not_tidied_away(folder):
     found = scoring(folder)
-    hand_in(folder, 10, 20)
+    submit(folder, 10, 20)
     score(found, folder, s10=0.1, s20=0.5)
     # Between the worker's two acts: the new weights lie there, the former record still does.
     record = folder.read(10)
-    hand_in(folder, 10, shift=1.0)
+    submit(folder, 10, shift=1.0)
     folder.write(record)
     found.tidy()
     assert folder.steps()[0] == {10, 20}
@@ -98,14 +98,14 @@ def test_weights_that_replaced_scored_ones_are_not_tidied_away(folder):
 
 def test_only_what_may_still_be_chosen_is_kept_and_the_best_is_handed_on(folder, tmp_path):
     found = scoring(folder)
-    hand_in(folder, 10, 20, 30)
+    submit(folder, 10, 20, 30)
     score(found, folder, s10=0.1, s20=0.5)
     found.tidy()
     assert folder.steps()[0] == {20, 30}
-    hand_in(folder, 40)
+    submit(folder, 40)
     score(found, folder, s30=0.2, s40=0.5)
     target = str(tmp_path / "weights.safetensors")
-    assert found.hand_on(target) == 20
+    assert found.promote(target) == 20
     assert folder.steps() == (set(), set(STEPS))
     kept = read_made_of(target)
     assert kept["content"] == tensors_digest(state(20))
@@ -114,32 +114,32 @@ def test_only_what_may_still_be_chosen_is_kept_and_the_best_is_handed_on(folder,
 
 def test_keeping_the_last_weights_hands_them_on_whatever_the_scores(folder, tmp_path):
     found = scoring(folder, keep="last")
-    hand_in(folder, *STEPS)
+    submit(folder, *STEPS)
     score(found, folder, s10=0.9, s20=0.1, s30=0.1, s40=0.1)
     found.tidy()
     assert folder.steps()[0] == {40}
-    assert found.hand_on(str(tmp_path / "weights.safetensors")) == 40
+    assert found.promote(str(tmp_path / "weights.safetensors")) == 40
 
 
 def test_after_the_end_nothing_is_scored_and_later_weights_are_not_kept(folder, tmp_path):
     stopping = {"patience": 1}
     found = scoring(folder, early_stopping=stopping)
-    hand_in(folder, *STEPS)
+    submit(folder, *STEPS)
     score(found, folder, s10=0.5, s20=0.4)
     assert found.choice.ends_at == 20
     assert found.due([]) == []
     found.tidy()
     assert folder.steps()[0] == {10}
     # A better score of a later step, of a task that was under way, changes nothing.
-    hand_in(folder, 30)
+    submit(folder, 30)
     score(found, folder, s30=0.9)
-    assert found.hand_on(str(tmp_path / "weights.safetensors")) == 10
+    assert found.promote(str(tmp_path / "weights.safetensors")) == 10
 
 
 def test_failures_and_scores_that_are_no_numbers_are_told_and_kept(folder, caplog):
     told = []
     found = scoring(folder, told)
-    hand_in(folder, 10, 20)
+    submit(folder, 10, 20)
     with caplog.at_level(logging.WARNING):
         found.failed(10, folder.content(10), "its process died", 2.0)
         score(found, folder, s20=float("nan"))
@@ -153,22 +153,22 @@ def test_failures_and_scores_that_are_no_numbers_are_told_and_kept(folder, caplo
 
 def test_steps_that_never_got_weights_do_not_hold_up_the_choice(folder, tmp_path):
     found = scoring(folder)
-    hand_in(folder, 30, 40)
+    submit(folder, 30, 40)
     score(found, folder, s30=0.4, s40=0.2)
     assert not found.choice.settled
     found.training_is_done()
     assert found.choice.settled
-    assert found.hand_on(str(tmp_path / "weights.safetensors")) == 30
+    assert found.promote(str(tmp_path / "weights.safetensors")) == 30
 
 
 def test_without_any_score_the_last_weights_go_on_with_a_warning(folder, tmp_path, caplog):
     found = scoring(folder)
     for step in STEPS:
-        hand_in(folder, step)
+        submit(folder, step)
         found.failed(step, folder.content(step), "no", 1.0)
         found.tidy()
     with caplog.at_level(logging.WARNING):
-        assert found.hand_on(str(tmp_path / "weights.safetensors")) == 40
+        assert found.promote(str(tmp_path / "weights.safetensors")) == 40
     assert "no step has a validation score" in caplog.text
 
 
@@ -176,21 +176,21 @@ def test_a_best_step_whose_weights_are_gone_is_replaced_by_the_best_of_those_lef
     folder, tmp_path, caplog
 ):
     found = scoring(folder)
-    hand_in(folder, 10, 20, 30, 40)
+    submit(folder, 10, 20, 30, 40)
     score(found, folder, s10=0.5, s20=0.6)
     found.tidy()  # 10 is gone
-    hand_in(folder, 20, shift=1.0)  # other workers came by again, with other weights
+    submit(folder, 20, shift=1.0)  # other workers came by again, with other weights
     assert found.due([]) == [20, 30, 40]
     score(found, folder, s20=0.3, s30=0.4, s40=0.2)
     assert found.choice.step == 10
     with caplog.at_level(logging.WARNING):
-        assert found.hand_on(str(tmp_path / "weights.safetensors")) == 30
+        assert found.promote(str(tmp_path / "weights.safetensors")) == 30
     assert "step 10, the best one, are gone" in caplog.text
 
 
 def test_scores_on_other_data_are_refused(folder):
     found = scoring(folder)
-    hand_in(folder, 10)
+    submit(folder, 10)
     score(found, folder, s10=0.5)
     with pytest.raises(
         ArtifactError, match=r"step 10 was scored on the data 'd', now they are 'e'"
@@ -199,7 +199,7 @@ def test_scores_on_other_data_are_refused(folder):
 
 
 def test_a_record_that_is_no_record_says_what_to_do(folder, tmp_path):
-    hand_in(folder, 10)
+    submit(folder, 10)
     (tmp_path / "validation" / "step-0000010.json").write_text("{}")
     with pytest.raises(ArtifactError, match="remove it to have the weights scored again"):
         scoring(folder)
@@ -251,6 +251,6 @@ def test_a_worker_ends_by_the_scores_of_steps_that_it_has_passed(folder):
 
 def test_without_early_stopping_a_worker_never_ends(folder):
     found = scoring(folder)
-    hand_in(folder, 10, 20)
+    submit(folder, 10, 20)
     score(found, folder, s10=0.5, s20=0.1)
     assert not worker(folder).has_ended(40)

@@ -7,7 +7,14 @@ from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.sweep import Sweep, check_metric, deciding, metric_source
-from rayembed.errors import ConfigError, DataError, PlacementError, StorageError, StorageFullError
+from rayembed.errors import (
+    ConfigError,
+    DataError,
+    DivergenceError,
+    PlacementError,
+    StorageError,
+    StorageFullError,
+)
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.tuning.concurrency import trials_at_once, with_cores_of_their_own
 from rayembed.tuning.events import Pointer, start_of
@@ -362,6 +369,7 @@ def test_trials_side_by_side_have_no_more_threads_than_cpus_of_their_own():
         (StorageError("the storage does not answer"), True),
         (StorageFullError("there is no room"), False),
         (DataError("no rows"), False),
+        (DivergenceError("five steps in a row were dropped"), False),
     ],
 )
 def test_only_what_may_pass_is_tried_again(tmp_path, error, again):

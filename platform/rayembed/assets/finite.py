@@ -42,12 +42,17 @@ def check_finite(tensors: Iterable[tuple[str, "Tensor"]], what: str) -> None:
 
 
 def check_finite_files(folder: Path) -> None:
-    """Raise unless every number in the safetensors files of a model's folder is finite.
+    """Raise unless every number in the weight files of a model's folder is finite.
+
+    Pickled weights (`.bin`) are read as torch reads weights alone: nothing in them is run.
 
     Raises:
         ArtifactError: one is not, or a file is damaged.
     """
+    import pickle
+
     import safetensors
+    import torch
 
     for path in sorted(folder.rglob("*.safetensors")):
         try:
@@ -56,3 +61,9 @@ def check_finite_files(folder: Path) -> None:
                 check_finite(((n, file.get_tensor(n)) for n in names), f"the model {str(path)!r}")
         except (OSError, safetensors.SafetensorError) as error:
             raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
+    for path in sorted(folder.rglob("*model*.bin")):
+        try:
+            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
+        check_finite(tensors.items(), f"the model {str(path)!r}")

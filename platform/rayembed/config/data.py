@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from rayembed.config.held_out import HeldOut
 from rayembed.config.mining import (
     CleaningConfig,
     ClusterConfig,
@@ -11,7 +12,7 @@ from rayembed.config.mining import (
     MiningConfig,
     Share,
 )
-from rayembed.config.settings import Settings
+from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import (
     BeirSource,
     ClassesSource,
@@ -23,6 +24,9 @@ from rayembed.config.sources import (
     STSSource,
 )
 from rayembed.config.types import PlainName, Reference, unique_names
+
+RECORD_COLUMNS = ("id", "label", "language")
+"""Columns of records by which some can be held out."""
 
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
@@ -45,6 +49,10 @@ class DatasetConfig(Settings):
     """Number of cleaned records to sample; None: all."""
     sample_share: Share | None = None
     """Share of cleaned records to sample, for papers that state a share."""
+    held_out: HeldOut | None = None
+    """Rows that are kept from training and scored before and after it, as a retrieval set; their
+    queries and documents stand in no training row of any data set. None: all rows are trained on.
+    Records of a job that held a part out come without its rows; any fraction scores that part."""
     cleaning: CleaningConfig = CleaningConfig()
     """Cleaning beyond the removal of exact duplicates."""
     consistency: ConsistencyConfig | None = None
@@ -89,6 +97,24 @@ class DatasetConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _rows_can_be_held_out(self) -> "DatasetConfig":
+        if self.held_out is None:
+            return self
+        if not isinstance(self.source, PairsSource | STSSource | RecordsSource):
+            raise ValueError(
+                f"data set {self.name!r}: rows of a source of the kind {self.source.kind!r} cannot "
+                "be held out, those of pairs, sts and records can; write its records with "
+                "jobs/prepare_pairs.py and name their folder as the source, or set held_out=null"
+            )
+        column = getattr(self.held_out, "column", None)
+        if isinstance(self.source, RecordsSource) and column not in (None, *RECORD_COLUMNS):
+            raise ValueError(
+                f"data set {self.name!r}: held_out.column {column!r}: records have no such column; "
+                f"{nearest(str(column), RECORD_COLUMNS)}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _given_negatives_are_there(self) -> "DatasetConfig":
         if self.mining is None or self.mining.pool != "given":
             return self
@@ -119,3 +145,13 @@ class DataConfig(Settings):
                 "out by themselves"
             )
         return values
+
+
+def data_identity(values: dict[str, Any]) -> dict[str, Any]:
+    """Dumped `DataConfig` without what decides nothing: the root, and held-out parts of none."""
+    datasets = [
+        {name: value for name, value in dataset.items() if (name, value) != ("held_out", None)}
+        for dataset in values["datasets"]
+    ]
+    kept = {name: value for name, value in values.items() if name != "root"}
+    return {**kept, "datasets": datasets}

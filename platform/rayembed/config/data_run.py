@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from rayembed.config.data import DataConfig
+from rayembed.config.data import DataConfig, data_identity
 from rayembed.config.document import Document, read_mapping
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
@@ -52,7 +52,7 @@ class DataRun(Document):
     def identity(self) -> dict[str, Any]:
         """All settings but the name and locations."""
         values = super().identity()
-        del values["data"]["root"]
+        values["data"] = data_identity(values["data"])
         return values
 
     @classmethod

@@ -3,13 +3,15 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 
 from rayembed.config.settings import Settings, parse
 from rayembed.config.yaml_text import read_yaml, write_yaml
 from rayembed.errors import ConfigError
+
+AnyDocument = TypeVar("AnyDocument", bound="Document")
 
 
 class Document(Settings):

@@ -1,4 +1,4 @@
-"""What is evaluated and how: the model, the texts that stand before its inputs."""
+"""Settings of the model that is evaluated and of the texts that stand before its inputs."""
 
 from typing import Literal
 
@@ -14,14 +14,14 @@ BM25 = "bm25"
 
 
 class Prompts(Settings):
-    """What stands before texts, by task and role, for models that rayembed loads.
+    """Prompts before texts, by task and role, for models that rayembed loads.
 
     Models that mteb loads are measured with the prompts of mteb's own wrapper; for them nothing
     may be set here.
     """
 
     table: PromptTableName = "auto"
-    """Where prompts come from. `nvembed` and `causal2vec`: task instructions (NV-Embed's Table 13,
+    """Source of the prompts. `nvembed` and `causal2vec`: task instructions (NV-Embed's Table 13,
     Causal2Vec's Table 16) before queries and before texts of symmetric tasks, none before
     documents. `nomic`, `cde`: prefixes by kind of task (`search_query: `). `folder`: the prompts
     that the model's folder names. `none`: nothing. `auto`: for NV-Embed and Causal2Vec the table of
@@ -29,10 +29,10 @@ class Prompts(Settings):
     prefixes; else `folder`. What the folder was saved with under a task's name goes before every
     table but `none`."""
     wording: Literal["mteb", "paper"] = "mteb"
-    """Whose words an instruction table takes first. `mteb`: those of mteb's task, and the paper's
-    where it has none. `paper`: the paper's table, and mteb's where that has none. They differ in
-    five tasks of `MTEB(eng, v1)` for NV-Embed (ArguAna, Banking77Classification, NFCorpus, NQ,
-    Touche2020), in full stops for Causal2Vec."""
+    """Source whose words an instruction table takes first. `mteb`: those of mteb's task, and the
+    paper's where it has none. `paper`: the paper's table, and mteb's where that has none. They
+    differ in five tasks of `MTEB(eng, v1)` for NV-Embed (ArguAna, Banking77Classification,
+    NFCorpus, NQ, Touche2020), in full stops for Causal2Vec."""
     instructions: SortedDict[str, str] = Field(default_factory=dict)
     """Task definitions in place of the table's, by the name of an mteb task (`SciFact`) or a type
     of task (`STS`). They stand before queries and before texts of symmetric tasks; before documents
@@ -41,7 +41,8 @@ class Prompts(Settings):
     """Literal text before queries and texts of symmetric tasks, in place of what table and folder
     put there; None: what they put. Not for models with an instruction template."""
     document_prefix: str | None = None
-    """As `query_prefix`, for documents."""
+    """Literal text before documents, in place of what table and folder put there; see
+    `query_prefix`."""
 
 
 class ModelUnderTest(Settings):
@@ -58,7 +59,8 @@ class ModelUnderTest(Settings):
     )
     """`org/name` in results and tables; None: what the reference says."""
     revision: str | None = None
-    """Of a model that mteb loads, on the hub; None: the one that mteb measured, else the newest."""
+    """Revision on the hub of a model that mteb loads; None: the one that mteb measured, else the
+    newest."""
     dtype: Literal["auto", "saved", "float32", "bfloat16"] = "auto"
     """Number type of the model. `auto`: bfloat16 where the GPU or CPU has units for it, float32
     elsewhere; of models that mteb or sentence-transformers loads as `saved`, but float32 where
@@ -73,10 +75,10 @@ class ModelUnderTest(Settings):
     """Padded tokens of one forward pass of a model that rayembed loads; None: by device. Changes
     nothing but speed and rounding."""
     context: Literal["corpus", "random", "none"] = "corpus"
-    """In which context CDE embeds a task's texts; other models have none. `corpus`: documents drawn
+    """Context in which CDE embeds a task's texts; other models have none. `corpus`: documents drawn
     from the task's own corpus, for tasks without one from its texts (section 10.12). `random`:
     those of the corpus that was saved with the model, whatever the task, as in the paper's baseline
     of random training documents. `none`: the null token."""
     context_seed: Seed = 0
-    """Of the draw of context documents."""
+    """Seed of the draw of context documents."""
     prompts: Prompts = Prompts()

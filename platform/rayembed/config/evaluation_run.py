@@ -12,7 +12,7 @@ from rayembed.config.types import Reference
 
 
 class EvaluationPlacement(Settings):
-    """Where an evaluation runs. Nothing here changes a score beyond rounding."""
+    """Placement of an evaluation. Nothing here changes a score beyond rounding."""
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
@@ -21,14 +21,14 @@ class EvaluationPlacement(Settings):
     use_gpu: bool = False
     """One GPU for each worker."""
     cpus_per_worker: float = Field(default=1.0, gt=0)
-    """What Ray reserves for each worker."""
+    """CPUs that Ray reserves for each worker."""
     threads_per_worker: PositiveInt | None = None
     """Threads of torch in each worker; None: `cpus_per_worker`, rounded down."""
     tasks_at_once: PositiveInt | None = None
     """Tasks that run side by side, each in a process of its own that holds the task's queries and
     scores, not its corpus; None: one more than workers, at most 8."""
     cpus_per_task: float = Field(default=0.0, ge=0)
-    """What Ray reserves for each running task, which fits classifiers and clusters on CPUs; 0: they
+    """CPUs that Ray reserves for each running task, which fits classifiers and clusters; 0: tasks
     share what there is."""
     keep_embeddings: Literal["float32", "float16", "none"] = "float32"
     """How embeddings are kept in storage, for a restart and for other tasks with the same texts.
@@ -40,7 +40,7 @@ class EvaluationPlacement(Settings):
 
 
 class ResultsPlace(Settings):
-    """Where an evaluation that is done has left its results; all that a submission needs."""
+    """Location of the results of an evaluation that is done; all that a submission needs."""
 
     placement: EvaluationPlacement = EvaluationPlacement()
 

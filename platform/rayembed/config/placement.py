@@ -90,7 +90,7 @@ class Placement(Settings):
     It is what memory must hold; where texts are cut below it is decided by `pass_cost_tokens`.
     """
     pass_cost_tokens: PositiveInt | None = None
-    """What a forward pass costs beside its tokens, in tokens: texts sorted by length are cut where
+    """Cost of a forward pass beside its tokens, in tokens: texts sorted by length are cut where
     padded tokens and passes together cost the least. None: by the hardware and the model's size, 48
     on a CPU, on a GPU from 500 for an LLM of 7B parameters to 8,192 for a small encoder.
 

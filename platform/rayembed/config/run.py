@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.data import DataConfig, DatasetConfig, data_identity
 from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
+from rayembed.config.held_out import held_out_set
 from rayembed.config.model import ModelConfig
 from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
@@ -141,6 +142,18 @@ class Run(Document):
         return self
 
     @model_validator(mode="after")
+    def _held_out_sets_have_names_of_their_own(self) -> "Run":
+        taken = {own.name for own in self.evaluation.own_sets}
+        for dataset in self.held_out_datasets:
+            if held_out_set(dataset.name) in taken:
+                raise ValueError(
+                    f"evaluation.own_sets: the name {held_out_set(dataset.name)!r} is that of the "
+                    f"held-out part of the data set {dataset.name!r}; choose another one, or set "
+                    f"data.datasets.{dataset.name}.held_out=null"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _validation_has_a_choice(self) -> "Run":
         validation = self.evaluation.validation
         if validation is not None and validation.keep == "best":
@@ -152,6 +165,17 @@ class Run(Document):
                     "set evaluation.validation.every_steps to less, or evaluation.validation=null"
                 )
         return self
+
+    @property
+    def held_out_datasets(self) -> list[DatasetConfig]:
+        """Data sets of the stages that hold a part out, which is scored."""
+        used = {name for stage in self.stages for name in stage.datasets}
+        return [d for d in self.data.datasets if d.held_out is not None and d.name in used]
+
+    @property
+    def takes_scores(self) -> bool:
+        """Whether the run ends with scores, on tasks that it names or on held-out parts."""
+        return self.evaluation.any_tasks or bool(self.held_out_datasets)
 
     @property
     def total_steps(self) -> int:
@@ -228,7 +252,7 @@ class Run(Document):
         what decides which step's weights are handed on stays in.
         """
         values = self.model_dump(mode="json", exclude={"name", "placement", "evaluation"})
-        del values["data"]["root"]
+        values["data"] = data_identity(values["data"])
         for stage in values["stages"]:
             del stage["checkpoint_every_steps"]
         if self.evaluation.validation is not None and self.evaluation.validation.keep == "best":

@@ -19,7 +19,7 @@ _MOVED = {
 
 
 class EvaluationConfig(Scores):
-    """Which scores a run takes, of what, beside which other models."""
+    """Scores that a run takes, and the other models beside which they stand."""
 
     before_training: bool = True
     """Whether the untrained model is scored for comparison."""

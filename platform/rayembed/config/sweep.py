@@ -186,7 +186,7 @@ def metric_source(sweep: Sweep) -> Literal["validation", "evaluation"]:
         ConfigError: the runs do not give it, or the scheduler needs scores while training goes on.
     """
     validated = all(run.evaluation.validation is not None for run in sweep.runs.values())
-    evaluated = all(run.evaluation.any_tasks for run in sweep.runs.values())
+    evaluated = all(run.takes_scores for run in sweep.runs.values())
     source = sweep.metric.of or ("validation" if validated or not evaluated else "evaluation")
     if source == "validation" and not validated:
         raise ConfigError(

@@ -42,7 +42,7 @@ class BeirValidation(Settings):
     """Folder with `corpus`, `queries` and `qrels` (JSONL, TSV, CSV or Parquet), local, `s3://…` or
     `gs://…`; a relative path is taken from `data.root`."""
     split: str = "dev"
-    """Which judgements of `qrels/`."""
+    """Split of judgements, read from `qrels/<split>.tsv`."""
     name: PlainName = "validation"
     """Name that its score goes by."""
     instruction: str = ""
@@ -72,13 +72,13 @@ class OwnSetsValidation(Settings):
 
 
 class EarlyStoppingConfig(Settings):
-    """When a stage ends before its last step."""
+    """Rule by which a stage ends before its last step."""
 
     patience: PositiveInt = 3
     """Scores in a row, by step, that were no improvement; a checkpoint without a score counts
     neither way."""
     min_delta: float = Field(default=0.0, ge=0.0)
-    """By more than this a score must exceed the best before it to be an improvement."""
+    """Gain over the best score before it that a score must exceed to be an improvement."""
 
 
 class ValidationConfig(Settings):
@@ -95,10 +95,10 @@ class ValidationConfig(Settings):
     """Weight of a task's main score by the task's name; tasks left out weigh 1. The mean under
     these weights is the score that decides."""
     keep: Literal["best", "last"] = "best"
-    """Which weights a stage hands on: those of its best score (of equal ones the first), or those
-    of its last step, whatever the scores."""
+    """Weights that a stage hands on: those of its best score (of equal ones the first), or those of
+    its last step, whatever the scores."""
     early_stopping: EarlyStoppingConfig | None = None
-    """None: every stage runs to its last step."""
+    """Early stopping; None: every stage runs to its last step."""
 
     @model_validator(mode="before")
     @classmethod

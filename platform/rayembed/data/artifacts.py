@@ -14,6 +14,7 @@ which has no locks; the first manifest wins.
 
 import json
 import logging
+import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.vectors.teacher import TeacherLoader
+from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
 from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
 
@@ -40,6 +41,7 @@ MANIFEST = "manifest.json"
 EXAMPLES_KEPT = 20
 
 _NEEDED = {"fingerprint", "kind", "parts"}
+_TEACHER_DTYPE = "teacher_dtype"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,18 @@ class DatasetArtifact:
     def relative_path(self) -> str:
         """Kind and name: its path relative to the storage."""
         return f"{self.manifest['kind']}/{file_name(self.folder)}"
+
+    @property
+    def held_out_folder(self) -> str | None:
+        """Folder of the held-out part that its rows leave out; None: nothing was held out.
+
+        It lies beside the folder in the same storage, also where both were moved together.
+        """
+        told = self.manifest.get("held_out")
+        if told is None:
+            return None
+        place = str(told["folder"])
+        return place if _is_absolute(place) else join(_data_folder(self.folder), place)
 
     @property
     def parts(self) -> list[Part]:
@@ -88,7 +102,14 @@ class ArtifactWriter:
 
     storage: str
     kind: Literal[
-        "records", "documents", "filtered", "mined", "clustered", "synthetic", "sequences"
+        "records",
+        "held_out",
+        "documents",
+        "filtered",
+        "mined",
+        "clustered",
+        "synthetic",
+        "sequences",
     ]
     dataset: str
     inputs: Mapping[str, Any]
@@ -116,6 +137,18 @@ class ArtifactWriter:
         files.
         """
         return join(self.folder, "working")
+
+    def settled(self, context: PipelineContext, teacher: TeacherSettings) -> TeacherSettings:
+        """Teacher's settings with the number type that this folder was begun with.
+
+        A job that goes on on machines of another kind would otherwise mix vectors of two types.
+        """
+        if teacher.dtype != "auto":
+            return teacher
+        path = join(self.working_folder, _TEACHER_DTYPE)
+        if not exists(path):
+            write_atomic(path, context.teacher_loader.dtype().encode())
+        return teacher.model_copy(update={"dtype": read_bytes(path).decode()})
 
     def existing(self) -> DatasetArtifact | None:
         """The finished folder if another run made it, else None; removes leftover scratch files."""
@@ -164,6 +197,8 @@ class ArtifactWriter:
         rows_in, made, rejected = add_up(results)
         rows_out = sum(int(rows) for _, rows in parts)
         lost = {reason: int(count) for reason, count in (dropped or {}).items() if count}
+        if self.parent is not None and "held_out" in self.parent.manifest:
+            more = {"held_out": self.parent.manifest["held_out"], **more}
         assert made == rows_out + sum(lost.values()), (made, rows_out, lost)
         if (found := self.existing()) is not None:
             return found
@@ -205,6 +240,24 @@ class ArtifactWriter:
             remove_folder(self.working_folder)
         except ArtifactError as error:  # another job still writes there
             log.warning("%s; the next run tries again", error)
+
+
+def held_out_entry(storage: str, part: DatasetArtifact) -> dict[str, Any]:
+    """Manifest entry of records that leave a held-out part out."""
+    beside = part.folder == join(storage, "data", part.relative_path)
+    counts = {name: part.manifest[name] for name in ("queries", "documents", "judgements")}
+    folder = part.relative_path if beside else part.folder
+    return {"folder": folder, "rows": part.manifest["rows_out"], **counts}
+
+
+def _is_absolute(place: str) -> bool:
+    return "://" in place or place.startswith("/")
+
+
+def _data_folder(folder: str) -> str:
+    """Folder of all kinds of results in the storage that `folder` lies in."""
+    base, question, query = folder.partition("?") if "://" in folder else (folder, "", "")
+    return posixpath.dirname(posixpath.dirname(base.rstrip("/"))) + question + query
 
 
 def open_artifact(folder: str) -> DatasetArtifact:

@@ -1,5 +1,6 @@
 """Data preparation: settings become records and batch plans, in folders named by their inputs.
 
+    storage/data/held_out/<data set>-<fingerprint>/    kept from training, to be scored
     storage/data/records/<data set>-<fingerprint>/     converted, cleaned, sampled
     storage/data/filtered/<data set>-<fingerprint>/    consistent
     storage/data/mined/<data set>-<fingerprint>/       with hard negatives
@@ -13,6 +14,7 @@ an unfinished one is resumed. Independent of Ray.
 
 import logging
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import get_args
 
 from rayembed.assets.reading import is_on_hub
@@ -25,6 +27,7 @@ from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.audit import write_folder_audit
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
+from rayembed.data.held_out.part import make_part
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -144,8 +147,17 @@ def prepare_datasets(
     # What can be wrong is found before what takes long: all files, then all rows, then teachers.
     chosen = [d for d in run.data.datasets if names is None or d.name in names]
     sources = check_sources(run, names) if sources is None else sources
-    held_out = HeldOut()
-    done = {checked.dataset.name: [make_records(context, checked, held_out)] for checked in sources}
+    parts = {checked.dataset.name: make_part(context, checked) for checked in sources}
+    found = [part for part in parts.values() if part is not None]
+    held_out = HeldOut(texts=frozenset[int]().union(*(part.texts for part in found)))
+    done: dict[str, list[DatasetArtifact]] = {}
+    for checked in sources:
+        name, part = checked.dataset.name, parts[checked.dataset.name]
+        banned = held_out if part is None else replace(held_out, rows=part.rows)
+        own = None if part is None else part.artifact
+        done[name] = [make_records(context, checked, banned, own)]
+    for part in found:
+        write_folder_audit(part.artifact)
     for folders in done.values():
         write_folder_audit(folders[-1])
     reach = get_args(Step).index(until)

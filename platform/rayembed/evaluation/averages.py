@@ -30,7 +30,7 @@ MIRACL_LANGUAGES: tuple[str, ...] = (
     *("ar", "bn", "de", "en", "es", "fa", "fi", "fr", "hi"),
     *("id", "ja", "ko", "ru", "sw", "te", "th", "yo", "zh"),
 )
-"""Of Nomic v2's Table 5."""
+"""Languages of Nomic v2's Table 5."""
 
 
 def main_score(factory: TaskFactory, result: TaskResult) -> float:

@@ -54,7 +54,7 @@ class Line:
     language: str = ""
     """The subset, where a task has a line for each language."""
     dataset_revision: str = ""
-    """That of mteb's task; empty if not known."""
+    """Data revision of mteb's task; empty if not known."""
     parts: tuple["Line", ...] = ()
     """The tasks that an aggregate is the mean of."""
 

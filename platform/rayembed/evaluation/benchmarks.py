@@ -53,7 +53,7 @@ class MtebTask:
 
     name: str
     subsets: tuple[str, ...] | None = None
-    """Of the data set, which are languages mostly; None: all that the task has."""
+    """Subsets of the data set, mostly languages; None: all that the task has."""
     eval_splits: tuple[str, ...] | None = None
     """None: those that the task evaluates on."""
 
@@ -207,7 +207,7 @@ def _task_names() -> frozenset[str]:
 
 
 def _other_inputs(tasks: Iterable[Any]) -> list[str]:
-    """What the tasks are over beside texts, sorted."""
+    """Inputs of the tasks beside texts, sorted."""
     return sorted({kind for task in tasks for kind in task.metadata.modalities} - {"text"})
 
 
@@ -235,7 +235,7 @@ def _num_texts(factory: MtebTask) -> int:
 
 
 def _table(statistics: Mapping[str, Any], split: str, subset: str) -> Mapping[str, Any]:
-    """What mteb counted of a subset; empty where it did not."""
+    """Counts by mteb of a subset; empty where it has none."""
     whole = statistics.get(split, {})
     by_subset = whole.get("hf_subset_descriptive_stats")
     return dict(whole if by_subset is None else by_subset.get(subset, {}))
@@ -258,6 +258,6 @@ def _encoded(task: Any, table: Mapping[str, Any]) -> int:
 
 
 def _training_examples(task: AbsTaskClassification, table: Mapping[str, Any]) -> int:
-    """At most so many texts of the training split are embedded."""
+    """Most texts of the training split that are embedded."""
     labels = int((table.get("label_statistics") or {}).get("unique_labels", 0))
     return int(task.samples_per_label * task.n_experiments * labels)

@@ -11,7 +11,7 @@ from rayembed.evaluation.mteb_model import model_meta
 
 
 def bm25_meta(name: str, revision: str) -> ModelMeta:
-    """What mteb writes down about the baseline."""
+    """Metadata of the baseline for mteb."""
     return model_meta(name, revision, model_type=["sparse"], framework=[], n_parameters=0)
 
 

@@ -33,20 +33,21 @@ _SCORES = (
     "evaluation/prompts.py",
     "search",
 )
-"""What beside vectors could change a score; tasks and their data are compared by themselves."""
+"""Modules that could change a score beside vectors; tasks and their data are compared by
+themselves."""
 
 
 class CodeVersion(NamedTuple):
     """Two short names of the software of now."""
 
     vectors: str
-    """Of all by which a text's vector could be another."""
+    """Version of everything that could change a text's vector."""
     scores: str
-    """Of all by which a score could be another, vectors included."""
+    """Version of everything that could change a score, vectors included."""
 
 
 def code_version(*packages: str) -> CodeVersion:
-    """What embeds with rayembed's own models, and scores.
+    """Version of the software that embeds with rayembed's own models, and scores.
 
     Args:
         packages: further ones that embed.
@@ -62,7 +63,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 @cache
 def _source(parts: tuple[str, ...]) -> str:
-    """Of the modules at these places of the package, what they do."""
+    """Fingerprint of the modules at these places of the package, without comments."""
     root = Path(rayembed.__file__).parent
     return fingerprint(
         {

@@ -22,7 +22,7 @@ PERCENT = 100.0
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a score comes from."""
+    """Source of a score."""
 
     source: str
     """A table of a paper, or the revision of the model that was measured."""
@@ -48,7 +48,7 @@ class Column:
     name: str = ""
     """`<org>/<model>`, or the short name of a published model."""
     notes: tuple[str, ...] = ()
-    """What a reader must know of the scores, one sentence each."""
+    """Sentences that a reader must know of the scores."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def measured(
     *,
     label: str,
 ) -> Column:
-    """What a model scored by its result files."""
+    """Scores of a model by its result files."""
     taken = {line.name: score_of(line, results) for line in lines}
     scores = {
         name: PERCENT * found.score for name, found in taken.items() if found.score is not None
@@ -163,7 +163,7 @@ def _origin(model: StoredModel, found: TaskScore) -> Origin:
 
 
 def _notes(label: str, lines: Sequence[Line], taken: Mapping[str, TaskScore]) -> tuple[str, ...]:
-    """On which tasks a model's scores are of other data than mteb's, or only begun."""
+    """Notes on scores that are of other data than mteb's, or only begun."""
     notes = []
     other = [line.name for line in lines if _other_data(line, taken[line.name])]
     if other:

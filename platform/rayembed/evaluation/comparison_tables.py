@@ -1,17 +1,10 @@
 """Tables of a comparison: by category and by task, for the terminal, Markdown and CSV."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.box import HORIZONTALS
-from rich.table import Table
-from rich.text import Text
 
 from rayembed.evaluation.benchmark_lines import MEAN, MEAN_OF_16, Line
 from rayembed.evaluation.comparison import Column, Comparison, value
-from rayembed.evaluation.tables import MISSING, Cell, best_of, markdown_line
+from rayembed.tables import MISSING, Cell, Table, best_of, show
 
 DIGITS = 2
 """Decimals, as the papers print them."""
@@ -54,20 +47,27 @@ def metric_of(lines: Sequence[Line]) -> str:
 
 
 def category_table(comparison: Comparison) -> Table:
-    """Models in rows, categories in columns, under a score its difference from the baseline.
+    """Models in rows, categories in columns, with the difference from the baseline.
 
     An average that is not complete shows how many of its tasks are scored.
     """
-    shown = _table(f"{comparison.benchmark}, by category", show_lines=True)
-    shown.add_column("\n\n\nModel", overflow="fold", min_width=20)
     names = comparison.averages
-    for name, lines in names.items():
-        heads = (_SHORT.get(name, f"\n{name}"), metric_of(lines), f"({len(lines)})")
-        shown.add_column("\n".join(heads), justify="right")
-    for column in comparison.columns:
-        cells = [_average(comparison, column, name).text() for name in names]
-        shown.add_row(Text(_row_label(comparison, column)), *cells)
-    return shown
+    narrow = [
+        "\n".join((_SHORT.get(name, f"\n{name}"), metric_of(lines), f"({len(lines)})"))
+        for name, lines in names.items()
+    ]
+    return Table(
+        ["Model", *(f"{name} ({len(lines)})" for name, lines in names.items())],
+        [
+            [_row_label(comparison, column), *(_average(comparison, column, n) for n in names)]
+            for column in comparison.columns
+        ],
+        title=f"{comparison.benchmark}, by category",
+        align="lr",
+        narrow=["\n\n\nModel", *narrow],
+        look="lined",
+        folds=True,
+    )
 
 
 def task_tables(comparison: Comparison) -> list[Table]:
@@ -79,29 +79,26 @@ def task_tables(comparison: Comparison) -> list[Table]:
 
 def comparison_markdown(comparison: Comparison) -> str:
     """The tables by category and by task in Markdown, with the notes below."""
-    names = comparison.averages
-    heads = [f"{name} ({len(lines)})" for name, lines in names.items()]
     text = [f"# {comparison.benchmark}", "", _about(comparison), ""]
-    text += [markdown_line(["Model", *heads]), markdown_line(["---", *["---:"] * len(heads)])]
-    for column in comparison.columns:
-        cells = [_average(comparison, column, name).markdown() for name in names]
-        text.append(markdown_line([_row_label(comparison, column), *cells]))
-    text += ["", "## Tasks", ""]
-    labels = [_row_label(comparison, column) for column in comparison.columns]
-    text += [
-        markdown_line(["Task", "Score", *labels]),
-        markdown_line(["---", "---", *["---:"] * len(labels)]),
-    ]
-    for name, lines in comparison.categories.items():
-        cells = [_heading_cell(comparison, c, name).markdown() for c in comparison.columns]
-        text.append(markdown_line([f"**{name} ({len(lines)})**", "", *cells]))
-        for line in lines:
-            cells = [_score(comparison, c, line.name).markdown() for c in comparison.columns]
-            text.append(markdown_line([line.name, metric_of([line]), *cells]))
+    text.append(show(category_table(comparison), "markdown"))
+    text += ["## Tasks", "", show(_tasks_for_markdown(comparison), "markdown")]
     notes = [note for column in comparison.columns for note in column.notes]
     if notes:
-        text += ["", "## Notes", "", *(f"- {note}" for note in notes)]
-    return "\n".join(text) + "\n"
+        text += ["## Notes", "", *(f"- {note}" for note in notes), ""]
+    return "\n".join(text)
+
+
+def _tasks_for_markdown(comparison: Comparison) -> Table:
+    rows: list[list[object]] = []
+    columns = comparison.columns
+    for name, lines in comparison.categories.items():
+        averages = [_heading_cell(comparison, column, name) for column in columns]
+        rows.append([f"**{name} ({len(lines)})**", "", *averages])
+        for line in lines:
+            cells = [_score(comparison, column, line.name) for column in columns]
+            rows.append([line.name, metric_of([line]), *cells])
+    labels = [_row_label(comparison, column) for column in columns]
+    return Table(["Task", "Score", *labels], rows, align="llr")
 
 
 def comparison_csv(comparison: Comparison) -> str:
@@ -111,64 +108,62 @@ def comparison_csv(comparison: Comparison) -> str:
     category (or which mean), task, metric, score (percent, full precision), difference (from the
     baseline), baseline, source, dataset_revision, mteb_version, date.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
+    rows = []
     for column in comparison.columns:
         for category, lines in comparison.categories.items():
             for line in lines:
                 place = ("task", category, line.name, metric_of([line]))
-                _write_row(writer, comparison, column, line.name, place)
+                rows += _csv_row(comparison, column, line.name, place)
         for name, lines in comparison.averages.items():
             level = "benchmark" if name in (MEAN, MEAN_OF_16) else "category"
-            _write_row(writer, comparison, column, name, (level, name, "", metric_of(lines)))
-    return text.getvalue()
+            rows += _csv_row(comparison, column, name, (level, name, "", metric_of(lines)))
+    return show(Table(_CSV_COLUMNS, rows), "csv")
 
 
-def _write_row(
-    writer: Any,
-    comparison: Comparison,
-    column: Column,
-    name: str,
-    place: tuple[str, str, str, str],
-) -> None:
+def _csv_row(
+    comparison: Comparison, column: Column, name: str, place: tuple[str, str, str, str]
+) -> list[list[object]]:
+    """One row, or none where the model has no such score."""
     score = value(column, name)
     if score is None:
-        return
+        return []
     difference = comparison.difference(column, name)
     origin = column.origins.get(name)
-    writer.writerow(
-        [
-            column.label,
-            column.name,
-            str(column.published).lower(),
-            *place,
-            score,
-            "" if difference is None else difference,
-            comparison.baseline or "",
-            "mean of the tasks" if origin is None else origin.source,
-            "" if origin is None else " ".join(origin.dataset_revisions),
-            "" if origin is None else " ".join(origin.mteb_versions),
-            "" if origin is None else origin.date,
-        ]
-    )
+    row: list[object] = [
+        column.label,
+        column.name,
+        str(column.published).lower(),
+        *place,
+        score,
+        "" if difference is None else difference,
+        comparison.baseline or "",
+        "mean of the tasks" if origin is None else origin.source,
+        "" if origin is None else " ".join(origin.dataset_revisions),
+        "" if origin is None else " ".join(origin.mteb_versions),
+        "" if origin is None else origin.date,
+    ]
+    return [row]
 
 
 def _task_table(comparison: Comparison, columns: Sequence[Column]) -> Table:
-    shown = _table(f"{comparison.benchmark}, by task", show_lines=False)
-    shown.add_column("Task", no_wrap=True)
-    for column in columns:
-        shown.add_column(Text(_row_label(comparison, column)), justify="right", overflow="fold")
-    for number, (name, lines) in enumerate(comparison.categories.items()):
-        if number:
-            shown.add_section()
+    rows: list[list[object]] = []
+    sections = []
+    for name, lines in comparison.categories.items():
+        sections.append(len(rows))
         head = f"{name} ({len(lines)}) {metric_of(lines)}".strip()
-        cells = [_heading_cell(comparison, column, name).text(" ") for column in columns]
-        shown.add_row(head, *cells, style="bold")
-        for line in lines:
-            cells = [_score(comparison, column, line.name).text(" ") for column in columns]
-            shown.add_row(f" {line.name}", *cells)
-    return shown
+        rows.append([head, *(_heading_cell(comparison, column, name) for column in columns)])
+        rows += [
+            [f" {line.name}", *(_score(comparison, column, line.name) for column in columns)]
+            for line in lines
+        ]
+    return Table(
+        ["Task", *(_row_label(comparison, column) for column in columns)],
+        rows,
+        title=f"{comparison.benchmark}, by task",
+        align="lr",
+        look="open",
+        sections=sections,
+    )
 
 
 def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
@@ -182,7 +177,7 @@ def _side_by_side(comparison: Comparison) -> list[tuple[Column, ...]]:
 
 
 def _heading_cell(comparison: Comparison, column: Column, category: str) -> Cell:
-    """What stands beside a category's name above its lines."""
+    """Average beside a category's name, above its lines."""
     return _average(comparison, column, category if category in comparison.averages else MEAN)
 
 
@@ -218,16 +213,4 @@ def _about(comparison: Comparison) -> str:
     return (
         f"Main scores times 100, {len(comparison.lines)} tasks; the best of a line is bold; an "
         f"average over tasks of which some are not scored shows how many are.{less}"
-    )
-
-
-def _table(title: str, *, show_lines: bool) -> Table:
-    return Table(
-        title=title,
-        title_justify="left",
-        box=HORIZONTALS,
-        show_lines=show_lines,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
     )

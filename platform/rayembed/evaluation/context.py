@@ -18,12 +18,12 @@ class DrawnContext(NamedTuple):
     """Documents that stand for a corpus."""
 
     name: str
-    """Hash of the documents, which `Way.context` holds."""
+    """Hash of the documents, which `EncodeSpec.context` holds."""
     documents: list[str]
 
 
 def draw_context(texts: Iterable[str], number: int, *, seed: int) -> DrawnContext:
-    """So many distinct texts, all where there are fewer; the draw goes by what they are alone."""
+    """Sample `number` distinct texts (all if fewer); depends only on the texts and the seed."""
     documents = random_documents(texts, number, seed=seed)
     return DrawnContext(xxhash.xxh3_128_hexdigest(packed(documents).tobytes()), documents)
 

@@ -1,4 +1,4 @@
-"""What a model says of prompts: its folder, read without its weights, or its settings."""
+"""Prompts of a model's folder, read without its weights, or of its settings."""
 
 from collections.abc import Mapping
 from dataclasses import replace

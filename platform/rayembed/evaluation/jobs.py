@@ -10,13 +10,13 @@ from rayembed.errors import RayembedError
 from rayembed.evaluation.task_data import load_data
 
 Outcome = dict[str, Any]
-"""What a job tells when it is done: plain values for JSON."""
+"""Result of a job: plain values for JSON."""
 
 TASK_RESULT = "task_result"
-"""In an outcome: mteb's result of the task as a mapping."""
+"""Key of an outcome: mteb's result of the task as a mapping."""
 
 _TEXTS_AT_ONCE = 1024
-"""Of mteb's loaders, whose batches the pooled model puts together again."""
+"""Batch size of mteb's loaders; the pooled model joins their batches again."""
 
 
 class TaskFactory(Protocol):

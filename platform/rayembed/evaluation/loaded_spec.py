@@ -6,10 +6,10 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta
 from mteb.types import PromptType
 
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
-from rayembed.evaluation.way import Way
 from rayembed.models.contract import EmbeddingModel
 
 
@@ -25,20 +25,24 @@ class LoadedSpec:
     """Documents that a context holds, at most; 0: texts are embedded without a task's corpus."""
     similarity: Similarity = "cosine"
     dimension: int | None = None
-    """So many first values of each vector are kept; None: all."""
+    """Number of first values of each vector that are kept; None: all."""
 
     @property
     def fingerprint(self) -> str:
         """The revision, which tells the weights from others."""
         return str(self.meta.revision)
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """Role and prompt; texts of symmetric tasks are queries."""
-        return Way(role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type))
+        return EncodeSpec(
+            role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type)
+        )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt, the instruction template filled."""
-        return self.prompts.shown(way.instruction)
+        return self.prompts.shown(encode_spec.instruction)
 
     @property
     def conditions(self) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What mteb's loaders do with the files of a model, read from their text before they are run.
+"""Check of what mteb's loaders do with the files of a model, read from their text before they are
+run.
 
 Searched is a loader, its base classes, and what they name of mteb, in their own module and in those
 that they import from. Other packages are what the user installed, and are not looked at.
@@ -42,7 +43,7 @@ class _Module:
     name: str
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
     imports: dict[str, Place] = field(default_factory=dict)
-    """By the name that they have here."""
+    """Imported places by the name that they have here."""
 
 
 @cache
@@ -90,7 +91,7 @@ def gives_leave(options: Any) -> bool:
 
 
 def _roots(loader: Any) -> Iterator[Place]:
-    """Where the loader is written, its base classes, and what a function has from around it."""
+    """Places of the loader, its base classes, and the variables around a function."""
     parts = list(inspect.getmro(loader)) if inspect.isclass(loader) else [loader]
     around = _around(loader).values()
     parts += [one for one in around if inspect.isclass(one) or inspect.isfunction(one)]
@@ -100,7 +101,7 @@ def _roots(loader: Any) -> Iterator[Place]:
 
 
 def _around(loader: Any) -> Mapping[str, Any]:
-    """What a function that another one made has from there, by name."""
+    """Variables that a function has from the function that made it, by name."""
     return inspect.getclosurevars(loader).nonlocals if isinstance(loader, FunctionType) else {}
 
 
@@ -224,7 +225,7 @@ def _read(name: str) -> _Module:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, name: str) -> dict[str, Place]:
-    """What an import statement of the module brings, by the name that it gives it."""
+    """Places that an import statement of the module brings, by name."""
     if isinstance(node, ast.Import):
         return {
             alias.asname or alias.name.partition(".")[0]: (alias.name, "") for alias in node.names

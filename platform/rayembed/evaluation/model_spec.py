@@ -12,18 +12,18 @@ from mteb.types import PromptType
 
 from rayembed.config.evaluation import BM25, ModelUnderTest
 from rayembed.errors import ConfigError
-from rayembed.evaluation.way import Way
+from rayembed.evaluation.encode_spec import EncodeSpec
 
-EmbedTexts = Callable[[Sequence[str], Way], np.ndarray]
-"""Texts of one way to their vectors (N, D) float32, in the order of the texts."""
+EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
+"""Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
 
 
 @runtime_checkable
 class EmbedInContext(Protocol):
-    """What a contextual model is loaded as: an `EmbedTexts` for ways that name a context."""
+    """A loaded contextual model: an `EmbedTexts` for encode specs that name a context."""
 
-    def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
-        """As `EmbedTexts`, in the context that the way names."""
+    def __call__(self, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
+        """Embed texts as `EmbedTexts` does, in the context that the encode spec names."""
         ...
 
     def learn(self, name: str, documents: Callable[[], Sequence[str]]) -> None:
@@ -43,7 +43,7 @@ class ModelSpec(Protocol):
 
     @property
     def meta(self) -> ModelMeta:
-        """What mteb writes down; name and revision are what results are found by.
+        """Metadata for mteb; results are found by its name and revision.
 
         Two models that could give a text other vectors, or that put other prompts before it, never
         share both.
@@ -52,7 +52,7 @@ class ModelSpec(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names all that decides a text's vector besides the text and its way."""
+        """Names all that decides a text's vector besides the text and its encode spec."""
         ...
 
     @property
@@ -60,18 +60,20 @@ class ModelSpec(Protocol):
         """How vectors are compared. They need not be of unit length: cosine normalises itself."""
         ...
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """How the task's texts of this prompt type (None: symmetric tasks) are embedded."""
         ...
 
-    def shown(self, way: Way) -> str:
-        """What stands before a text of this way, for people to read."""
+    def shown(self, encode_spec: EncodeSpec) -> str:
+        """Prompt before a text of this encode spec, for people to read."""
         ...
 
     @property
     def conditions(self) -> Mapping[str, str]:
-        """What decides the vectors beside weights and prompts, for people to read: number type,
-        lengths, width, context. Scores are compared only where it is the same.
+        """Conditions that decide the vectors beside weights and prompts, for people to read: number
+        type, lengths, width, context. Scores are compared only where it is the same.
         """
         ...
 
@@ -101,7 +103,7 @@ class ContextualSpec(Protocol):
 
     @property
     def context_seed(self) -> int:
-        """Of the draw of the documents."""
+        """Seed of the draw of the documents."""
         ...
 
 
@@ -144,7 +146,7 @@ def make_spec(
 
 
 def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
-    """What loads the model that a reference names.
+    """Loader of the model that a reference names.
 
     `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
     """

@@ -1,4 +1,4 @@
-"""What mteb writes down about a model."""
+"""Metadata of a model for mteb."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from mteb.models import ModelMeta
 
 
 def model_meta(name: str, revision: str, **known: Any) -> ModelMeta:
-    """What mteb writes down about a model; names without an organisation get `rayembed/`.
+    """Metadata of a model for mteb; names without an organisation get `rayembed/`.
 
     The name and the revision are what mteb finds results by, so both must tell models apart.
     """

@@ -20,6 +20,7 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.settings import nearest
 from rayembed.errors import AssetError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.loader_code import GIVES_LEAVE, foreign_code, gives_leave
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
 from rayembed.evaluation.prompts import role_of
@@ -33,7 +34,6 @@ from rayembed.evaluation.sentence_spec import (
 )
 from rayembed.evaluation.task_text import task_metadata as read_task
 from rayembed.evaluation.task_text import task_text
-from rayembed.evaluation.way import Way
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +57,17 @@ class MtebSpec:
     code: CodeVersion = field(
         default_factory=partial(code_version, "mteb", "sentence-transformers")
     )
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def stated(self) -> ModelMeta:
-        """What mteb says of the model; names the revision that is loaded, and how."""
+        """Metadata by mteb; names the revision that is loaded, and how."""
         # Looked up in each process: some of mteb's loaders cannot be pickled.
         return mteb.get_model_meta(self.model)
 
     @property
     def meta(self) -> ModelMeta:
-        """As mteb has it; settings that change vectors, and the software, hang on the revision."""
+        """Metadata by mteb; the revision also names the software and settings of vectors."""
         decided = fingerprint([self._changes(), self.code.scores])
         name = self.settings.name
         update = {"revision": f"{self.stated.revision}-{decided[:8]}"}
@@ -77,25 +77,27 @@ class MtebSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of name, revision, settings and software."""
+        """Fingerprint of name, revision, settings and software."""
         decided = [self.model, self.stated.revision, self._changes(), self.code.vectors]
         return fingerprint(decided)
 
     @property
     def similarity(self) -> Similarity:
-        """As mteb says of the model; cosine where it says nothing."""
+        """Similarity by mteb's metadata; cosine where it says nothing."""
         name = self.stated.similarity_fn_name
         return "dot" if name is not None and name.value == "dot" else "cosine"
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """The task itself, whose prompt only the wrapper knows."""
-        return Way(
+        return EncodeSpec(
             role_of(prompt_type),
             task=task_text(task_metadata),
             prompt_type=prompt_type.value if prompt_type else "",
         )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The name of the wrapper, which alone knows."""
         return f"(as mteb's {_loader_name(self.stated)} has it)"
 
@@ -122,14 +124,16 @@ class MtebSpec:
         if self._changes(but=("dimensions",)):
             _adjust(wrapper, self.settings)
 
-        def embed(texts: Sequence[str], way: Way) -> np.ndarray:
+        def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
             return as_vectors(
                 wrapper.encode(
                     _loader(texts),
-                    task_metadata=read_task(way.task),
+                    task_metadata=read_task(encode_spec.task),
                     hf_split="test",
                     hf_subset="default",
-                    prompt_type=PromptType(way.prompt_type) if way.prompt_type else None,
+                    prompt_type=PromptType(encode_spec.prompt_type)
+                    if encode_spec.prompt_type
+                    else None,
                     batch_size=BATCH_SIZE,
                     show_progress_bar=False,
                 )
@@ -260,7 +264,7 @@ def _adjust(wrapper: Any, settings: ModelUnderTest) -> None:
 
 
 def _loader(texts: Sequence[str]) -> Any:
-    """What mteb hands to an encoder: batches of a data set with the column `text`."""
+    """Loader as mteb hands it to an encoder: batches of a data set with the column `text`."""
     from datasets import Dataset
     from torch.utils.data import DataLoader
 

@@ -20,7 +20,7 @@ def measured_on_ray(
     placement: Placement,
     **options: Any,
 ) -> Measured:
-    """What `measure` finds of a model, from a task on the cluster. Waits for it.
+    """Result of `measure` for a model, from a task on the cluster. Waits for it.
 
     Args:
         measure: takes the reference, what is given, `device` and the options. Its results folder

@@ -14,7 +14,7 @@ INSTRUCTION_TABLES = ("nvembed", "causal2vec")
 _FOLDER = Path(__file__).with_name("prompt_tables")
 
 _VERSION = re.compile(r"(HardNegatives)?(\.v\d+)?$")
-"""What mteb hangs on the name of a task for another cut of its data."""
+"""Suffix of mteb's task names for another cut of their data."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class InstructionTable:
 
     source: str
     tasks: Mapping[str, str]
-    """By mteb's names; one that ends in `*` stands for all that begin so."""
+    """Instructions by mteb's task names; a name that ends in `*` stands for all that begin so."""
     types: Mapping[str, str]
 
     def find(self, task: str, task_type: str) -> str:

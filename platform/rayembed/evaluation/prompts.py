@@ -1,4 +1,4 @@
-"""Which role, instruction or prefix a text gets in a task: one rule for whoever takes scores.
+"""Role, instruction or prefix of a text in a task: one rule for whoever takes scores.
 
 mteb tells a text's side by its prompt type: query or document in retrieval and reranking, none in
 symmetric tasks (classification, clustering, pair classification, STS, summarisation, bitext
@@ -46,17 +46,18 @@ def role_of(prompt_type: PromptType | None) -> Role:
 
 @dataclass(frozen=True)
 class FolderPrompts:
-    """What a model's folder says of prompts."""
+    """Prompts of a model's folder."""
 
     kind: str
-    """Of the model's settings: `nvembed`, `biencoder`, …"""
+    """Kind of the model's settings: `nvembed`, `biencoder`, …"""
     template: str | None = None
-    """With `{instruction}`, of models that take task definitions; None: they take literal text."""
+    """Template with `{instruction}`, of models that take task definitions; None: they take literal
+    text."""
     prefixes: Mapping[Role, str] = field(default_factory=dict)
     """Before texts of each role, of models without a template."""
     in_place: str | None = None
-    """With `{instruction}`, of models of which an instruction stands in place of the role's prefix;
-    None: it stands behind the prefix."""
+    """Template with `{instruction}`, of models whose instruction replaces the role's prefix; None:
+    it stands behind the prefix."""
     named: Mapping[str, str] = field(default_factory=dict)
     """Literal prompts by their names in `config_sentence_transformers.json`; of our own folders
     those of data sets and tasks."""
@@ -142,7 +143,7 @@ class ModelPrompts:
         return fingerprint([settings, asdict(self.folder), table])
 
     def instruction(self, metadata: TaskMetadata, prompt_type: PromptType | None) -> str:
-        """What `Way.instruction` holds: a task definition for a template, else literal text."""
+        """Value of `EncodeSpec.instruction`: task definition for a template, else literal text."""
         role = role_of(prompt_type)
         given = self._given(metadata, role)
         if self.folder.template is not None:
@@ -160,7 +161,7 @@ class ModelPrompts:
         return self._prefix(metadata, prompt_type)
 
     def shown(self, instruction: str) -> str:
-        """The literal text that stands before a text with this `Way.instruction`."""
+        """The literal text that stands before a text with this `EncodeSpec.instruction`."""
         if self.folder.template is None or not instruction:
             return instruction
         return self.folder.template.replace("{instruction}", instruction)
@@ -188,7 +189,7 @@ class ModelPrompts:
         return default
 
     def _saved(self, metadata: TaskMetadata, role: Role) -> str | None:
-        """What the folder was saved with under the task's name; None: nothing that fits."""
+        """Prompt that the folder was saved with under the task's name; None: nothing that fits."""
         if role == "document" or self.table == "none":
             return None
         head = self.folder.named.get(metadata.name)

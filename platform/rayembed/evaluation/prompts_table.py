@@ -1,4 +1,4 @@
-"""What stands before the texts of every task, to print before a run and to keep with its results.
+"""Table of the prompts of every task, to print before a run and to keep with its results.
 
 A prompt that is missing or another than the model was trained with costs scores without a word.
 """
@@ -11,6 +11,7 @@ from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
+from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 
@@ -36,12 +37,12 @@ def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
             task=task.metadata.name,
             type=task.metadata.type,
             side=prompt_type.value if prompt_type else "text",
-            role=way.role,
-            prompt=spec.shown(way),
+            role=encode_spec.role,
+            prompt=spec.shown(encode_spec),
         )
         for task in _parts(tasks)
         for prompt_type in _sides(task)
-        for way in [spec.way(task.metadata, prompt_type)]
+        for encode_spec in [spec.encode_spec(task.metadata, prompt_type)]
     ]
 
 
@@ -50,13 +51,13 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
     return {
         "model": spec.meta.name,
         "revision": spec.meta.revision,
-        "conditions": dict(spec.conditions),
+        "conditions": {**spec.conditions, "software": code_version().scores[:8]},
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
 
 
 def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:
-    """What stands before the texts of each side of each task, by the tasks' names."""
+    """Literal prompts before the texts of each side of each task, by the tasks' names."""
     return {
         task.metadata.name: [
             prompts.shown(prompts.instruction(task.metadata, side)) for side in _sides(task)

@@ -22,12 +22,12 @@ from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts, role_of
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
-from rayembed.evaluation.way import Way
 from rayembed.hardware import settled
 from rayembed.models.cde_checkpoint import published_cde_width
 from rayembed.models.contract import EmbeddingModel, Role, Tokenizer, Tokens
@@ -54,21 +54,21 @@ class RayembedSpec:
 
     settings: ModelUnderTest
     reference: str
-    """As in the settings, an alias of the registry replaced by its version of now."""
+    """Reference as in the settings, an alias of the registry replaced by its version of now."""
     tracking_uri: str | None
     """MLflow's, for registered models."""
     name: str
     weights: str
     """Fingerprint of weights, tokenizer and settings of the folder."""
     dimensions: int
-    """Of the vectors that come out."""
+    """Dimensions of the returned vectors."""
     max_lengths: tuple[tuple[Role, int], ...]
     prompts: ModelPrompts
     num_parameters: int | None
     places: int = 0
     """Documents that the model's context holds; 0: it takes none."""
     code: CodeVersion = field(default_factory=code_version)
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def num_context(self) -> int:
@@ -77,7 +77,7 @@ class RayembedSpec:
 
     @property
     def context_seed(self) -> int:
-        """Of the draw of context documents."""
+        """Seed of the draw of context documents."""
         return self.settings.context_seed
 
     @property
@@ -103,9 +103,10 @@ class RayembedSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, number type, lengths, width, software and a contextual model's context.
+        """Fingerprint of weights, number type, lengths, width, software and a contextual model's
+        context.
 
-        Prompts and the documents of a context stand in the way.
+        Prompts and the documents of a context stand in the encode spec.
         """
         decides = [self.weights, self.settings.dtype, dict(self.max_lengths), self.dimensions]
         decides.append(self.code.vectors)
@@ -118,13 +119,17 @@ class RayembedSpec:
         """Cosine."""
         return "cosine"
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
-        """Role and prompt; tasks with the same prompts share a way."""
-        return Way(role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type))
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
+        """Role and prompt; tasks with the same prompts share an encode spec."""
+        return EncodeSpec(
+            role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type)
+        )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt, the instruction template filled."""
-        return self.prompts.shown(way.instruction)
+        return self.prompts.shown(encode_spec.instruction)
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -180,14 +185,14 @@ class Embedder:
         self._plain = plain
         self._contexts: OrderedDict[str, Tensor] = OrderedDict()
 
-    def __call__(self, texts: Sequence[str], way: Way) -> np.ndarray:
+    def __call__(self, texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
         """(N, D) float32 vectors of the texts."""
-        context = self._contexts[way.context] if way.context else None
+        context = self._contexts[encode_spec.context] if encode_spec.context else None
         vectors = encode(
             self._model,
             texts,
-            role=way.role,
-            instruction=way.instruction,
+            role=encode_spec.role,
+            instruction=encode_spec.instruction,
             tokens_per_batch=self._tokens,
             allow_empty=True,
             context=context,
@@ -211,7 +216,7 @@ class Embedder:
 
 
 _CONTEXTS = 32
-"""Of tasks that run side by side; more than run at once, so that none is embedded again."""
+"""LRU size of per-task contexts; larger than the number of concurrent tasks."""
 
 
 class LiteralPrompts:
@@ -238,7 +243,7 @@ class LiteralPrompts:
 
 
 def with_literal_prompts(model: EmbeddingModel) -> Any:
-    """The model, of the same weights, which takes a `Way.instruction` for its instruction."""
+    """The model, of the same weights, that takes `EncodeSpec.instruction` as its instruction."""
     if not isinstance(model.tokenizer, PrefixTokenizer):
         return model
     literal: Any = copy.copy(model)

@@ -37,7 +37,7 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """What a result file says."""
+    """Content of a result file."""
 
     task: str
     dataset_revision: str

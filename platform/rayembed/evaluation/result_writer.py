@@ -29,7 +29,7 @@ class ResultWriter:
         self.meta = meta
         self._cache = mteb.ResultCache(folder)
         self.place: Path = self._cache.get_task_result_path("any", meta).parent
-        """Where its files are."""
+        """Folder of the model's result files."""
 
     def finished(self, task: Any) -> Any | None:
         """The task's result by mteb, if it is there with all splits and subsets, else None.
@@ -67,12 +67,12 @@ class ResultWriter:
         return path
 
     def keep_first(self, name: str, content: str) -> None:
-        """As `keep`, but a file that is there stays as it is."""
+        """Write a file as `keep` does, unless it is there already."""
         if not (self.place / name).exists():
             self.keep(name, content)
 
     def _there(self, task: str) -> Any | None:
-        """What the file of the task says; None: there is none, or it cannot be read."""
+        """Result in the file of the task; None: there is none, or it cannot be read."""
         path = self._path(task)
         if not path.exists():
             return None

@@ -1,4 +1,4 @@
-"""What the models of a training run are scored with: their settings, and what stands before texts.
+"""Settings and prompts with which the models of a training run are scored.
 
 Whoever takes scores for a run (after a stage, in validation, in an analysis) asks here, so that a
 model has the same scores wherever they are taken.
@@ -12,6 +12,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import BM25, ModelUnderTest, Prompts
+from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.code_version import code_version
@@ -61,8 +62,9 @@ def run_model(
 
 
 def own_names(run: Run) -> tuple[str, ...]:
-    """Names of the run's own sets, those of its validation among them."""
+    """Names of the run's own sets, those of its validation and held-out parts among them."""
     names = [own.name for own in run.evaluation.own_sets]
+    names += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
     if run.evaluation.validation is not None:
         names += run.evaluation.validation.data.task_names
     return tuple(dict.fromkeys(names))
@@ -81,12 +83,12 @@ def run_dtype(run: Run, device: str) -> Dtype:
 
 
 def prompts_for(folder: Path, run: Run) -> ModelPrompts:
-    """What stands before texts for the model of a folder, as `jobs/evaluate_model.py` has it."""
+    """Prompts for the model of a folder, as `jobs/evaluate_model.py` has them."""
     return ModelPrompts(_given(folder, run), folder_prompts(folder, check_loadable(folder)))
 
 
 def run_prompts(run: Run, settings: Prompts | None = None) -> ModelPrompts:
-    """What stands before texts for a model of the run that lies in no folder yet."""
+    """Prompts for a model of the run that lies in no folder yet."""
     return ModelPrompts(settings or Prompts(), unsaved_prompts(run.model, run.instructions))
 
 

@@ -46,7 +46,7 @@ Pool = Callable[[Sequence[Job], ModelSpec, EmbeddingStore | None], Iterator[Done
 
 @dataclass(frozen=True)
 class Store:
-    """Where results and embeddings are kept, so that nothing is computed twice."""
+    """Storage of results and embeddings, so that nothing is computed twice."""
 
     results: str
     """Folder or object-storage prefix, in which mteb's layout begins."""
@@ -70,7 +70,7 @@ class Store:
 
 
 @dataclass
-class Scored:
+class ModelScores:
     """A model's scores, task by task, and where their files lie."""
 
     meta: ModelMeta
@@ -100,10 +100,10 @@ def score(
     about: Mapping[str, str] | None = None,
     beside: Sequence[Job] = (),
     on_done: Callable[[Done], None] = lambda done: None,
-) -> Scored:
+) -> ModelScores:
     """The model's scores on the tasks; what is scored already is read and not done again.
 
-    A task that fails stops no other: `Scored.failed` tells of it.
+    A task that fails stops no other: `ModelScores.failed` tells of it.
 
     Args:
         about: further files that say how the results were made, by their names.
@@ -122,7 +122,7 @@ def score(
     with open_results(results.local, meta) as writer:
         results.fetch()
         place = writer.place.relative_to(results.local).as_posix()
-        scored = Scored(meta, join(results.place, place), writer.place)
+        scored = ModelScores(meta, join(results.place, place), writer.place)
         scored.tasks = find_results(tasks, writer)
         for name, text in (about or {}).items():
             writer.keep(name, text)
@@ -139,7 +139,7 @@ def score(
 
 
 def meta_of(model: ModelSpec | Bm25) -> ModelMeta:
-    """What mteb writes down about a model."""
+    """Metadata of a model for mteb."""
     return model.mteb_model_meta if isinstance(model, Bm25) else model.meta
 
 
@@ -155,7 +155,7 @@ def _of_bm25(tasks: Sequence[TaskFactory]) -> list[TaskFactory]:
 
 
 def _do_what_is_missing(
-    scored: Scored,
+    scored: ModelScores,
     model: ModelSpec | Bm25,
     pool: Pool,
     store: Store,

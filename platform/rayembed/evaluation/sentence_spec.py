@@ -18,11 +18,11 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest, Prompts
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.model_spec import EmbedTexts, Similarity, stated_settings
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
-from rayembed.evaluation.way import Way
 from rayembed.hardware import wide_enough
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.fingerprints import weights_fingerprint
@@ -50,12 +50,12 @@ class SentenceSpec:
     name: str
     weights: str
     prompts: tuple[tuple[str, str], ...]
-    """Those of the folder that mteb heeds, by name."""
+    """Prompts of the folder that mteb heeds, by name."""
     default_prompt: str
     similarity: Similarity
     num_parameters: int | None
     code: CodeVersion = field(default_factory=partial(code_version, "sentence-transformers"))
-    """Of the process that made the spec."""
+    """Version of the software that made the spec."""
 
     @property
     def meta(self) -> ModelMeta:
@@ -71,23 +71,25 @@ class SentenceSpec:
 
     @property
     def fingerprint(self) -> str:
-        """Of weights, settings and software."""
+        """Fingerprint of weights, settings and software."""
         decided = [self.settings.dtype, self.settings.max_length, self.settings.dimensions]
         return fingerprint([self.weights, "sentence-transformers", self.code.vectors, *decided])
 
-    def way(self, task_metadata: TaskMetadata, prompt_type: PromptType | None) -> Way:
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
         """The prompt that mteb's wrapper picks, and the method of the model that it calls."""
         prompts = dict(self.prompts)
         name = get_prompt_name(prompts, task_metadata, prompt_type)
-        return Way(
+        return EncodeSpec(
             role_of(prompt_type),
             prompts[name] if name else self.default_prompt,
             prompt_type=prompt_type.value if prompt_type else "",
         )
 
-    def shown(self, way: Way) -> str:
+    def shown(self, encode_spec: EncodeSpec) -> str:
         """The literal prompt."""
-        return way.instruction
+        return encode_spec.instruction
 
     @property
     def conditions(self) -> dict[str, str]:
@@ -122,11 +124,11 @@ class SentenceSpec:
             "document": model.encode_document,
         }
 
-        def embed(texts: Sequence[str], way: Way) -> np.ndarray:
+        def embed(texts: Sequence[str], encode_spec: EncodeSpec) -> np.ndarray:
             return as_vectors(
-                encode[way.prompt_type](
+                encode[encode_spec.prompt_type](
                     list(texts),
-                    prompt=way.instruction,
+                    prompt=encode_spec.instruction,
                     batch_size=BATCH_SIZE,
                     show_progress_bar=False,
                 )

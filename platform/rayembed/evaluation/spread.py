@@ -1,15 +1,12 @@
 """Tables of scores that were taken several times, by other seeds or draws: mean and spread."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
-from rich.table import Table
-
-from rayembed.evaluation.tables import MISSING, heading, markdown_line
+from rayembed.evaluation.tables import heading
+from rayembed.tables import MISSING, Table, show, spread
 
 MEAN = "Mean"
 """Heading of the mean over all tasks."""
@@ -38,7 +35,9 @@ class SpreadTable:
         return (*self.tasks, MEAN) if len(self.tasks) > 1 else self.tasks
 
     def scores(self, label: str, column: str) -> tuple[float, ...]:
-        """Of a task, or each time's mean over all tasks; none where a task of them is missing."""
+        """Scores of a task, or each time's mean over all tasks; none where a task of them is
+        missing.
+        """
         row = self.rows.get(label, {})
         if column != MEAN:
             return tuple(row.get(column, ()))
@@ -58,8 +57,7 @@ def shown(scores: Sequence[float], *, signed: bool = False) -> str:
     """`0.712 ± 0.004`: mean and sample standard deviation; a single score stands alone."""
     if not scores or any(math.isnan(score) for score in scores):
         return MISSING
-    mean = f"{fmean(scores):+.3f}" if signed else f"{fmean(scores):.3f}"
-    return f"{mean} ± {stdev(scores):.3f}" if len(scores) > 1 else mean
+    return spread(scores).text(signed=signed)
 
 
 def spread_markdown(table: SpreadTable, corner: str) -> str:
@@ -68,46 +66,39 @@ def spread_markdown(table: SpreadTable, corner: str) -> str:
     Args:
         corner: heading of the labels.
     """
-    parts = [_markdown(table, corner, signed=False)]
+    heads = [corner, *(" ".join(filter(None, heading(column))) for column in table.columns)]
+    rows = [[label, *_cells(table, label, signed=False)] for label in table.rows]
+    parts = [show(Table(heads, rows, align="lr"), "markdown")]
     if table.base is not None:
-        title = f"Gains on {table.base}, each less that of the same seed:"
-        parts.append(f"{title}\n\n{_markdown(table, corner, signed=True)}")
+        others = [label for label in table.rows if label != table.base]
+        gains = [[label, *_cells(table, label, signed=True)] for label in others]
+        parts.append(f"Gains on {table.base}, each less that of the same seed:\n")
+        parts.append(show(Table(heads, gains, align="lr"), "markdown"))
     return "\n".join(parts)
-
-
-def _markdown(table: SpreadTable, corner: str, *, signed: bool) -> str:
-    heads = [" ".join(part for part in heading(column) if part) for column in table.columns]
-    lines = [markdown_line([corner, *heads]), markdown_line(["---", *["---:"] * len(heads)])]
-    for label in table.rows:
-        if not (signed and label == table.base):
-            lines.append(markdown_line([label, *_cells(table, label, signed=signed)]))
-    return "\n".join(lines) + "\n"
 
 
 def spread_csv(table: SpreadTable, corner: str) -> str:
     """Every single score in full precision: a line for each row, task and time."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([corner, "task", "time", "score"])
-    for label, row in table.rows.items():
-        for task, scores in row.items():
-            writer.writerows([label, task, i, score] for i, score in enumerate(scores))
-    return text.getvalue()
+    rows = [
+        [label, task, time, score]
+        for label, row in table.rows.items()
+        for task, scores in row.items()
+        for time, score in enumerate(scores)
+    ]
+    return show(Table([corner, "task", "time", "score"], rows), "csv")
 
 
 def spread_table(table: SpreadTable, corner: str, *, title: str) -> Table:
     """The table for a terminal; below a score its gain on the base."""
-    made = Table(title=title, title_justify="left")
-    made.add_column(corner, no_wrap=True)
-    for column in table.columns:
-        made.add_column("\n".join(part for part in heading(column) if part), justify="right")
+    rows = []
     for label in table.rows:
         cells = _cells(table, label, signed=False)
         if table.base is not None and label != table.base:
             gains = _cells(table, label, signed=True)
             cells = ["\n".join(both) for both in zip(cells, gains, strict=True)]
-        made.add_row(label, *cells)
-    return made
+        rows.append([label, *cells])
+    heads = [corner, *("\n".join(filter(None, heading(column))) for column in table.columns)]
+    return Table(heads, rows, title=title, align="lr")
 
 
 def _cells(table: SpreadTable, label: str, *, signed: bool) -> list[str]:

@@ -1,17 +1,10 @@
-"""Tables of scores: models in rows, tasks in columns, for the terminal, Markdown and CSV."""
+"""Tables of scores: models in rows, tasks in columns."""
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.box import HORIZONTALS
-from rich.table import Table
-from rich.text import Text
-
-MISSING = "–"
-"""Stands for a score that was not taken or that a model cannot have."""
+from rayembed.tables import Cell, Table, best_of, show
 
 _HEADINGS: Mapping[str, tuple[str, str]] = {
     "WikiSentenceRetrieval": ("Sentence retrieval", "nDCG@10"),
@@ -37,19 +30,19 @@ _NARROW: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ScoreKey:
-    """Of which model scores are, in a run's table."""
+    """Model of a run whose scores are taken."""
 
     stage: str | None = None
     """Name of the stage whose model it is; None: the untrained model, or a baseline."""
     baseline: str | None = None
     """Name of another model."""
     dimension: int | None = None
-    """So many first values of each vector (Matryoshka); None: all."""
+    """Number of first values of each vector (Matryoshka); None: all."""
     without_context: bool = False
     """Whether a contextual model embeds behind its null token."""
 
     def label(self, stages: Sequence[str]) -> str:
-        """What a reader sees.
+        """Label for readers.
 
         Args:
             stages: names of all stages of the run, in their order.
@@ -69,48 +62,6 @@ UNTRAINED = ScoreKey()
 
 RunScores = Mapping[ScoreKey, Mapping[str, float]]
 """Model → task name → main score, of one run."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One score of a table as a reader sees it."""
-
-    score: float | None
-    """None: there is none."""
-    difference: float | None = None
-    """Score less that of the base; None: not shown."""
-    best: bool = False
-    """Whether none of the table's scores beside it prints higher."""
-    gap: str = MISSING
-    """What stands for a missing score."""
-    digits: int = 3
-    """Decimals that are printed."""
-
-    def text(self, between: str = "\n") -> Text:
-        """For a terminal: the best in bold, a gain in green, a loss in red."""
-        if self.score is None:
-            return Text(self.gap, style="dim")
-        shown = Text.assemble((f"{self.score:.{self.digits}f}", "bold" if self.best else ""))
-        if self.difference is not None:
-            colour = "green" if self.difference > 0 else "red"
-            shown.append(f"{between}{self.difference:+.{self.digits}f}", style=colour)
-        return shown
-
-    def markdown(self) -> str:
-        """For Markdown: the best in bold, the difference in brackets."""
-        if self.score is None:
-            return self.gap
-        score = f"{self.score:.{self.digits}f}"
-        bold = f"**{score}**" if self.best else score
-        if self.difference is None:
-            return bold
-        return f"{bold} ({self.difference:+.{self.digits}f})"
-
-
-def best_of(scores: Iterable[float | None], digits: int) -> float | None:
-    """The highest score as it is printed, so that scores that print alike are all the best."""
-    known = (score for score in scores if score is not None)
-    return max((round(score, digits) for score in known), default=None)
 
 
 @dataclass(frozen=True)
@@ -137,7 +88,7 @@ class ScoreTable:
         return best_of((self.score(label, task) for label in self.rows), 3)
 
     def cell(self, label: str, task: str) -> Cell:
-        """What the table shows of a model and a task."""
+        """The number that stands beside a model and below a task."""
         score = self.score(label, task)
         best = score is not None and round(score, 3) == self.best(task)
         return Cell(score, self.difference(label, task), best)
@@ -167,64 +118,48 @@ def heading(task: str) -> tuple[str, str]:
     return _HEADINGS.get(task, (task, ""))
 
 
-def rich_table(table: ScoreTable, *, title: str = "Held-out scores") -> Table:
-    """The table for a terminal: the best score of a task in bold, under it the gain on the base.
+def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) -> Table:
+    """The table to be shown: the best score of a task is marked, with the gain on the base.
 
-    Five models on the six tasks of the Wikipedia sample fit into 80 columns.
+    In the terminal five models on the six tasks of the Wikipedia sample fit into 80 columns.
+
+    Args:
+        with_mean: whether the mean over all tasks is the last column.
     """
-    shown = Table(
-        title=title,
-        title_justify="left",
-        box=HORIZONTALS,
-        show_lines=True,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    shown.add_column("Model", overflow="fold")
-    for task in table.tasks:
-        words, metric = _NARROW.get(task, heading(task))
-        shown.add_column(f"{words}\n{metric}".strip(), justify="right")
-    shown.add_column("Mean", justify="right")
+    heads = [" ".join(filter(None, heading(task))) for task in table.tasks]
+    narrow = ["\n".join(filter(None, _NARROW.get(task, heading(task)))) for task in table.tasks]
     means = {label: table.mean(label) for label in table.rows}
-    best = best_of(means.values(), 3)
-    for label in means:
-        cells = [table.cell(label, task).text() for task in table.tasks]
-        cells.append(_mean(table, means, label, best).text())
-        shown.add_row(label, *cells)
-    return shown
+    best, base = best_of(means.values(), 3), means.get(table.base or "")
+
+    def mean(label: str) -> Cell:
+        value = means[label]
+        if value is None:
+            return Cell(None)
+        difference = None if base is None or label == table.base else value - base
+        return Cell(value, difference, round(value, 3) == best)
+
+    last = ("Mean",) if with_mean else ()
+    return Table(
+        ["Model", *heads, *last],
+        [
+            [
+                label,
+                *(table.cell(label, task) for task in table.tasks),
+                *(mean(label) for _ in last),
+            ]
+            for label in table.rows
+        ],
+        title=title,
+        align="lr",
+        narrow=["Model", *narrow, *last],
+        look="lined",
+        folds=True,
+    )
 
 
-def _mean(
-    table: ScoreTable, means: Mapping[str, float | None], label: str, best: float | None
-) -> Cell:
-    mean = means[label]
-    base = means.get(table.base) if table.base is not None else None
-    if mean is None or base is None or label == table.base:
-        return Cell(mean, None, mean is not None and round(mean, 3) == best)
-    return Cell(mean, mean - base, round(mean, 3) == best)
-
-
-def markdown_table(table: ScoreTable) -> str:
-    """The table in Markdown, the best score of a task in bold, differences in brackets."""
-    heads = [" ".join(part for part in heading(task) if part) for task in table.tasks]
-    lines = [markdown_line(["Model", *heads]), markdown_line(["---", *["---:"] * len(heads)])]
-    for label in table.rows:
-        cells = [table.cell(label, task).markdown() for task in table.tasks]
-        lines.append(markdown_line([label, *cells]))
-    return "\n".join(lines) + "\n"
-
-
-def csv_table(table: ScoreTable) -> str:
-    """The table as CSV in full precision, one row a model; missing scores are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", *table.tasks])
-    for label, scores in table.rows.items():
-        writer.writerow([label, *(scores.get(task, "") for task in table.tasks)])
-    return text.getvalue()
-
-
-def markdown_line(cells: Sequence[str]) -> str:
-    """One line of a table in Markdown."""
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def score_csv(table: ScoreTable) -> str:
+    """The table as CSV in full precision, by the tasks' own names; missing scores are empty."""
+    rows = [
+        [label, *(scores.get(t, "") for t in table.tasks)] for label, scores in table.rows.items()
+    ]
+    return show(Table(["model", *table.tasks], rows), "csv")

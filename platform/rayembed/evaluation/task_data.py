@@ -53,7 +53,7 @@ def load_data(
 
 
 def unavailable_data(task: Any, error: BaseException) -> AssetError:
-    """What to tell of a task whose data mteb could not load."""
+    """Error for a task whose data mteb could not load."""
     name, where = task.metadata.name, task.metadata.dataset
     reason, advice = _told(error)
     return AssetError(

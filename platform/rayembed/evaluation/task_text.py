@@ -1,4 +1,4 @@
-"""mteb's task metadata as a text that travels with a way, and back."""
+"""mteb's task metadata as a text that travels with an encode spec, and back."""
 
 import json
 from functools import lru_cache
@@ -33,7 +33,7 @@ def _text(name: str, values: str) -> str:
 
 @lru_cache(maxsize=512)
 def task_metadata(text: str) -> TaskMetadata:
-    """What `task_text` was given."""
+    """Metadata from which `task_text` made the text."""
     if not text.startswith("{"):
         return mteb.get_task(text).metadata
     values: dict[str, Any] = json.loads(text)

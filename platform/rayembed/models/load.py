@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from rayembed.config.backbone import Dtype
+from rayembed.config.backbone import BackboneConfig, Dtype
 from rayembed.config.model import (
     BiEncoderConfig,
     Causal2VecConfig,
@@ -15,7 +15,7 @@ from rayembed.config.model import (
 )
 from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ArtifactError
-from rayembed.hardware import settled, wide_enough
+from rayembed.hardware import auto_precision, wide_enough
 from rayembed.models.backbones import check_backbone, load_backbone, torch_dtype
 from rayembed.models.build import assemble, build_head, empty_main, load_main, make_tokenizer
 from rayembed.models.cde_checkpoint import (
@@ -77,21 +77,27 @@ def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
 def saved_dtype(folder: Path) -> Dtype:
     """Number type of the saved weights; float32 for float16.
 
-    Reads JSON alone; of a folder that states none the first weight's header.
+    Reads JSON alone; of a folder that states none the first weight's header. `auto`, which settings
+    written by hand may have, is what this machine computes fast.
 
     Raises:
         ArtifactError: as `load_model`, as far as settings tell.
     """
     _check_is_model(folder)
+    saved = _saved_backbone(folder).dtype
+    return auto_precision().dtype if saved == "auto" else saved
+
+
+def _saved_backbone(folder: Path) -> BackboneConfig:
     if (folder / SETTINGS_FILE).is_file():
-        return settled(read_settings(folder).backbone.dtype)
+        return read_settings(folder).backbone
     if _is_published_nvembed(folder):
-        return settled(published_config(folder).backbone.dtype)
+        return published_config(folder).backbone
     if is_published_cde(folder):
-        return settled(published_cde_config(folder).backbone.dtype)
+        return published_cde_config(folder).backbone
     if is_published_nomic(folder):
-        return settled(published_nomic_config(folder, None).backbone.dtype)
-    return settled(read_encoder_folder(folder).config.backbone.dtype)
+        return published_nomic_config(folder, None).backbone
+    return read_encoder_folder(folder).config.backbone
 
 
 def check_loadable(folder: Path) -> ModelConfig:

@@ -26,7 +26,7 @@ _GROUPED_MULTIPLE = 8
 """Row alignment of the kernel: 16 bytes, in bfloat16 elements."""
 
 
-class Routed(NamedTuple):
+class MixtureOutput(NamedTuple):
     """Output of a mixture for N tokens."""
 
     output: Tensor
@@ -188,7 +188,7 @@ class MoeMlp(nn.Module):
 
     def forward(
         self, tokens_NH: Float[Tensor, "N H"], occurrences_N: Float[Tensor, " N"]
-    ) -> Routed:
+    ) -> MixtureOutput:
         """Outputs of the tokens and their contribution to the statistics.
 
         Args:
@@ -205,7 +205,7 @@ class MoeMlp(nn.Module):
         detached_NE = probability_NE.detach()
         entropy_N = torch.special.entr(detached_NE).sum(dim=-1)
         with _without_autocast(occurrences_N):
-            return Routed(
+            return MixtureOutput(
                 output=output_NH,
                 load=occurrences_N @ routed_NE,
                 probability=occurrences_N @ probability_NE,

@@ -116,7 +116,7 @@ class Projection(nn.Module):
         return projected
 
 
-class Projected(nn.Module):
+class ProjectedPooling(nn.Module):
     """A pooling layer followed by projections."""
 
     def __init__(
@@ -191,7 +191,7 @@ def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.
     """
     pooling = build_pooling(config.pooling, hidden_size)
     if isinstance(config, BiEncoderConfig) and config.projections:
-        return Projected(pooling, hidden_size, config.projections)
+        return ProjectedPooling(pooling, hidden_size, config.projections)
     return pooling
 
 

@@ -1,1 +1,1 @@
-"""From a resolved run to a registered model: the order in which the rooms are used."""
+"""The way from a resolved run to a registered model, in the order in which the rooms are used."""

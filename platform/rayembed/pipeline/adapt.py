@@ -4,8 +4,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
 from rayembed.data.mlm.plan import SequencePlan
@@ -16,14 +14,15 @@ from rayembed.models.masked_language_start import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
-from rayembed.pipeline.report import MLFLOW_AWAY, WIDTH, dropped_line
+from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.tables import console
 from rayembed.training.adaptation import AdaptationJob
 from rayembed.training.on_ray import (
     check_placement,
@@ -41,26 +40,24 @@ ENCODER = "encoder"
 
 @dataclass(frozen=True)
 class AdaptedEncoder:
-    """What came of an adaptation."""
+    """Encoder that an adaptation made."""
 
     run: Adaptation
     folder: str
-    """In storage: a path or an address, for `model.backbone.path`."""
+    """Folder in storage: a path or an address, for `model.backbone.path`."""
     metrics: dict[str, Any]
-    """Of the last step."""
+    """Metrics of the last step."""
 
 
 def adapt(run: Adaptation) -> AdaptedEncoder:
-    """What came of the run, after it was printed; a run that stopped goes on.
+    """Run an adaptation or resume it; return the encoder after its tables were printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run) as folders:
         return _adapt(run, folders)
 
@@ -69,8 +66,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     connect()
     check_placement_now(run.placement)
     run = settled_on_ray(run)
@@ -123,13 +119,13 @@ def _train(
 
 def _print(outcome: AdaptedEncoder, plan: SequencePlan, *, mlflow_complete: bool) -> None:
     """Print what was drawn of each language, what came of it, and what to run next."""
-    console = Console(width=WIDTH, soft_wrap=True, highlight=False)
-    console.print(corpus_table(plan.languages_told, outcome.metrics))
+    out = console(soft_wrap=True)
+    out.print(corpus_table(plan.languages_told, outcome.metrics))
     if not mlflow_complete:
-        console.print(MLFLOW_AWAY)
+        out.print(MLFLOW_AWAY)
     if dropped := int(outcome.metrics.get("dropped_steps", 0)):
-        console.print(dropped_line(dropped))
-    console.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")
+        out.print(dropped_line(dropped))
+    out.print(f"Encoder {outcome.folder}; next: {next_command(outcome)}")
 
 
 def next_command(outcome: AdaptedEncoder) -> str:

@@ -3,9 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
-
 from rayembed.config.adaptation import Adaptation, TextsSource
 from rayembed.pipeline.requirements import (
     ModelSize,
@@ -14,9 +11,7 @@ from rayembed.pipeline.requirements import (
     machines,
     worker_memory,
 )
-
-_WIDTH = 140
-"""Columns where the output is not a terminal."""
+from rayembed.tables import Table, console, facts_table
 
 
 def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
@@ -28,20 +23,20 @@ def print_adaptation(run: Adaptation, *, out: TextIO, tables: TextIO) -> None:
     size = adaptation_size(run)
     out.write(f"# adaptation {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
-    console = _console(tables)
-    console.print(_needs(run, size))
-    console.print(_texts(run))
+    printer = console(tables)
+    printer.print(_needs(run, size))
+    printer.print(_texts(run))
 
 
 def print_adaptations(runs: Iterable[Adaptation], *, out: TextIO) -> None:
     """Write a table of recipes."""
-    table = Table("recipe", "encoder", "steps", title="Recipes", title_justify="left")
+    rows = []
     for run in runs:
         training = run.training
         size = f"{training.global_sequences:,} × {run.corpus.max_length:,} tokens"
         path = run.model.backbone.path.partition("?")[0]
-        table.add_row(run.name, path, f"{training.steps:,} of {size}")
-    _console(out).print(table)
+        rows.append([run.name, path, f"{training.steps:,} of {size}"])
+    console(out).print(Table(["recipe", "encoder", "steps"], rows, title="Recipes"))
 
 
 def adaptation_size(run: Adaptation) -> ModelSize | None:
@@ -58,94 +53,69 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
 
 
 def corpus_table(languages: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> Table:
-    """Of each language its share of the corpus and of the batches, and the last step's metrics.
+    """Share of each language in the corpus and in the batches, and the last step's metrics.
 
     Args:
         languages: as the manifest of the plan tells them.
         metrics: of a step; of a language that it has none of nothing is shown.
     """
-    table = Table("language", title="Languages", title_justify="left")
-    for name in (
-        "texts",
-        "tokens",
-        "sequences",
-        "share",
-        "drawn",
-        "share drawn",
-        "epochs",
-        "perplexity",
-        "masked accuracy",
-    ):
-        table.add_column(name, justify="right")
+    rows = []
     for told in languages:
         code = told["language"]
         perplexity = metrics.get(f"perplexity/{code}")
         accuracy = metrics.get(f"masked_accuracy/{code}")
-        table.add_row(
-            code,
-            f"{told['texts']:,}",
-            f"{told['tokens']:,}",
-            f"{told['sequences']:,}",
-            f"{told['share']:.2%}",
-            f"{told['drawn']:,}",
-            f"{told['drawn_share']:.2%}",
-            f"{told['epochs']:.2f}",
-            "" if perplexity is None else f"{perplexity:,.1f}",
-            "" if accuracy is None else f"{accuracy:.1%}",
+        rows.append(
+            [
+                code,
+                *(f"{told[name]:,}" for name in ("texts", "tokens", "sequences")),
+                f"{told['share']:.2%}",
+                f"{told['drawn']:,}",
+                f"{told['drawn_share']:.2%}",
+                f"{told['epochs']:.2f}",
+                "" if perplexity is None else f"{perplexity:,.1f}",
+                "" if accuracy is None else f"{accuracy:.1%}",
+            ]
         )
-    return table
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(
-        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
-    )
+    heads = ["language", "texts", "tokens", "sequences", "share", "drawn", "share drawn", "epochs"]
+    heads += ["perplexity", "masked accuracy"]
+    return Table(heads, rows, title="Languages", align="lr")
 
 
 def _needs(run: Adaptation, size: ModelSize | None) -> Table:
     placement, training, corpus = run.placement, run.training, run.corpus
-    table = Table(
-        show_header=False,
-        title=f"{run.name}, fingerprint {run.fingerprint}: what it needs",
-        title_justify="left",
-    )
-    table.add_row("encoder", run.model.backbone.path.partition("?")[0])
+    facts = {"encoder": run.model.backbone.path.partition("?")[0]}
     if size is None:
-        table.add_row("parameters", "not known without fetching the model")
+        facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
         memory = worker_memory(size, precision.dtype, placement)
-        table.add_row("parameters", f"{size.total:,}, all trained, the head's among them")
-        table.add_row(
-            "memory a worker",
+        facts["parameters"] = f"{size.total:,}, all trained, the head's among them"
+        facts["memory a worker"] = (
             f"{memory.total / 2**30:.2f} GiB and activations "
-            f"({precision.dtype}, ZeRO {placement.zero_stage})",
+            f"({precision.dtype}, ZeRO {placement.zero_stage})"
         )
     tokens = training.steps * training.global_sequences * corpus.max_length
-    table.add_row(
-        "steps",
+    facts["steps"] = (
         f"{training.steps:,} of {training.global_sequences:,} sequences of {corpus.max_length:,} "
-        f"tokens, {corpus.layout}: {tokens:,} tokens at most",
+        f"tokens, {corpus.layout}: {tokens:,} tokens at most"
     )
-    table.add_row(
-        "disk, plan", f"{4 * tokens / 2**30:.2f} GiB at most, and as much again while it is made"
-    )
-    table.add_row(
-        "disk, sequences",
+    plan = f"{4 * tokens / 2**30:.2f} GiB at most, and as much again while it is made"
+    facts["disk, plan"] = plan
+    facts["disk, sequences"] = (
         "at most about 4 bytes for each token of the whole corpus, also of what no step draws; how "
-        "many these are is not known before it is read",
+        "many these are is not known before it is read"
     )
-    table.add_row("machines", machines(placement))
-    table.add_row("root of the texts", corpus.root or "the working directory")
-    table.add_row("storage", placement.storage_path)
-    return table
+    facts["machines"] = machines(placement)
+    facts["root of the texts"] = corpus.root or "the working directory"
+    facts["storage"] = placement.storage_path
+    return facts_table(f"{run.name}, fingerprint {run.fingerprint}: what it needs", facts)
 
 
 def _texts(run: Adaptation) -> Table:
-    table = Table("texts", "language", "source", title="Corpus", title_justify="left")
+    rows = []
     for texts in run.corpus.texts:
         source = texts.source
         column = source.language if isinstance(source, TextsSource) else None
         language = texts.language or f"column {column!r}"
-        table.add_row(texts.name, language, source.path.partition("?")[0])
-    return table
+        rows.append([texts.name, language, source.path.partition("?")[0]])
+    return Table(["texts", "language", "source"], rows, title="Corpus")

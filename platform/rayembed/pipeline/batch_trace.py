@@ -1,17 +1,14 @@
-"""From a step of training back to the rows of its sources, as a table."""
+"""Table of the rows of its sources that a step of training comes from."""
 
 from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
 
 from rayembed.config.run import Run
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of, lineage
-from rayembed.pipeline.command_line import of_stages
 from rayembed.pipeline.run_folders import plan_of
+from rayembed.pipeline.training_job import of_stages
+from rayembed.tables import Table, console
 
-_WIDTH = 140
 _SHOWN_CHARACTERS = 60
 
 
@@ -28,22 +25,17 @@ def print_trace(run: Run, stage: str, step: int, out: TextIO) -> None:
     plan = BatchPlan.open(plan_of(run, stage))
     rows = lineage(plan, step)
     records = plan.read(step)
-    table = Table(title=f"Step {step} of plan {plan.fingerprint}", title_justify="left")
-    table.add_column("slot", justify="right")
-    for column in ("data set", "record", "made of", "query", "negatives"):
-        table.add_column(column, overflow="fold")
+    shown = []
     for row, record in zip(rows, records, strict=True):
         rules = sorted({negative.rule for negative in row.negatives})
         negatives = f"{len(row.negatives)} {', '.join(rules)}" if row.negatives else ""
         query = " ".join(record.query.split())[:_SHOWN_CHARACTERS]
-        table.add_row(
-            str(row.slot), row.dataset, row.record, "\n".join(row.origin), query, negatives
-        )
-    console = Console(
-        file=out, width=None if out.isatty() else _WIDTH, highlight=False, markup=False
-    )
-    console.print(table)
+        shown.append([row.slot, row.dataset, row.record, "\n".join(row.origin), query, negatives])
+    heads = ["slot", "data set", "record", "made of", "query", "negatives"]
+    title = f"Step {step} of plan {plan.fingerprint}"
+    printer = console(out)
+    printer.print(Table(heads, shown, title=title, align="rl"))
     for name, chain in folders_of(plan).items():
         for prepared in chain:
             counts = f"{prepared.manifest['rows_in']:,} → {prepared.manifest['rows_out']:,} rows"
-            console.print(f"{name}  {prepared.folder}  {counts}", soft_wrap=True)
+            printer.print(f"{name}  {prepared.folder}  {counts}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a run asks of its assets, checked in the driver before data is prepared.
+"""Checks of a run's assets, in the driver before data is prepared.
 
 A mistake that only a worker could find would be told after hours of preparation.
 """
@@ -72,7 +72,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
     check_teachers(dataset for dataset in run.data.datasets if dataset.name in used)
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
@@ -207,7 +207,7 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
 
 
 def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
-    """Where each instruction is set, the instruction, and the role of its texts."""
+    """Setting, text and role of each instruction."""
     if isinstance(run.model, BiEncoderConfig | CDEConfig | NomicMoeConfig):
         yield "model.query_prefix", "", "query"
         yield "model.document_prefix", "", "document"

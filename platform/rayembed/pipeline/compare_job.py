@@ -3,12 +3,9 @@
 import argparse
 import fnmatch
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
-
-from rich.console import Console
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.settings import nearest
@@ -29,14 +26,12 @@ from rayembed.evaluation.result_files import (
     read_results,
     stored_models,
 )
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.job import Job, JobContext, names_in, option
 from rayembed.pipeline.task_facts import sample_measures
+from rayembed.tables import console
 
 ALL_TASKS = "all tasks with results"
 """Stands for a benchmark where none is named."""
-
-WIDTH = 120
-"""Columns where the output is not a terminal."""
 
 Results = Mapping[StoredModel, Mapping[str, TaskFile]]
 
@@ -54,8 +49,8 @@ class InPrint:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a comparison is asked for."""
+class ComparisonRequest:
+    """Which results are compared, on what, and where the tables go."""
 
     results: tuple[str, ...]
     """Folders with result files."""
@@ -69,27 +64,9 @@ class Asked:
     """Whether the terminal shows every task."""
 
 
-def run_compare_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code of the job: 0, 1 when it failed, 2 when it was asked wrongly.
-
-    Errors that a user can act on are printed as their message, without a traceback.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        args = comparison_parser(about).parse_args(list(argv))
-        if not args.results:
-            raise ConfigError("nothing to compare: name folders with results (--results)")
-        log_to_stderr()
-        compare_models(asked_comparison(args), sys.stdout)
-
-    return exit_code(work)
-
-
-def compare_models(asked: Asked, out: TextIO, in_print: InPrint | None = None) -> Comparison:
+def compare_models(
+    asked: ComparisonRequest, out: TextIO, in_print: InPrint | None = None
+) -> Comparison:
     """The comparison, after its tables were printed and its files written.
 
     Args:
@@ -154,32 +131,25 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
     return tuple(written)
 
 
-def asked_comparison(args: argparse.Namespace) -> Asked:
-    """What the arguments of `comparison_parser` ask for.
+def comparison_request(args: argparse.Namespace) -> ComparisonRequest:
+    """What the arguments of `COMPARISON_OPTIONS` ask for.
 
     Raises:
         ConfigError: models are chosen, and there is nothing to choose among.
     """
-    asked = Asked(
+    if args.models and not args.results:
+        raise ConfigError("--models chooses among results; name their folders with --results")
+    return ComparisonRequest(
         results=tuple(args.results),
-        models=listed_names(args.models),
+        models=args.models,
         benchmark=args.benchmark,
         baseline=args.baseline,
         output=args.output,
         tasks=args.tasks,
     )
-    if asked.models and not asked.results:
-        raise ConfigError("--models chooses among results; name their folders with --results")
-    return asked
 
 
-def listed_names(text: str | None) -> tuple[str, ...]:
-    """The names of a list with commas, each once."""
-    names = (name.strip() for name in (text or "").split(","))
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _results(asked: Asked) -> dict[StoredModel, dict[str, TaskFile]]:
+def _results(asked: ComparisonRequest) -> dict[StoredModel, dict[str, TaskFile]]:
     """The chosen models with what their files say, in the order in which they were named."""
     if not asked.results:
         return {}
@@ -277,25 +247,23 @@ def _telling(revisions: Sequence[str]) -> int:
     return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)
 
 
-def _print(comparison: Comparison, asked: Asked, written: Sequence[str], out: TextIO) -> None:
-    width = None if out.isatty() else WIDTH
-    console = Console(file=out, width=width, highlight=False, markup=False)
-    console.print(category_table(comparison))
-    if asked.tasks:
-        for table in task_tables(comparison):
-            console.print()
-            console.print(table)
-    console.print()
+def _print(
+    comparison: Comparison, asked: ComparisonRequest, written: Sequence[str], out: TextIO
+) -> None:
+    printer = console(out)
+    for table in (category_table(comparison), *(task_tables(comparison) if asked.tasks else ())):
+        printer.print(table)
+        printer.print()
     for column in comparison.columns:
         for note in column.notes:
-            console.print(note)
+            printer.print(note)
     for address in written:
-        console.print(f"Written  {address}", soft_wrap=True)
+        printer.print(f"Written  {address}", soft_wrap=True)
     for command in _next(comparison, asked):
-        console.print(f"Next     {command}", soft_wrap=True)
+        printer.print(f"Next     {command}", soft_wrap=True)
 
 
-def _next(comparison: Comparison, asked: Asked) -> list[str]:
+def _next(comparison: Comparison, asked: ComparisonRequest) -> list[str]:
     """Commands that complete the comparison, or that show more of it."""
     commands = []
     for column in comparison.columns:
@@ -316,42 +284,48 @@ def _next(comparison: Comparison, asked: Asked) -> list[str]:
     return commands
 
 
-def comparison_parser(about: str | None) -> argparse.ArgumentParser:
-    """The options of a comparison of results."""
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--results",
+def _read(args: argparse.Namespace) -> ComparisonRequest:
+    if not args.results:
+        raise ConfigError("nothing to compare: name folders with results (--results)")
+    return comparison_request(args)
+
+
+def _compare(request: ComparisonRequest, context: JobContext) -> None:
+    compare_models(request, context.out)
+
+
+COMPARISON_OPTIONS = (
+    option(
+        "--results FOLDER",
+        "folders or addresses of object storage with mteb's result files",
         nargs="+",
         default=[],
-        metavar="FOLDER",
-        help="folders or addresses of object storage with mteb's result files",
-    )
-    parser.add_argument(
-        "--models",
-        metavar="A,B",
-        help="names or globs of models that have results, as org/name@revision, where org/ and "
+    ),
+    option(
+        "--models A,B",
+        "names or globs of models that have results, as org/name@revision, where org/ and "
         "@revision may be left out; default: all",
-    )
-    parser.add_argument(
-        "--benchmark",
-        metavar="NAME",
-        help='one of mteb\'s benchmarks, as "MTEB(eng, v1)" or BEIR, or MIRACL; default: every '
-        "task that has results",
-    )
-    parser.add_argument(
-        "--baseline",
-        metavar="NAME",
-        help="model from which differences are taken; default: the first one in print, else the "
-        "first model",
-    )
-    parser.add_argument(
-        "--output",
+        type=names_in,
+        default=(),
+    ),
+    option(
+        "--benchmark NAME",
+        'one of mteb\'s benchmarks, as "MTEB(eng, v1)" or BEIR, or MIRACL; default: every task '
+        "that has results",
+    ),
+    option(
+        "--baseline NAME",
+        "model from which differences are taken; default: the first one in print, else the first "
+        "model",
+    ),
+    option(
+        "--output FOLDER",
+        "where scores.md, scores.csv, categories.png and differences.png go",
         default="outputs/comparison",
-        metavar="FOLDER",
-        help="where scores.md, scores.csv, categories.png and differences.png go; default: "
-        "%(default)s",
-    )
-    parser.add_argument(
-        "--tasks", action="store_true", help="print every task, not categories only"
-    )
-    return parser
+    ),
+    option("--tasks", "print every task, not categories only"),
+)
+"""Options of a comparison of results."""
+
+run_compare_job = Job(options=COMPARISON_OPTIONS, read=_read, run=_compare)
+"""The job that compares models by their results."""

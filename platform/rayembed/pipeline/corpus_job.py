@@ -3,41 +3,17 @@
 import argparse
 import itertools
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rayembed.errors import ArtifactError, DataError
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.job import Job, JobContext, option
 
 logger = logging.getLogger(__name__)
 
 _DOCUMENTS_BETWEEN_LOGS = 100_000
 _SECONDS_BETWEEN_LOGS = 5.0
-
-
-def run_corpus_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        args = _parser(about).parse_args(list(argv))
-        log_to_stderr()
-        number = save_with_corpus(
-            args.model,
-            documents_in(args.documents, args.column),
-            Path(args.output),
-            pick=args.pick,
-            seed=args.seed,
-        )
-        sys.stdout.write(f"Model with a corpus of {number} context documents: {args.output}\n")
-
-    return exit_code(work, stopped="stopped; nothing was written")
 
 
 def save_with_corpus(
@@ -135,22 +111,32 @@ def documents_in(path: str, column: str) -> Iterator[str]:
     return texts()
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument("--model", required=True, metavar="REFERENCE", help="a saved CDE model")
-    parser.add_argument(
-        "--documents",
-        required=True,
-        metavar="PATH",
-        help="the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",
-    )
-    parser.add_argument("--column", default="text", help="of a document; default: %(default)s")
-    parser.add_argument(
-        "--pick",
-        choices=("random", "clusters"),
-        default="random",
-        help="context documents: a random draw, or one of each cluster; default: %(default)s",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw; default: %(default)s")
-    parser.add_argument("--output", required=True, metavar="FOLDER", help="where the model goes")
-    return parser
+def _give_corpus(args: argparse.Namespace, context: JobContext) -> None:
+    documents = documents_in(args.documents, args.column)
+    output = Path(args.output)
+    number = save_with_corpus(args.model, documents, output, pick=args.pick, seed=args.seed)
+    context.out.write(f"Model with a corpus of {number} context documents: {args.output}\n")
+
+
+run_corpus_job = Job(
+    options=(
+        option("--model REFERENCE", "a saved CDE model", required=True),
+        option(
+            "--documents PATH",
+            "the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",
+            required=True,
+        ),
+        option("--column NAME", "column of the documents", default="text"),
+        option(
+            "--pick {random,clusters}",
+            "context documents: a random draw, or one of each cluster",
+            default="random",
+        ),
+        option("--seed SEED", "seed of the draw; default: 0", type=int, default=0),
+        option("--output FOLDER", "where the model goes", required=True),
+    ),
+    read=lambda args: args,
+    run=_give_corpus,
+    stopped="stopped; nothing was written",
+)
+"""The job that saves a CDE model with context documents of a corpus."""

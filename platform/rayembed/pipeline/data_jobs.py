@@ -1,18 +1,13 @@
 """Data jobs from their arguments to finished folders: prepare, filter, mine, cluster."""
 
 import argparse
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 from rayembed.config.data_run import DataRun, data_of
-from rayembed.config.override import override
 from rayembed.config.settings import nearest
 from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import exit_code, log_to_stderr, named_or_read
-from rayembed.pipeline.data_tables import print_catalogue, print_data_run
+from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
 
@@ -29,56 +24,36 @@ _ASKS_FOR: dict[Step, tuple[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a data job is asked to do."""
+class DataRequest:
+    """The settings of a data job, and the names of the data sets that it prepares."""
 
     run: DataRun
     names: tuple[str, ...]
-    """Of the data sets to prepare."""
-    dry_run: bool
-    list: bool
 
 
-def run_data_job(argv: Sequence[str], *, until: Step, about: str | None) -> int:
-    """The exit code of a data job: 0, 1 when it failed, 2 when it was asked wrongly.
+def data_job(until: Step) -> Job[DataRequest]:
+    """The job that prepares data sets up to a step.
 
-    Errors that a user can act on are printed as their message, without a traceback.
-
-    Args:
-        argv: arguments without the script's name.
-        until: the last step that the job does.
-        about: what `--help` begins with.
+    Its reader refuses an unknown data set, and data sets of which none asks for the step.
     """
 
-    def work() -> None:
-        asked = resolve(argv, until, about=about)
-        if asked.list:
-            print_catalogue(sys.stdout)
-        elif asked.dry_run:
-            _print_dry_run(asked, out=sys.stdout, tables=sys.stderr)
-        else:
-            log_to_stderr()
-            # Ray and torch; a dry run needs neither.
-            from rayembed.pipeline.data_steps import do_steps
+    def read(args: argparse.Namespace) -> DataRequest:
+        run = _READER(args)
+        return DataRequest(run, _chosen(run, args.datasets, until))
 
-            do_steps(asked.run, asked.names, until)
+    def work(request: DataRequest, _: JobContext) -> None:
+        # Ray and torch; a dry run needs neither.
+        from rayembed.pipeline.data_steps import do_steps
 
-    return exit_code(work)
+        do_steps(request.run, request.names, until)
 
-
-def resolve(argv: Sequence[str], until: Step, *, about: str | None = None) -> Asked:
-    """What the arguments ask for. The recipe comes first, then each `--set` in its order.
-
-    Raises:
-        ConfigError: an unknown recipe, data set or setting, a wrong value, or no data set that asks
-            for the job's step.
-        SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
-    """
-    args = _parser(about).parse_args(list(argv))
-    run = override(_base(args.recipe), args.assignments)
-    if args.list:
-        return Asked(run, (), dry_run=False, list=True)
-    return Asked(run, _chosen(run, args.datasets, until), dry_run=args.dry_run, list=False)
+    return Job(
+        options=(*_READER.options, _DATASETS),
+        read=read,
+        run=work,
+        lists=("data recipes and the catalogue", _list),
+        shows=("the resolved run", "what it does", _show),
+    )
 
 
 def _chosen(run: DataRun, names: str | None, until: Step) -> tuple[str, ...]:
@@ -114,40 +89,28 @@ def _base(recipe: str) -> DataRun:
     return named_or_read(recipe, names, get, DataRun)
 
 
-def _print_dry_run(asked: Asked, *, out: TextIO, tables: TextIO) -> None:
-    out.write(f"# data run {asked.run.name}, fingerprint {asked.run.fingerprint}\n")
-    out.write(asked.run.to_yaml())
-    out.flush()
-    print_data_run(asked.run, asked.names, tables)
+def _list(context: JobContext) -> None:
+    from rayembed.pipeline.data_tables import print_catalogue
+
+    print_catalogue(context.out)
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--recipe",
-        default=OWN_PAIRS,
-        metavar="NAME|run.yaml",
-        help="a data recipe, a training recipe (its data), or a file that --dry-run printed; "
-        "default: %(default)s, one file with a query and a positive a row",
-    )
-    parser.add_argument(
-        "--datasets", metavar="A,B", help="prepare only these data sets of the recipe"
-    )
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="path.to.setting=value",
-        help="change a setting; may be given often. Data sets go by their name: "
-        "data.datasets.pairs.source.path=pairs.jsonl",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the resolved run (stdout) and what it does (stderr); start nothing",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print data recipes and the catalogue; start nothing"
-    )
-    return parser
+def _show(request: DataRequest, context: JobContext) -> None:
+    from rayembed.pipeline.data_tables import print_data_run
+
+    run = request.run
+    context.out.write(f"# data run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    context.out.flush()
+    print_data_run(run, request.names, context.err)
+
+
+_DATASETS = option("--datasets A,B", "prepare only these data sets of the recipe")
+
+_READER = Reader(
+    kind=DataRun,
+    base=_base,
+    recipe="a data recipe, a training recipe (its data), or a file that --dry-run printed; "
+    f"{OWN_PAIRS}: one file with a query and a positive a row",
+    default=OWN_PAIRS,
+    examples="data sets go by their name, as in data.datasets.pairs.source.path=pairs.jsonl",
+)

@@ -11,7 +11,7 @@ from rayembed.data.steps import Step
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
 from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 
 
 def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, list[DatasetArtifact]]:
@@ -22,10 +22,8 @@ def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, lis
     Raises:
         RayembedError: what is wrong and what to do.
     """
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
-    check_writable(storage)
+    run = placed(run)
+    check_writable(run.placement.storage_path)
     if until != "records":
         check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
     sources = check_sources(run, names)

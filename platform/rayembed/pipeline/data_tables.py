@@ -1,11 +1,7 @@
-"""What data jobs print: what they would do, what they did, the catalogue of data sets."""
+"""Tables of the data jobs: what they would do, what they did, the catalogue of data sets."""
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
 
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
@@ -13,6 +9,7 @@ from rayembed.config.data_run import DataRun
 from rayembed.config.sources import MtebSource
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
+from rayembed.pipeline.held_out import held_out_set_of
 from rayembed.recipes.datasets.catalogue import (
     data_recipe_names,
     dataset_names,
@@ -20,8 +17,9 @@ from rayembed.recipes.datasets.catalogue import (
     get_dataset,
 )
 from rayembed.recipes.datasets.entry import Entry
+from rayembed.tables import Table, console
 
-_STEPS = ("cleaning", "filter", "mining", "clusters")
+_STEPS = ("held out", "cleaning", "filter", "mining", "clusters")
 
 _LAYOUTS = (
     "layout: how files and columns are known. seen: on pages of the repository or in code that "
@@ -29,89 +27,83 @@ _LAYOUTS = (
     "expected below data.root. licence: as the home states it, where it is known"
 )
 
-_WIDTH = 140
-"""Columns where the output is not a terminal."""
-
 
 def print_data_run(run: DataRun, names: Collection[str], out: TextIO) -> None:
     """Write a table of the data sets and what is done with each."""
-    table = Table(title=f"Data run {run.name}", title_justify="left")
-    for column in ("data set", "task", "rows", "source", *_STEPS):
-        table.add_column(column, no_wrap=column == "data set")
-    for dataset in run.data.datasets:
-        if dataset.name in names:
-            table.add_row(dataset.name, dataset.task, _rows(dataset), *_steps(dataset))
-    _console(out).print(table)
+    rows = [
+        [dataset.name, dataset.task, _rows(dataset), *_steps(dataset)]
+        for dataset in run.data.datasets
+        if dataset.name in names
+    ]
+    heads = ["data set", "task", "rows", "source", *_STEPS]
+    console(out).print(Table(heads, rows, title=f"Data run {run.name}"))
 
 
 def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) -> None:
     """Print what each step left, where it lies, and what to run next."""
-    table = Table(title=f"Data run {run.name}", title_justify="left")
-    table.add_column("data set", no_wrap=True)
-    table.add_column("step", no_wrap=True)
-    for column in ("rows in", "rejected", "records", "dropped", "rows out", "seconds"):
-        table.add_column(column, justify="right")
+    rows = []
     for name, folders in done.items():
         for prepared in folders:
             found = prepared.manifest
-            table.add_row(
-                name,
-                str(found["kind"]),
-                f"{found['rows_in']:,}",
-                f"{sum(found['rejected'].values()):,}",
-                f"{found['records_made']:,}",
-                f"{sum(found['dropped'].values()):,}",
-                f"{found['rows_out']:,}",
-                "was there" if prepared.reused else f"{found['seconds']:.1f}",
+            rows.append(
+                [
+                    name,
+                    found["kind"],
+                    f"{found['rows_in']:,}",
+                    f"{sum(found['rejected'].values()):,}",
+                    f"{found['records_made']:,}",
+                    f"{sum(found['dropped'].values()):,}",
+                    f"{found['rows_out']:,}",
+                    "was there" if prepared.reused else f"{found['seconds']:.1f}",
+                ]
             )
-    console = _console(sys.stdout)
-    console.print(table)
+    numbers = ["rows in", "rejected", "records", "dropped", "rows out", "seconds"]
+    printer = console()
+    title = f"Data run {run.name}"
+    printer.print(Table(["data set", "step", *numbers], rows, title=title, align="llr"))
     for name, folders in done.items():
         last = folders[-1]
-        console.print(f"{name}  {last.folder}")
-        console.print(f"  audit  {join(last.folder, AUDIT)}")
+        printer.print(f"{name}  {last.folder}")
+        printer.print(f"  audit  {join(last.folder, AUDIT)}")
+        dataset = next(dataset for dataset in run.data.datasets if dataset.name == name)
+        if (held_out := held_out_set_of(dataset, folders[0])) is not None:
+            printer.print(f"  held out  {held_out.summary} ({held_out.path})")
         if last.manifest["kind"] == "clustered":
             # As a source its rows would lose their batches.
-            console.print("  use    training with the same data set, seed and storage finds it")
+            printer.print("  use    training with the same data set, seed and storage finds it")
         else:
-            console.print(f"  use    source: {{kind: records, path: {last.folder}}}")
+            printer.print(f"  use    source: {{kind: records, path: {last.folder}}}")
 
 
 def print_catalogue(out: TextIO) -> None:
     """Write the data recipes and the data sets of the catalogue."""
-    recipes = Table(title="Data recipes", title_justify="left")
-    for column in ("recipe", "data sets"):
-        recipes.add_column(column, no_wrap=column == "recipe")
+    recipes = []
     for name in data_recipe_names():
         datasets = get_data_recipe(name).data.datasets
         shown = ", ".join(dataset.name for dataset in datasets[:6])
         more = f" and {len(datasets) - 6} more" if len(datasets) > 6 else ""
-        recipes.add_row(name, shown + more)
-    console = _console(out)
-    console.print(recipes)
+        recipes.append([name, shown + more])
+    printer = console(out)
+    printer.print(Table(["recipe", "data sets"], recipes, title="Data recipes"))
     by_table: dict[str, list[Entry]] = {}
     for name in dataset_names():
         entry = get_dataset(name)
         by_table.setdefault(f"{entry.paper}, {entry.reference}", []).append(entry)
     for title, entries in by_table.items():
-        console.print(_entries_table(title, entries))
+        printer.print(_entries_table(title, entries))
         for entry in entries:
             if entry.home.layout == "own":
-                console.print(f"{entry.name}: {entry.home.notes} {entry.home.url}", soft_wrap=True)
-    console.print(_LAYOUTS, soft_wrap=True)
+                printer.print(f"{entry.name}: {entry.home.notes} {entry.home.url}", soft_wrap=True)
+    printer.print(_LAYOUTS, soft_wrap=True)
 
 
 def _entries_table(title: str, entries: Sequence[Entry]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for column in ("data set", "task", "rows", "source"):
-        table.add_column(column, no_wrap=column != "source", overflow="fold")
-    table.add_column("layout", no_wrap=True)
-    table.add_column("licence", overflow="fold")
+    rows = []
     for entry in entries:
         config, home = entry.config, entry.home
         what = (entry.name, config.task, _rows(config), _source(config))
-        table.add_row(*what, home.layout, home.licence)
-    return table
+        rows.append([*what, home.layout, home.licence])
+    return Table(["data set", "task", "rows", "source", "layout", "licence"], rows, title=title)
 
 
 def _rows(dataset: DatasetConfig) -> str:
@@ -128,11 +120,12 @@ def _source(dataset: DatasetConfig) -> str:
             return f"{source.kind}: {source.path}"
 
 
-def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str]:
+def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str]:
     cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
     consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
     return (
         _source(dataset),
+        "" if dataset.held_out is None else dataset.held_out.summary,
         ", ".join(["duplicates", *(name.replace("_", "-") for name in cleaning)]),
         "" if consistency is None else f"top {consistency.top_k} by {consistency.teacher}",
         ""
@@ -141,10 +134,4 @@ def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str]:
         ""
         if clusters is None
         else f"batches of {clusters.batch_pairs}, {clusters.packing}, by {clusters.teacher}",
-    )
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(
-        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
     )

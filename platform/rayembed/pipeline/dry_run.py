@@ -1,13 +1,11 @@
-"""What `--dry-run` and `--list` print: the run as YAML, and tables of what it would need."""
+"""Output of `--dry-run` and `--list`: the run as YAML, and tables of what it would need."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
-from rich.console import Console
-from rich.table import Table
-
 from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import held_out_set
 from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import MtebSource, PairsSource
@@ -23,9 +21,7 @@ from rayembed.pipeline.requirements import (
     step_load,
     worker_memory,
 )
-
-_WIDTH = 140
-"""Columns where the output is not a terminal."""
+from rayembed.tables import Table, console, facts_table
 
 
 def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
@@ -39,12 +35,12 @@ def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
     size = model_size(run.model)
     out.write(f"# run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
-    console = _console(tables)
-    console.print(_needs(run, size))
-    console.print(_stages(run))
-    console.print(_datasets(run))
+    printer = console(tables)
+    printer.print(_needs(run, size))
+    printer.print(_stages(run))
+    printer.print(_datasets(run))
     if own := _below_root(run):
-        console.print(
+        printer.print(
             f"Must lie below data.root ({run.data.root or 'not set'}): {', '.join(own)}",
             soft_wrap=True,
         )
@@ -52,111 +48,98 @@ def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
 
 def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
     """Write a table of recipes."""
-    table = Table(title="Recipes", title_justify="left")
-    table.add_column("recipe", no_wrap=True)
-    for column in ("model", "backbone", "stages"):
-        table.add_column(column)
+    rows = []
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
         parts = " + ".join(map(_short, pretrained_parts(run.model).values()))
-        table.add_row(run.name, run.model.kind, parts, stages)
-    _console(out).print(table)
-
-
-def _console(stream: TextIO) -> Console:
-    return Console(
-        file=stream, width=None if stream.isatty() else _WIDTH, highlight=False, markup=False
-    )
+        rows.append([run.name, run.model.kind, parts, stages])
+    console(out).print(Table(["recipe", "model", "backbone", "stages"], rows, title="Recipes"))
 
 
 def _needs(run: Run, size: ModelSize | None) -> Table:
     placement = run.placement
-    table = Table(
-        show_header=False,
-        title=f"{run.name}, fingerprint {run.fingerprint}: what it needs",
-        title_justify="left",
-    )
-    for name, reference in pretrained_parts(run.model).items():
-        table.add_row(name, _short(reference))
+    facts = {name: _short(part) for name, part in pretrained_parts(run.model).items()}
     if size is None:
-        table.add_row("parameters", "not known without fetching the model")
+        facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
         memory = worker_memory(size, precision.dtype, placement)
         share = size.trainable / size.total
-        table.add_row(
-            "parameters",
+        facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
-            + (f" and {size.active:,} at work on a token" if size.active else ""),
+            + (f" and {size.active:,} at work on a token" if size.active else "")
         )
         if run.model.backbone.dtype == "auto":
-            table.add_row("number type", f"auto, on this machine {precision}")
-        table.add_row(
-            "memory a worker",
+            facts["number type"] = f"auto, on this machine {precision}"
+        facts["memory a worker"] = (
             f"{_gib(memory.total)} and activations: weights {_gib(memory.weights)}, "
             f"gradients {_gib(memory.gradients)}, optimiser {_gib(memory.optimizer)} "
-            f"({precision.dtype}, ZeRO {placement.zero_stage})",
+            f"({precision.dtype}, ZeRO {placement.zero_stage})"
         )
-        table.add_row(
-            "disk",
+        facts["disk"] = (
             f"checkpoints {_gib(checkpoint_bytes(run, size))}, "
-            f"models {_gib(export_bytes(run, size))}, and the prepared data",
+            f"models {_gib(export_bytes(run, size))}, and the prepared data"
         )
     teachers = {d.mining.teacher for d in run.data.datasets if d.mining is not None}
     if teachers:
-        table.add_row("teacher for mining", ", ".join(sorted(map(_short, teachers))))
-    table.add_row("machines", machines(placement))
-    table.add_row("data root", run.data.root or "the working directory")
-    table.add_row("storage", placement.storage_path)
-    return table
+        facts["teacher for mining"] = ", ".join(sorted(map(_short, teachers)))
+    facts["scores"] = _scores(run)
+    facts["machines"] = machines(placement)
+    facts["data root"] = run.data.root or "the working directory"
+    facts["storage"] = placement.storage_path
+    return facts_table(f"{run.name}, fingerprint {run.fingerprint}: what it needs", facts)
+
+
+def _scores(run: Run) -> str:
+    """What the run's models are scored on, and which ones."""
+    if not run.takes_scores:
+        return "none: no tasks are named, and nothing is held out"
+    evaluation = run.evaluation
+    on = [*evaluation.benchmarks, *evaluation.tasks, *(own.name for own in evaluation.own_sets)]
+    on += [held_out_set(dataset.name) for dataset in run.held_out_datasets]
+    models = ["untrained"] if evaluation.before_training else []
+    models += [stage.name for stage in run.stages]
+    models += map(_short, evaluation.baselines)
+    return f"of {', '.join(models)} on {', '.join(on)}"
 
 
 def _stages(run: Run) -> Table:
-    table = Table(
-        "stage",
-        "steps",
-        "pairs a step",
-        "hard negatives",
-        "in-batch",
-        "texts a step ≤",
-        "tokens a step ≤",
-        "pairs in all",
-        title="Stages",
-        title_justify="left",
-    )
+    rows = []
     for stage in run.stages:
         load = step_load(run, stage)
-        table.add_row(
-            stage.name,
-            f"{stage.steps:,}",
-            f"{stage.batch.global_pairs:,}",
-            str(stage.batch.num_negatives),
-            "yes" if stage.batch.in_batch_negatives else "no",
-            f"{load.texts:,}",
-            f"{load.tokens:,}",
-            f"{stage.steps * stage.batch.global_pairs:,}",
+        rows.append(
+            [
+                stage.name,
+                f"{stage.steps:,}",
+                f"{stage.batch.global_pairs:,}",
+                stage.batch.num_negatives,
+                "yes" if stage.batch.in_batch_negatives else "no",
+                f"{load.texts:,}",
+                f"{load.tokens:,}",
+                f"{stage.steps * stage.batch.global_pairs:,}",
+            ]
         )
-    return table
+    heads = ["stage", "steps", "pairs a step", "hard negatives", "in-batch", "texts a step ≤"]
+    heads += ["tokens a step ≤", "pairs in all"]
+    return Table(heads, rows, title="Stages")
 
 
 def _datasets(run: Run) -> Table:
-    table = Table(title="Data", title_justify="left")
-    table.add_column("data set", no_wrap=True)
-    table.add_column("task", no_wrap=True)
-    table.add_column("rows", justify="right")
-    table.add_column("source", overflow="fold")
-    table.add_column("negatives")
-    for stage in run.stages:
-        table.add_column(f"in {stage.name}", justify="right")
+    rows = []
+    held_out = bool(run.held_out_datasets)
     for dataset in run.data.datasets:
-        rows = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
+        number = "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
         if dataset.sample_share is not None:
-            rows = f"{dataset.sample_share:.0%}"
+            number = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
-        table.add_row(
-            dataset.name, dataset.task, rows, _source(dataset), _negatives(dataset), *shares
-        )
-    return table
+        what = [dataset.name, dataset.task, number, _source(dataset), _negatives(dataset)]
+        if held_out:
+            what.append("" if dataset.held_out is None else dataset.held_out.summary)
+        rows.append([*what, *shares])
+    heads = ["data set", "task", "rows", "source", "negatives"]
+    heads += ["held out"] if held_out else []
+    heads += [f"in {stage.name}" for stage in run.stages]
+    return Table(heads, rows, title="Data", align="llrlllr" if held_out else "llrllr")
 
 
 def _below_root(run: Run) -> list[str]:

@@ -17,7 +17,7 @@ from rayembed.registry.provenance import cpu_cores, cpu_model
 from rayembed.samples.wikipedia import tokens_of_sets
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
-"""Of a product's speed that training reaches (docs/LOG.md)."""
+"""Share of a product's speed that training reaches (docs/LOG.md)."""
 
 _ENCODING: dict[Dtype, float] = {"float32": 0.8, "bfloat16": 0.6}
 """The same of scores and teachers, which have no backward pass."""
@@ -26,7 +26,7 @@ _FILLED = 0.8
 """Tokens of a text, as a share of its maximum length."""
 
 _ROWS = 3000
-"""Of a data set that is mined, where the run names no number."""
+"""Rows of a data set that is mined, where the run names no number."""
 
 _MINILM = 2 * 10.6e6
 """Operations a token of teachers and baselines whose size is not known here."""
@@ -40,7 +40,7 @@ _STAGE_SECONDS = 25.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run is expected to take."""
+    """Expected duration of a run."""
 
     machine: str
     seconds: float

@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 JOB_STOP_SECONDS = 45
-"""That a job of such a head has to end in when it is stopped; Ray's own 3 make no checkpoint."""
+"""Seconds that a job of such a head has to end in when it is stopped; Ray's own 3 make no
+checkpoint."""
 
 _DRAIN_SECONDS = 40.0  # `ray start --block` drains its node for up to 30 seconds on SIGTERM
 

@@ -24,7 +24,7 @@ from rayembed.registry.provenance import with_commit
 logger = logging.getLogger(__name__)
 
 _NO_AGENT = "No available agent"
-"""What the Jobs server says while the node that runs drivers is not known to it yet."""
+"""Message of the Jobs server while it does not know the node that runs drivers yet."""
 
 _AGENT_SECONDS = 120.0
 
@@ -43,8 +43,8 @@ _QUIET = {
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "TQDM_DISABLE": "1",
 }
-"""What keeps the libraries' progress out of a job's log, in its driver and its workers; warnings
-stay. A variable that is set already is left as it is."""
+"""Environment that keeps the libraries' progress out of a job's log, in its driver and its workers;
+warnings stay. A variable that is set already is left as it is."""
 
 # They list every ignored folder and the end of the log's connection between the job's own lines.
 _TALKATIVE = (

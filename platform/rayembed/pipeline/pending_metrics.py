@@ -6,7 +6,7 @@ from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.adaptation import AnyRun
 from rayembed.config.sweep import Sweep
 from rayembed.pipeline.run_folders import locked_folders, locked_sweep
-from rayembed.pipeline.storage import absolute_storage
+from rayembed.pipeline.storage import placed
 from rayembed.registry.tracking import send_metrics
 
 
@@ -19,16 +19,13 @@ def send_pending(run: AnyRun | Sweep, out: TextIO) -> None:
         ArtifactError: no job has begun a run of that name there, or one is at work on it.
         TrackingError: MLflow is away; what was not sent stays.
     """
-    first = run.base if isinstance(run, Sweep) else run
-    storage = absolute_storage(first.placement.storage_path)
-    tracking_uri = first.placement.tracking_uri
     if isinstance(run, Sweep):
-        with locked_sweep(run.at(storage)) as files:
-            _send(files, tracking_uri, out)
+        placement = placed(run.base).placement
+        with locked_sweep(run.at(placement.storage_path)) as files:
+            _send(files, placement.tracking_uri, out)
         return
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    with locked_folders(run.model_copy(update={"placement": placement})) as folders:
-        _send(folders.files, tracking_uri, out)
+    with locked_folders(placed(run)) as folders:
+        _send(folders.files, run.placement.tracking_uri, out)
 
 
 def _send(files: StoredFolder, tracking_uri: str | None, out: TextIO) -> None:

@@ -5,20 +5,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.config.backbone import Dtype
+from rayembed.config.backbone import DtypeSetting
 from rayembed.config.document import read_mapping
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
+from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
+from rayembed.hardware import Precision
 from rayembed.registry.run_folder import RUN_FILE
 from rayembed.training.on_ray import worker_precision
 
 logger = logging.getLogger(__name__)
 
-Trained = TypeVar("Trained", Run, Adaptation)
+AnyRun = TypeVar("AnyRun", Run, Adaptation)
 
 
-def as_begun(run: Trained, folder: Path) -> Trained:
+def as_begun(run: AnyRun, folder: Path) -> AnyRun:
     """The run with the number type that its folder's `run.yaml` names, where it leaves it open.
 
     So that it goes on in that type on another machine; a run that begins stays as it is.
@@ -30,10 +32,10 @@ def as_begun(run: Trained, folder: Path) -> Trained:
         found = read_mapping(path)["model"]["backbone"]["dtype"]
     except (ConfigError, KeyError, TypeError):
         return run  # `check_run_folder` tells what is wrong with the file
-    return run if found not in ("bfloat16", "float32") else _with_dtype(run, found)
+    return run if found not in ("bfloat16", "float32") else _settled(run, found)
 
 
-def settled_on_ray(run: Trained) -> Trained:
+def settled_on_ray(run: AnyRun) -> AnyRun:
     """The run with the number type that its workers' nodes compute fast, said in one line.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.
@@ -41,22 +43,52 @@ def settled_on_ray(run: Trained) -> Trained:
     Raises:
         ConfigError: settings that do not go together in that type.
     """
-    asked = run.model.backbone.dtype
-    if asked == "float32":
+    if run.model.backbone.dtype == "float32":
         return run
     precision = worker_precision(run.placement)
+    _tell(run.model.backbone.dtype, precision)
+    return _settled(run, precision.dtype)
+
+
+def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
+    """The sweep with the number types with which it was begun, where it leaves them open.
+
+    So that all trials compute in one type, also those that begin later on another machine.
+    """
+    kept = {label: run.model.backbone.dtype for label, run in begun.runs.items()}
+    runs = {
+        label: run if kept.get(label, "auto") == "auto" else _settled(run, kept[label])
+        for label, run in sweep.runs.items()
+    }
+    return sweep.model_copy(update={"runs": runs})
+
+
+def sweep_settled_on_ray(sweep: Sweep) -> Sweep:
+    """The sweep with the number type that its workers' nodes compute fast, one for all trials."""
+    asked = {run.model.backbone.dtype for run in sweep.runs.values()} - {"float32"}
+    if not asked:
+        return sweep
+    precision = worker_precision(sweep.base.placement)
+    for dtype in sorted(asked):
+        _tell(dtype, precision)
+    runs = {label: _settled(run, precision.dtype) for label, run in sweep.runs.items()}
+    return sweep.model_copy(update={"runs": runs})
+
+
+def _tell(asked: DtypeSetting, precision: Precision) -> None:
     if asked == "auto":
         logger.info("model.backbone.dtype auto is %s", precision)
-        return _with_dtype(run, precision.dtype)
-    if precision.dtype != asked:
+    elif precision.dtype != asked:
         logger.warning(
             "model.backbone.dtype is %s, but %s on the workers' nodes; a new run with auto or "
             "%s is faster",
             *(asked, precision.why, precision.dtype),
         )
-    return run
 
 
-def _with_dtype(run: Trained, dtype: Dtype) -> Trained:
+def _settled(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
+    """The run in the number type where it leaves it open."""
+    if run.model.backbone.dtype != "auto":
+        return run
     backbone = changed(run.model.backbone, dtype=dtype)
     return parse(type(run), {**dict(run), "model": changed(run.model, backbone=backbone)})

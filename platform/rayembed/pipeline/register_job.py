@@ -2,36 +2,35 @@
 
 import argparse
 import logging
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
-from rayembed.pipeline.registration import Candidate, find_candidate, put
+from rayembed.pipeline.job import Job, JobContext, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
-from rayembed.registry.gates import Decision, check_names, parse_requirement
+from rayembed.registry.card_parts import how_to_score
+from rayembed.registry.gates import parse_requirement
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.promote import Gates, Outcome, judge, promote, rollback
 from rayembed.registry.registered_model import SCHEME, connect, parse_reference
 from rayembed.registry.tracking_uri import resolve_tracking_uri
+from rayembed.tables import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rayembed.pipeline.registration import Candidate
 
 logger = logging.getLogger(__name__)
 
-WIDTH = 132
-"""Columns of the table: logs of jobs have no terminal that says its width."""
-
 
 @dataclass(frozen=True)
-class Asked:
-    """What the registry job is asked to do."""
+class RegistryRequest:
+    """What the registry job does, with which model, under which gates."""
 
     name: str
     """Of the registered model."""
@@ -48,36 +47,15 @@ class Asked:
     tracking_uri: str
 
 
-def run_register_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when a promotion was refused or something failed, 2 when asked wrongly.
-
-    Errors that a user can act on are printed as their message, without a traceback.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> int:
-        asked = resolve(argv, about=about)
-        log_to_stderr()
-        # A registry that has nothing is made by the first registration, by nothing else.
-        made = asked.dry_run or asked.rollback or str(asked.model).startswith(SCHEME)
-        client = connect(asked.tracking_uri, made=made)
-        with as_tracking_error(asked.tracking_uri):
-            return _roll_back(client, asked) if asked.rollback else _register(client, asked)
-
-    return exit_code(work)
+def _work(asked: RegistryRequest, _: JobContext) -> int:
+    # A registry that has nothing is made by the first registration, by nothing else.
+    made = asked.dry_run or asked.rollback or str(asked.model).startswith(SCHEME)
+    client = connect(asked.tracking_uri, made=made)
+    with as_tracking_error(asked.tracking_uri):
+        return _roll_back(client, asked) if asked.rollback else _register(client, asked)
 
 
-def resolve(argv: Sequence[str], *, about: str | None = None) -> Asked:
-    """What the arguments ask for.
-
-    Raises:
-        ConfigError: arguments that contradict each other, or a gate that is none.
-        SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
-    """
-    args = _parser(about).parse_args(list(argv))
+def _read(args: argparse.Namespace) -> RegistryRequest:
     gates = Gates(
         tuple(parse_requirement(text) for text in args.require),
         args.better_than,
@@ -96,7 +74,8 @@ def resolve(argv: Sequence[str], *, about: str | None = None) -> Asked:
     except ValueError as error:
         raise ConfigError(f"--name {name!r}: {error}") from None
     storage = absolute_storage(args.storage_path)
-    return Asked(
+    makes = not (args.dry_run or args.rollback)
+    return RegistryRequest(
         name=name,
         model=args.model,
         results=args.results,
@@ -107,7 +86,7 @@ def resolve(argv: Sequence[str], *, about: str | None = None) -> Asked:
         dry_run=args.dry_run,
         card=args.card,
         experiment=args.experiment,
-        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage),
+        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes),
     )
 
 
@@ -134,8 +113,10 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
         raise ConfigError(f"--tolerance {gates.tolerance} must not be negative")
 
 
-def _register(client: Any, asked: Asked) -> int:
+def _register(client: Any, asked: RegistryRequest) -> int:
     """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
+    from rayembed.pipeline.registration import find_candidate, own_run, put  # torch and mteb
+
     assert asked.model is not None
     candidate = find_candidate(
         client,
@@ -145,14 +126,13 @@ def _register(client: Any, asked: Asked) -> int:
         trusted=asked.trust_results,
         tracking_uri=asked.tracking_uri,
     )
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
+    named = None if candidate.folder is None else asked.name
     if asked.promote:
         if not candidate.scores:
             raise ConfigError(
-                f"{asked.model!r} has no scores to judge; evaluate it (jobs/evaluate_model.py) and "
-                "name the results folder with --results"
+                f"{asked.model!r} has no scores to judge; {how_to_score(asked.model, named)}"
             )
-        check_names(asked.gates.requirements, candidate.scores)
         decision = judge(
             client,
             asked.name,
@@ -164,7 +144,7 @@ def _register(client: Any, asked: Asked) -> int:
         # A version that is there is judged below, where the figures are kept with it.
         refused = candidate.number is None and not decision.holds
         if asked.dry_run or refused:
-            _print_decision(decision, out)
+            out.print(decision.table())
         if refused and not asked.dry_run:
             out.print(
                 f"Nothing was registered: weights {candidate.weights}. Without --promote they "
@@ -175,23 +155,25 @@ def _register(client: Any, asked: Asked) -> int:
         held = not asked.promote or decision.holds
         _print_dry_run(candidate, asked, held, out)
         return 0 if held else 1
-    number = put(
+    made = put(
         client,
         candidate,
         asked.name,
-        tracking_uri=asked.tracking_uri,
-        experiment=asked.experiment,
+        partial(own_run, candidate, asked.name, asked.tracking_uri, asked.experiment),
         # A refusal leaves all aliases as they were.
-        alias=None if asked.promote else "candidate",
+        may_be_candidate=not asked.promote,
         card_file=None if asked.card is None else Path(asked.card),
     )
-    out.print(f"Registry   {asked.name} version {number} (models:/{asked.name}/{number})")
+    number = made.version
+    out.print(f"Registry   {asked.name} version {number} ({made.uri})")
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
+    if not candidate.scores:
+        out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
     if not asked.promote:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
     assert outcome.decision is not None
-    _print_decision(outcome.decision, out)
+    out.print(outcome.decision.table())
     _print_outcome(asked.name, outcome, out)
     if candidate.number is None and not outcome.decision.holds:
         out.print(
@@ -201,30 +183,16 @@ def _register(client: Any, asked: Asked) -> int:
     return 0 if outcome.decision.holds else 1
 
 
-def _roll_back(client: Any, asked: Asked) -> int:
+def _roll_back(client: Any, asked: RegistryRequest) -> int:
     outcome = rollback(client, asked.name, dry_run=asked.dry_run)
-    out = _console(sys.stdout)
+    out = console(soft_wrap=True)
     if asked.dry_run and outcome.moved:
         out.print("Nothing is changed (--dry-run). It would be:")
     _print_outcome(asked.name, outcome, out)
     return 0
 
 
-def _print_decision(decision: Decision, out: Console) -> None:
-    verdict = "all gates hold" if decision.holds else "REFUSED"
-    table = Table(title=f"Promotion of {decision.version}: {verdict}", title_justify="left")
-    table.add_column("gate", overflow="fold")
-    table.add_column("figure", justify="right")
-    table.add_column("limit", justify="right")
-    table.add_column("holds")
-    table.add_column("", overflow="fold")
-    for check in decision.checks:
-        figures = ["–" if v is None else f"{v:.4f}" for v in (check.figure, check.limit)]
-        table.add_row(check.gate, *figures, "yes" if check.holds else "NO", check.note)
-    out.print(table)
-
-
-def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
+def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
     state = "" if outcome.moved else " (as before)"
     champion = "none" if outcome.champion is None else f"version {outcome.champion}"
     previous = "none" if outcome.previous is None else f"version {outcome.previous}"
@@ -232,7 +200,9 @@ def _print_outcome(name: str, outcome: Outcome, out: Console) -> None:
     out.print(f"Previous   {previous}")
 
 
-def _print_dry_run(candidate: Candidate, asked: Asked, held: bool, out: Console) -> None:
+def _print_dry_run(
+    candidate: "Candidate", asked: RegistryRequest, held: bool, out: "Console"
+) -> None:
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"
     else:
@@ -240,72 +210,72 @@ def _print_dry_run(candidate: Candidate, asked: Asked, held: bool, out: Console)
     out.print(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
+        + ("" if candidate.scores else ", so it would be no candidate")
     )
 
 
-def _console(stream: TextIO) -> Console:
-    return Console(file=stream, width=WIDTH, highlight=False, markup=False, soft_wrap=True)
-
-
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    add = parser.add_argument
-    add(
-        "--model",
-        metavar="REFERENCE",
-        help="a folder in sentence-transformers format (what training exports), "
-        "hf://org/name@revision, models:/name@alias or models:/name/3",
-    )
-    add("--name", help="in MLflow's registry; of models:/name/… its own unless another is given")
-    add(
-        "--results",
-        metavar="FOLDER",
-        help="mteb's result files: a results folder with scores of these weights, or "
-        "<results>/results/<org>__<model>/<revision>; default: the scores kept with the version",
-    )
-    add(
-        "--trust-results",
-        action="store_true",
-        help="take results that do not name their weights, as those of mteb itself, as this "
-        "model's; those that name other weights are refused all the same",
-    )
-    add("--promote", action="store_true", help="make the version champion if all gates hold")
-    add(
-        "--require",
-        action="append",
-        default=[],
-        metavar="'NAME>=NUMBER'",
-        help="a gate; may be given often: a task, a category of tasks or 'mean', with a metric "
-        "before it if it is not to be the main score: 'Retrieval>=0.5', 'ndcg_at_1 SciFact>=0.4'",
-    )
-    add(
-        "--better-than",
-        metavar="ALIAS|VERSION",
-        help="a gate: over the tasks that both were scored on, with the same data, the mean must "
-        "not be lower than that of 'champion' (or another), and no task by more than --tolerance",
-    )
-    add("--tolerance", type=float, metavar="T", help="default: 0")
-    add(
-        "--differing",
-        action="append",
-        default=[],
-        metavar="SETTING",
-        help="compare with --better-than although the two were scored with another SETTING, as the "
-        "refusal names it: prompts, dtype, dimensions, …; may be given often",
-    )
-    add("--again", action="store_true", help="also a version that was rolled back before")
-    add(
-        "--rollback",
-        action="store_true",
-        help="make the previous version champion again; doing it twice changes nothing more",
-    )
-    add("--card", metavar="FILE", help="write the model card there, too (the hub's README.md)")
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print what the gates say and what would be done; change nothing",
-    )
-    add("--experiment", default="rayembed", help="of MLflow, for models that were not trained here")
-    add("--tracking-uri", help="MLflow's address; default: the SQLite file in --storage-path")
-    add("--storage-path", default="outputs", help="of the training jobs; default: %(default)s")
-    return parser
+run_register_job = Job(
+    options=(
+        option(
+            "--model REFERENCE",
+            "a folder in sentence-transformers format (what training exports), "
+            "hf://org/name@revision, models:/name@alias or models:/name/3",
+        ),
+        option("--name NAME", "name in MLflow's registry; default: that of models:/name/…"),
+        option(
+            "--results FOLDER",
+            "mteb's result files: a results folder with scores of these weights, or <results>/"
+            "results/<org>__<model>/<revision>; default: the scores kept with the version",
+        ),
+        option(
+            "--trust-results",
+            "take results that do not name their weights, as those of mteb itself, as this "
+            "model's; those that name other weights are refused all the same",
+        ),
+        option("--promote", "make the version champion if all gates hold"),
+        option(
+            "--require 'NAME>=NUMBER'",
+            "a gate: a task, a category of tasks or 'mean', with a metric before it if it is not "
+            "to be the main score: 'Retrieval>=0.5', 'ndcg_at_1 SciFact>=0.4'",
+            often=True,
+        ),
+        option(
+            "--better-than ALIAS|VERSION",
+            "a gate: over the tasks that both were scored on, with the same data, the mean must "
+            "not be lower than that of 'champion' (or another), no task by more than --tolerance",
+        ),
+        option(
+            "--tolerance T", "how much lower --better-than lets a task be; default: 0", type=float
+        ),
+        option(
+            "--differing SETTING",
+            "compare with --better-than although the two were scored with another SETTING, as the "
+            "refusal names it: prompts, dtype, dimensions, …",
+            often=True,
+        ),
+        option("--again", "promote also a version that was rolled back before"),
+        option(
+            "--rollback",
+            "make the previous version champion again; doing it twice changes nothing more",
+        ),
+        option("--card FILE", "write the model card there, too (the hub's README.md)"),
+        option("--dry-run", "print what the gates say and what would be done; change nothing"),
+        option(
+            "--experiment NAME",
+            "experiment in MLflow for models that were not trained here",
+            default="rayembed",
+        ),
+        option(
+            "--tracking-uri URI",
+            "MLflow's address; default: the SQLite file in --storage-path",
+        ),
+        option(
+            "--storage-path FOLDER",
+            "result storage of the training jobs",
+            default="outputs",
+        ),
+    ),
+    read=_read,
+    run=_work,
+)
+"""The job that registers a model; its exit code is 1 where a promotion was refused."""

@@ -3,13 +3,15 @@
 import json
 import logging
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.assets.sentence_modules import foreign_modules
-from rayembed.assets.storage import write_atomic
+from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.model import without_place
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
@@ -20,12 +22,15 @@ from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
 from rayembed.models.sentence_folder import read_encoder_folder
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.task_facts import task_facts
+from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
+from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.model_card import CARD_FILE, hub_name, instruction_template, model_card
-from rayembed.registry.register import describe, find_version, register
+from rayembed.registry.register import describe, find_version, make_version
 from rayembed.registry.registered_model import (
     SCHEME,
     ModelReference,
+    connect,
     download,
     get_version,
     keep_scores,
@@ -41,21 +46,55 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Training:
+    """Training of a model, as its card describes it."""
+
+    run: Run
+    provenance: Mapping[str, Any]
+    table: str
+    """Scores of the run's models in Markdown; empty where none were taken."""
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A model that is registered, or is going to be."""
 
     reference: str
     folder: Path | None
-    """None: it was named as a version, which has all that is needed."""
+    """Folder with the model; None: it was named as a version, which has all that is needed."""
     weights: str
-    """Their fingerprint."""
+    """Fingerprint of the weights."""
     number: int | None
-    """Of its version; None: it has none yet."""
-    scores: tuple[TaskScore, ...]
-    """Those kept with the version, with the new ones in place of older ones."""
-    new_scores: tuple[TaskScore, ...]
-    results: Path | None
-    """Folder of the new ones' files."""
+    """Number of its version; None: it has none yet."""
+    kept_scores: tuple[TaskScore, ...] = ()
+    """Scores that are kept with the version."""
+    new_scores: tuple[TaskScore, ...] = ()
+    results: Path | None = None
+    """Folder with the files of the new scores."""
+    training: Training | None = None
+    """Training that made it; None: the MLflow run of its version tells, if it has one."""
+
+    @property
+    def scores(self) -> tuple[TaskScore, ...]:
+        """Kept scores, with the new ones in place of older ones, by task."""
+        merged = {score.task: score for score in (*self.kept_scores, *self.new_scores)}
+        return tuple(merged[task] for task in sorted(merged))
+
+
+@dataclass(frozen=True)
+class RegisteredVersion:
+    """One version in MLflow's registry."""
+
+    name: str
+    version: int
+    uri: str
+    """`models:/<name>/<version>`: this version, independent of aliases."""
+    alias_uri: str
+    """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
+
+
+OpenTracker = Callable[[], AbstractContextManager[Tracker]]
+"""Opens the MLflow run that a new version belongs to."""
 
 
 def find_candidate(
@@ -92,17 +131,56 @@ def find_candidate(
         check_registrable(folder)
         weights = weights_fingerprint(folder)
         number = find_version(client, name, weights)
-    place: Path | None = None
-    new: tuple[TaskScore, ...] = ()
-    if results is not None:
-        place = find_results(resolve(results), weights, trusted=trusted)
-        new = read_results(place, task_facts)
+    candidate = Candidate(reference, folder, weights, number)
+    place = None if results is None else resolve(results)
+    return _with_scores(client, candidate, name, place, trusted=trusted)
+
+
+def register_trained(
+    training: Training, model: str, tracker: Tracker, results: Path | None
+) -> RegisteredVersion:
+    """The version of a run's model in the registry, with card and scores.
+
+    Args:
+        model: folder of the model in storage; it gets the card, too.
+        results: mteb's result files of the model; None: it was not scored.
+
+    Raises:
+        RayembedError: as `put`.
+    """
+    run = training.run
+    name = run.placement.registered_model or run.name
+    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
+    measured = () if results is None else read_results(results, task_facts)
+    card = _card(training, name, dimensions[0], measured).encode()
+    place = join(model, CARD_FILE)
+    # Before the model is fetched: with a new file it is fetched again.
+    if not exists(place) or read_bytes(place) != card:
+        write_atomic(place, card)
+    folder = resolve_model(model)
+    check_registrable(folder)
+    weights = weights_fingerprint(folder)
+    client = connect(tracker.tracking_uri)
+    with as_tracking_error(tracker.tracking_uri):
+        number = find_version(client, name, weights)
+        candidate = Candidate(model, folder, weights, number, training=training)
+        candidate = _with_scores(client, candidate, name, results)
+        return put(client, candidate, name, lambda: nullcontext(tracker))
+
+
+def _with_scores(
+    client: Any, candidate: Candidate, name: str, results: Path | None, *, trusted: bool = False
+) -> Candidate:
+    """The candidate with the scores of its version and those in `results`, found by its weights."""
     kept: tuple[TaskScore, ...] = ()
-    if number is not None:
-        kept = read_scores(client, get_version(client, ModelReference(name, number, None)))
-    merged = {score.task: score for score in (*kept, *new)}
-    scores = tuple(merged[task] for task in sorted(merged))
-    return Candidate(reference, folder, weights, number, scores, new, place)
+    if candidate.number is not None:
+        reference = ModelReference(name, candidate.number, None)
+        kept = read_scores(client, get_version(client, reference))
+    if results is None:
+        return replace(candidate, kept_scores=kept)
+    place = find_results(results, candidate.weights, trusted=trusted)
+    new = read_results(place, task_facts)
+    return replace(candidate, kept_scores=kept, new_scores=new, results=place)
 
 
 def check_registrable(folder: Path) -> None:
@@ -129,45 +207,74 @@ def put(
     client: Any,
     candidate: Candidate,
     name: str,
+    open_tracker: OpenTracker,
     *,
-    tracking_uri: str,
-    experiment: str,
-    alias: str | None,
+    may_be_candidate: bool = True,
     card_file: Path | None = None,
-) -> int:
-    """The number of the candidate's version, which now has the scores and a card.
+) -> RegisteredVersion:
+    """The candidate's version, which now has the scores, a card and, if scored, an alias.
 
-    A candidate that was interrupted here goes on where it stopped; one that is there stays.
+    The one road into the registry, for training and for the registry job. A candidate that was
+    interrupted here goes on where it stopped; one that is there stays. The alias `candidate` comes
+    last and only to a version with scores: to a candidate that has a folder, and to a version that
+    had no scores before.
 
     Args:
-        alias: put on the version of a candidate that has a folder; None: no alias is moved.
+        open_tracker: called when a version is made.
+        may_be_candidate: whether the alias may be moved.
         card_file: where to write the card, too.
 
     Raises:
+        ArtifactError: the model cannot be registered, such as for weights that are not finite.
         TrackingError: MLflow is away or refuses.
     """
     number = candidate.number
     if number is None:
-        number = _register(candidate, name, tracking_uri=tracking_uri, experiment=experiment)
+        number = _make_version(candidate, name, open_tracker)
     version = get_version(client, ModelReference(name, number, None))
-    scores = candidate.scores
     if candidate.new_scores:
-        scores = keep_scores(client, version, candidate.new_scores, candidate.results)
-    if candidate.new_scores or candidate.number is None or card_file is not None:
-        card = _card(client, version, candidate, name, scores)
+        keep_scores(client, version, candidate.new_scores, candidate.results)
+    if candidate.new_scores or candidate.folder is not None or card_file is not None:
+        training = candidate.training or _training_of(client, version.run_id)
+        dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
+        card = (
+            _card(training, name, dimensions, candidate.scores)
+            if training is not None
+            else _plain_card(candidate, name, dimensions)
+        )
         describe(client, name, number, card)
         client.log_text(version.run_id, card, f"scores/{candidate.weights}/{CARD_FILE}")
         if card_file is not None:
             write_atomic(card_file, card.encode())
-    if alias is not None and candidate.folder is not None:
-        client.set_registered_model_alias(name, alias, str(number))
-    return number
+    uri = f"models:/{name}/{number}"
+    named = candidate.folder is not None or not candidate.kept_scores
+    if not (may_be_candidate and named and candidate.scores):
+        return RegisteredVersion(name, number, uri, uri)
+    client.set_registered_model_alias(name, CANDIDATE, str(number))
+    return RegisteredVersion(name, number, uri, f"models:/{name}@{CANDIDATE}")
 
 
-def _register(candidate: Candidate, name: str, *, tracking_uri: str, experiment: str) -> int:
-    """The number of a new version, in a run of its own that is named by the weights."""
-    folder = candidate.folder
+def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) -> int:
+    folder, training = candidate.folder, candidate.training
     assert folder is not None
+    with open_tracker() as tracker:
+        return make_version(
+            folder,
+            name,
+            tracker=tracker,
+            scores={score.task: score.value for score in candidate.new_scores},
+            weights_fingerprint=candidate.weights,
+            dimensions=_dimensions(folder),
+            instruction_template=_template(folder),
+            global_step=sum(stage.steps for stage in training.run.stages) if training else 0,
+        )
+
+
+@contextmanager
+def own_run(
+    candidate: Candidate, name: str, tracking_uri: str, experiment: str
+) -> Iterator[Tracker]:
+    """MLflow run of a model that was not trained here, named by the weights; closed at the end."""
     shown = without_place(candidate.reference)
     with tempfile.TemporaryDirectory(prefix="registration-") as scratch:
         tracker = Tracker.open(
@@ -182,52 +289,45 @@ def _register(candidate: Candidate, name: str, *, tracking_uri: str, experiment:
         )
         status: Status = "FAILED"
         try:
-            version = register(
-                folder,
-                name,
-                tracker=tracker,
-                scores={},
-                weights_fingerprint=candidate.weights,
-                dimensions=_dimensions(folder),
-                instruction_template=_template(folder),
-                global_step=0,
-                tags={},
-                alias=None,
-            )
+            yield tracker
             status = "FINISHED"
         finally:
             tracker.close(status)
-    return version.version
 
 
-def _card(
-    client: Any, version: Any, candidate: Candidate, name: str, scores: tuple[TaskScore, ...]
-) -> str:
-    """The card, of the training run where there is one."""
-    settings = model_settings(client, version)
-    dimensions = int((settings.get("dimensions") or [0])[0])
-    run = _training_run(client, version.run_id)
-    if run is None:
-        return plain_card(
-            name,
-            reference=without_place(candidate.reference),
-            hub_name=hub_name(candidate.reference),
-            licence=base_licence(candidate.reference, candidate.folder),
-            dimensions=dimensions,
-            registered_model=name,
-            results=scores,
-        )
-    provenance = _artifact(client, version.run_id, "provenance.json")
+def _card(training: Training, name: str, dimensions: int, scores: tuple[TaskScore, ...]) -> str:
     return model_card(
-        run,
+        training.run,
         dimensions=dimensions,
-        scores=_artifact(client, version.run_id, "scores.md") or "",
-        provenance=json.loads(provenance) if provenance else {},
+        scores=training.table,
+        provenance=training.provenance,
         registered_model=name,
         results=scores,
-        base_licence=base_licence(run.model.backbone.path),
-        data_licences=data_licences(run),
+        base_licence=base_licence(training.run.model.backbone.path),
+        data_licences=data_licences(training.run),
     )
+
+
+def _plain_card(candidate: Candidate, name: str, dimensions: int) -> str:
+    return plain_card(
+        name,
+        reference=without_place(candidate.reference),
+        hub_name=hub_name(candidate.reference),
+        licence=base_licence(candidate.reference, candidate.folder),
+        dimensions=dimensions,
+        registered_model=name,
+        results=candidate.scores,
+    )
+
+
+def _training_of(client: Any, run_id: str) -> Training | None:
+    """The training of a version, from its MLflow run; None: rayembed did not train it."""
+    run = _training_run(client, run_id)
+    if run is None:
+        return None
+    provenance = _artifact(client, run_id, "provenance.json")
+    table = _artifact(client, run_id, "scores.md")
+    return Training(run, json.loads(provenance) if provenance else {}, table or "")
 
 
 def _training_run(client: Any, run_id: str) -> Run | None:

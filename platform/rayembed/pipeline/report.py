@@ -1,67 +1,70 @@
-"""What a user reads when a run is done."""
+"""The report of a run that is done."""
 
 from dataclasses import dataclass
-
-from rich.console import Console
 
 from rayembed.assets.storage import is_remote
 from rayembed.config.model import has_plain_format
 from rayembed.config.run import Run
-from rayembed.evaluation.tables import ScoreTable, rich_table
+from rayembed.evaluation.tables import ScoreTable, score_table
+from rayembed.pipeline.registration import RegisteredVersion
+from rayembed.registry.card_parts import how_to_score
 from rayembed.registry.metrics_log import METRICS_FILE
-from rayembed.registry.register import RegisteredVersion
+from rayembed.tables import console
 
 MLFLOW_AWAY = (
     "MLflow     is away; when it is back, the same command with --send-metrics sends the rest"
 )
-"""What the driver prints last where MLflow has not got everything."""
-
-WIDTH = 132
-"""Columns of the table: logs of jobs have no terminal that says its width."""
+"""Last line of the driver where MLflow has not got everything."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """Result of a run: its folders, scores, registered version and warnings."""
 
     run: Run
     table: ScoreTable | None
-    """None: the run takes no scores."""
+    """Table of scores; None: the run takes none."""
     model_folder: str
-    """In storage, as `run_folder`: a path or an address of object storage."""
+    """Folder of the model in storage, as `run_folder`: a path or an address of object storage."""
     run_folder: str
     version: RegisteredVersion
     tracking_uri: str
     dropped_steps: int
-    """That changed no weights, of all stages."""
+    """Number of steps, of all stages, that changed no weights."""
     data_warnings: tuple[str, ...] = ()
-    """What the settings ask of the data and these do not give."""
+    """Warnings about settings that ask for what the data do not give."""
+    held_out: tuple[str, ...] = ()
+    """How many texts of held-out parts the scores are over, and where these lie."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     """Print the score table, where the model lies, and what to run next."""
-    console = Console(width=WIDTH, soft_wrap=True, highlight=False)
+    out = console(soft_wrap=True)
     if outcome.table is not None:
-        console.print(rich_table(outcome.table))
+        out.print(score_table(outcome.table, title="Held-out scores", with_mean=True))
+    for line in outcome.held_out:
+        out.print(f"Held out   {line}")
     if outcome.dropped_steps:
-        console.print(dropped_line(outcome.dropped_steps))
+        out.print(dropped_line(outcome.dropped_steps))
     version = outcome.version
-    console.print(f"Model      {outcome.model_folder}")
-    console.print(f"           {_how_to_load(outcome)}")
-    console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
-    console.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
+    out.print(f"Model      {outcome.model_folder}")
+    out.print(f"           {_how_to_load(outcome)}")
+    out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+    if version.alias_uri == version.uri:
+        out.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")
+    out.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
     for warning in outcome.data_warnings:
-        console.print(f"Data       {warning}", markup=False)
+        out.print(f"Data       {warning}")
     if not mlflow_complete:
-        console.print(MLFLOW_AWAY)
+        out.print(MLFLOW_AWAY)
     if outcome.tracking_uri.startswith("http"):
-        console.print(f"MLflow     {outcome.tracking_uri}")
+        out.print(f"MLflow     {outcome.tracking_uri}")
     else:
-        console.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
+        out.print(f"MLflow     mlflow ui --backend-store-uri {outcome.tracking_uri}")
 
 
 def dropped_line(steps: int) -> str:
-    """What a user reads of dropped steps."""
+    """Line of the report about dropped steps."""
     were = "step was" if steps == 1 else "steps were"
     return (
         f"Dropped    {steps} {were} without effect: loss or gradient were not finite "

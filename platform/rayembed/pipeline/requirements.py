@@ -1,4 +1,4 @@
-"""What a run would need: parameters, memory, disk, texts a step; counted without loading weights.
+"""Needs of a run: parameters, memory, disk, texts a step; counted without loading weights.
 
 Models are built on torch's meta device from the configuration of their backbone alone. Ray is not
 imported.
@@ -147,13 +147,13 @@ class ModelSize:
     total: int
     """Pretrained parts, adapters and head, without a language-model head."""
     trainable: int
-    """Those that the optimiser changes."""
+    """Parameters that the optimiser changes."""
     adapters: int = 0
-    """Those of LoRA, which are merged into the others when a model is exported."""
+    """Parameters of LoRA, which are merged into the others when a model is exported."""
     active: int | None = None
-    """Those that work on one token, where experts are chosen; None: all."""
+    """Parameters that work on one token, where experts are chosen; None: all."""
     experts: int = 0
-    """Those of experts, which may be shared out among workers."""
+    """Parameters of experts, which may be shared out among workers."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class WorkerMemory:
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one step of a stage processes over all workers, at most."""
+    """Most texts and tokens that one step of a stage processes over all workers."""
 
     texts: int
     """Queries, positives and hard negatives; equal texts are encoded once."""
@@ -265,7 +265,7 @@ def flops_per_token(model: ModelConfig) -> float | None:
 
 
 def _mixture_size(model: NomicMoeConfig) -> ModelSize | None:
-    """As `model_size`, of an encoder with experts."""
+    """Size of an encoder with experts, counted as `model_size` does."""
     reference = model.backbone.path
     settings = known_settings(reference, "model.backbone.path")
     if settings is None:
@@ -314,7 +314,7 @@ def _empty_model(setting: str, reference: str, num_layers: int | None) -> Any | 
 
 
 def _part_size(part: Any, lora: LoraConfig | None, setting: str) -> ModelSize:
-    """What a pretrained part has, trained whole or by its adapters."""
+    """Size of a pretrained part, trained whole or by its adapters."""
     total = sum(p.numel() for p in part.parameters())
     if lora is not None:
         adapters = _adapter_parameters(part, lora, setting)
@@ -383,7 +383,7 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
     One after each stage, and the untrained one where it is scored.
     """
-    untrained = run.evaluation.any_tasks and run.evaluation.before_training
+    untrained = run.takes_scores and run.evaluation.before_training
     width = _BYTES[expected_precision(run).dtype]
     return (size.total - size.adapters) * width * (len(run.stages) + untrained)
 

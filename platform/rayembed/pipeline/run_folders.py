@@ -1,4 +1,4 @@
-"""Where a run's parts lie, locked while one job works on it."""
+"""Folders of a run, locked while one job works on it."""
 
 import hashlib
 import json
@@ -32,12 +32,12 @@ from rayembed.registry.tracking import Status
 logger = logging.getLogger(__name__)
 
 PLANS_FILE = "plans.json"
-"""Of a run: stage → name of its batch plan's folder in storage."""
+"""File of a run: stage → name of its batch plan's folder in storage."""
 
 
 @dataclass
 class RunFolders:
-    """Where a run's parts lie: `storage` for every node, `local` on the driver's machine.
+    """Folders of a run: `storage` for every node, `local` on the driver's machine.
 
     They are one folder when storage is on disk. With object storage `local` has the small files
     that are appended to, and `files` carries them there and back.
@@ -57,25 +57,25 @@ class RunFolders:
 
     @property
     def results(self) -> str:
-        """Of its evaluation."""
+        """Folder of the run's evaluation."""
         return join(self.storage, "evaluation")
 
     @property
     def metrics(self) -> str | None:
-        """Where the metrics log is copied to; None: it lies there."""
+        """Path to which the metrics log is copied; None: it lies there."""
         remote = is_remote(self.storage)
         return join(self.storage, METRICS_FILE) if remote else None
 
     def stage(self, name: str) -> str:
-        """Of a stage's checkpoints and weights."""
+        """Folder of a stage's checkpoints and weights."""
         return join(self.storage, name)
 
     def weights(self, name: str) -> str:
-        """Of a stage's trained weights."""
+        """Path of a stage's trained weights."""
         return join(self.storage, name, "weights.safetensors")
 
     def model(self, name: str) -> str:
-        """Of a stage's exported model."""
+        """Folder of a stage's exported model."""
         return join(self.storage, "models", name)
 
     def keep_plans(self, plans: Mapping[str, str]) -> None:
@@ -102,7 +102,13 @@ def plan_of(run: Run, stage: str) -> str:
     """
     storage = absolute_storage(run.placement.storage_path)
     path = join(storage, "runs", run.name, PLANS_FILE)
-    plans = json.loads(read_bytes(path)) if exists(path) else {}
+    try:
+        plans = json.loads(read_bytes(path)) if exists(path) else {}
+    except ValueError as error:
+        raise ArtifactError(
+            f"the list of plans {path!r} is broken: {error}. Submit the run again, which writes it "
+            "anew"
+        ) from None
     if stage not in plans:
         raise ArtifactError(
             f"{path!r} names no batch plan of the stage {stage!r}: no training of that name has "
@@ -160,7 +166,7 @@ def _locked(files: StoredFolder, what: str, *, wait: bool = False) -> Iterator[N
 
 
 def fetched_folder(run: AnyRun) -> Path:
-    """Where the run's small files lie on this machine, with what storage has of them.
+    """Folder of the run's small files on this machine, with what storage has of them.
 
     Raises:
         ArtifactError: the storage cannot be read.

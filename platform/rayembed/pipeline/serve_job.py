@@ -1,18 +1,13 @@
 """The serving job from its arguments to a model that answers until it is stopped."""
 
-import argparse
 import logging
 import os
 import signal
-import sys
 import threading
-from collections.abc import Sequence
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.override import override
 from rayembed.config.serving import ServingConfig
-from rayembed.config.settings import parse
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import as_tracking_error
 from rayembed.registry.registered_model import SCHEME, connect, get_version, parse_reference
@@ -21,38 +16,6 @@ from rayembed.registry.tracking_uri import resolve_tracking_uri
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-def run_serve_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code of the job: 0 when it was stopped, 1 when it failed, 2 when asked wrongly.
-
-    Errors that a user can act on are printed as their message, without a traceback.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        config = resolve(argv, about=about)
-        log_to_stderr()
-        _serve(config)
-
-    return exit_code(work, stopped="stopped")
-
-
-def resolve(argv: Sequence[str], *, about: str | None = None) -> ServingConfig:
-    """What the arguments ask for.
-
-    Raises:
-        ConfigError: an unknown setting or a wrong value.
-        SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
-    """
-    args = _parser(about).parse_args(list(argv))
-    named = {"model": args.model, "port": args.port, "host": args.host}
-    named |= {"name": args.name, "tracking_uri": args.tracking_uri}
-    given = {key: value for key, value in named.items() if value is not None}
-    return override(parse(ServingConfig, given), args.assignments)
 
 
 def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
@@ -71,7 +34,7 @@ def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
         return config, config.name or last.partition("@")[0], None
     reference = parse_reference(config.model)
     storage = absolute_storage(config.storage_path)
-    tracking_uri = resolve_tracking_uri(config.tracking_uri, storage)
+    tracking_uri = resolve_tracking_uri(config.tracking_uri, storage, make_folder=False)
     client = connect(tracking_uri)
     with as_tracking_error(tracking_uri):
         version = get_version(client, reference)
@@ -82,7 +45,7 @@ def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
     return pinned_config, config.name or reference.name, tracking_uri
 
 
-def _serve(config: ServingConfig) -> None:
+def _serve(config: ServingConfig, context: JobContext) -> None:
     """Return when the process was told to stop, after the application was taken away."""
     config, name, tracking_uri = pin(config)
     key = os.environ.get(config.api_key_env, "")
@@ -107,43 +70,41 @@ def _serve(config: ServingConfig) -> None:
             key_digest=digest(key) if key else None,
         )
         address = f"http://{config.host}:{config.port}/v1"
-        sys.stdout.write(
+        context.out.write(
             f"{config.model} is served as {name!r} at {address}/embeddings; stop it with Ctrl-C\n"
             f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create(model={name!r}, "
             'input=["…"], extra_body={"role": "query"})\n'
         )
-        sys.stdout.flush()
+        context.out.flush()
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # until now they ended the start
             signal.signal(number, lambda *_: stopped.set())
         stopped.wait()
     finally:
         on_ray.stop()
-    sys.stderr.write("stopped\n")
+    context.err.write("stopped\n")
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="REFERENCE",
-        help="models:/name@champion, models:/name/3, a folder, hf://org/name@revision, …",
-    )
-    parser.add_argument("--name", help="what requests call the model; default: as registered")
-    parser.add_argument("--host", help="address to listen on; default: 127.0.0.1, this machine")
-    parser.add_argument("--port", type=int, help="default: 8000")
-    parser.add_argument(
-        "--tracking-uri",
-        help="MLflow's address for models:/…; default: the SQLite file in outputs/",
-    )
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="setting=value",
-        help="change another setting; may be given often: use_gpu=true replicas=2 "
-        "tokens_per_batch=65536 limits.texts=512",
-    )
-    return parser
+_READER = Reader(
+    kind=ServingConfig,
+    examples="use_gpu=true replicas=2 tokens_per_batch=65536 limits.texts=512",
+    own=(
+        option(
+            "--model REFERENCE",
+            "models:/name@champion, models:/name/3, a folder, hf://org/name@revision, …",
+            sets="model",
+            required=True,
+        ),
+        option("--name NAME", "what requests call the model; default: as registered"),
+        option("--host HOST", "address to listen on; default: 127.0.0.1", sets="host"),
+        option("--port PORT", "port to listen on; default: 8000", sets="port", type=int),
+        option(
+            "--tracking-uri URI",
+            "MLflow's address for models:/…; default: the SQLite file in outputs/",
+            sets="tracking_uri",
+        ),
+    ),
+)
+
+run_serve_job = Job(options=_READER.options, read=_READER, run=_serve, stopped="stopped")
+"""The job that serves a model until it is stopped."""

@@ -23,15 +23,15 @@ Ray is imported."""
 
 
 @dataclass
-class Hearing:
-    """What was heard."""
+class HeardSignal:
+    """Signal that was heard."""
 
     number: int | None = None
-    """Of the signal; None: there was none."""
+    """Number of the signal; None: there was none."""
 
     @property
     def exit_code(self) -> int:
-        """Of a process that was stopped: 128 and the signal's number, as shells have it."""
+        """Exit code of a stopped process, as shells have it: 128 and the signal's number."""
         return 128 + (self.number or signal.SIGINT)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
@@ -51,17 +51,17 @@ class Hearing:
         raise KeyboardInterrupt
 
 
-_current: list[Hearing] = []
+_current: list[HeardSignal] = []
 
 
 @contextmanager
-def hearing() -> Iterator[Hearing]:
+def hearing() -> Iterator[HeardSignal]:
     """SIGINT and SIGTERM become `KeyboardInterrupt` inside the block, told at once.
 
     After one was heard the handlers stay, so that a second one ends what takes long to end. In
     another thread than the main one nothing is heard.
     """
-    heard = Hearing()
+    heard = HeardSignal()
     os.environ.setdefault(*_RAY_LOOKS)
     if threading.current_thread() is not threading.main_thread():
         yield heard

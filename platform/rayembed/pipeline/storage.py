@@ -1,10 +1,23 @@
-"""Where a job's results go, as every process of the job understands it."""
+"""Location of a job's results, as every process of the job understands it."""
 
 import os
 from pathlib import Path
 
 from rayembed.assets.storage import is_remote
+from rayembed.config.document import AnyDocument
 from rayembed.errors import PlacementError
+
+
+def placed(document: AnyDocument) -> AnyDocument:
+    """The settings of a job with a storage path that means the same in every process.
+
+    Raises:
+        PlacementError: as `absolute_storage`.
+    """
+    placement = dict(document)["placement"]
+    storage = absolute_storage(placement.storage_path)
+    there = placement.model_copy(update={"storage_path": storage})
+    return document.model_copy(update={"placement": there})
 
 
 def absolute_storage(path: str) -> str:

@@ -19,6 +19,7 @@ from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerEr
 from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.precision import sweep_as_begun, sweep_settled_on_ray
 from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
 from rayembed.pipeline.storage import absolute_storage
@@ -29,7 +30,7 @@ from rayembed.pipeline.train import TrialOf, train
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.elastic.on_ray import free_nodes
 from rayembed.training.on_ray import check_placement, check_placement_now
 from rayembed.tuning.concurrency import trials_at_once
@@ -44,25 +45,25 @@ SWEEP_FILE = "sweep.yaml"
 """The resolved sweep, in its folder."""
 
 ENDED_TAG = "rayembed.sweep.ended_at_step"
-"""On the MLflow run of a trial that the scheduler ended."""
+"""Tag on the MLflow run of a trial that the scheduler ended."""
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What came of a sweep."""
+class SweepResult:
+    """Result of a sweep."""
 
     sweep: Sweep
     records: Mapping[str, TrialRecord]
     report: str
     """Path of the report in storage."""
     outcome: Outcome | None
-    """Of the best trial's run, registered; None: no trial has finished."""
+    """Result of the best trial's run, registered; None: no trial has finished."""
 
 
 def sweep_runs(
     sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
-) -> Swept:
-    """What came of the sweep, after its tables were printed; a sweep that stopped goes on.
+) -> SweepResult:
+    """Run a sweep or resume it; return its result after its tables were printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -85,17 +86,17 @@ def _sweep(
     files: StoredFolder,
     printed: Mapping[str, Mapping[str, float]],
     source: str,
-) -> Swept:
-    _check_folder(sweep, files.place)
+) -> SweepResult:
+    sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
-    tracking_uri = resolve_tracking_uri(placement.tracking_uri, placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
     connect()
     validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
     check_placement_now(placement, validates=validates)
     if not placement.wait_for_nodes_seconds:
         trials_at_once(placement, free_nodes(), validates=validates)
     check_dashboard()
+    sweep = sweep_settled_on_ray(sweep)
     trials = known_trials(sweep)
     _prepare(sweep, [trial.run for trial in trials])
     trial_store = TrialStore(files.place)
@@ -131,28 +132,29 @@ def _sweep(
     finally:
         complete = tracker.close(status)
         files.keep()
-    swept = Swept(sweep, records, report, outcome)
+    swept = SweepResult(sweep, records, report, outcome)
     print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
     _refuse_failed(records)
     return swept
 
 
-def _check_folder(sweep: Sweep, place: str) -> None:
-    """Return when the folder is the sweep's, or nobody's.
+def _as_begun(sweep: Sweep, place: str) -> Sweep:
+    """The sweep with the number types that it was begun with, if its folder is there.
 
     Raises:
         ArtifactError: another sweep of that name was begun there.
     """
     path = join(place, SWEEP_FILE)
     if not exists(path):
-        return
+        return sweep
     try:
-        found = parse(Sweep, read_yaml(read_bytes(path).decode())).fingerprint
+        begun = parse(Sweep, read_yaml(read_bytes(path).decode()))
     except (ValueError, yaml.YAMLError) as error:  # a ConfigError is a ValueError
         raise ArtifactError(
             f"{path!r} cannot be read: {error}\nGive this sweep another --name or move the folder "
             "away"
         ) from None
+    sweep, found = sweep_as_begun(sweep, begun), begun.fingerprint
     if found != sweep.fingerprint:
         raise ArtifactError(
             f"the sweep {sweep.name!r} (fingerprint {sweep.fingerprint}) cannot go on in {place!r}:"
@@ -160,6 +162,7 @@ def _check_folder(sweep: Sweep, place: str) -> None:
             "metric differ; give this one another --name, or put the settings back"
         )
     logger.info("sweep %s goes on in %s", sweep.name, place)
+    return sweep
 
 
 def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
@@ -213,7 +216,7 @@ def _register_best(
     sweep: Sweep, records: Mapping[str, TrialRecord], tracker: Tracker
 ) -> Outcome | None:
     """The outcome of the best trial's run, which is trained already: scored beside its baselines,
-    and registered as `candidate`.
+    and registered.
     """
     found = best(records)
     if found is None or found.final is None:

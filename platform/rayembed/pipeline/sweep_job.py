@@ -1,8 +1,7 @@
-"""From the arguments of the sweep job to its sweep. Imports neither Ray nor torch by itself."""
+"""From the arguments of the sweep job to its sweep. Its functions import what they need."""
 
 import argparse
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TextIO
@@ -14,16 +13,10 @@ from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import (
-    add_send_metrics,
-    base_run,
-    exit_code,
-    log_to_stderr,
-    of_stages,
-    with_sample,
-)
-from rayembed.pipeline.dry_run import print_recipes
+from rayembed.pipeline.job import Job, JobContext, option
+from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, of_stages, send_metrics
 from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.samples.wikipedia import with_sample
 
 
 @dataclass(frozen=True)
@@ -45,60 +38,48 @@ Sweeps = Mapping[str, Callable[[], PrintedSweep]]
 
 NO_SWEEPS: Sweeps = MappingProxyType({})
 
+_RECIPE = "nvembed-quickstart"
+"""Recipe that is searched where none is named."""
 
-def run_sweep_job(argv: Sequence[str], *, about: str | None, sweeps: Sweeps = NO_SWEEPS) -> int:
-    """The exit code of the sweep job: 0, 1 when it failed, 2 when it was asked wrongly.
+
+def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
+    """The job that searches the settings of a recipe.
 
     Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
         sweeps: what `--sweep` takes beside files.
     """
-    args = _parser(about, sweeps).parse_args(list(argv))
-
-    def work() -> None:
-        if args.list:
-            _print_list(sweeps, sys.stdout)
-            return
-        asked = resolve(args, sweeps)
-        if args.send_metrics:
-            from rayembed.pipeline.pending_metrics import send_pending
-
-            send_pending(asked.sweep, sys.stdout)
-            return
-        # Ray and torch; what is asked wrongly is told without them.
-        from rayembed.pipeline.sweep_check import check_all
-
-        check_all(asked.sweep)
-        if args.dry_run:
-            from rayembed.pipeline.sweep_dry_run import print_sweep
-
-            print_sweep(asked.sweep, out=sys.stdout, tables=sys.stderr)
-            return
-        log_to_stderr()
-        from rayembed.pipeline.sweep import sweep_runs
-
-        sweep_runs(asked.sweep, asked.printed, asked.source)
-
-    return exit_code(work)
+    named = "a sweep by its name (see --list) or a file" if sweeps else "a file that is a sweep"
+    return Job(
+        options=(option("--sweep NAME|sweep.yaml", named), *_OPTIONS),
+        read=lambda args: _read(args, sweeps),
+        run=_sweep,
+        lists=("what can be named", lambda context: _print_list(sweeps, context.out)),
+        shows=("the sweep", "its trials, their data and how many run at once", _show),
+        instead=[(SEND_METRICS, lambda asked, context: send_metrics(asked.sweep, context))],
+    )
 
 
-def parse_arguments(argv: Sequence[str], sweeps: Sweeps = NO_SWEEPS) -> PrintedSweep:
-    """The sweep that the arguments describe.
+def _show(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed.pipeline.sweep_check import check_all
+    from rayembed.pipeline.sweep_dry_run import print_sweep
 
-    Raises:
-        ConfigError: as `resolve`.
-        SystemExit: as argparse has it.
-    """
-    return resolve(_parser(None, sweeps).parse_args(list(argv)), sweeps)
+    check_all(asked.sweep)
+    print_sweep(asked.sweep, out=context.out, tables=context.err)
 
 
-def resolve(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
+def _sweep(asked: PrintedSweep, _: JobContext) -> None:
+    # What is asked wrongly is told without Ray and torch.
+    from rayembed.pipeline.sweep_check import check_all
+
+    check_all(asked.sweep)
+    from rayembed.pipeline.sweep import sweep_runs
+
+    sweep_runs(asked.sweep, asked.printed, asked.source)
+
+
+def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
     """The sweep that the arguments describe: first its name, file or recipe, then the space, each
     `--set` in its order, the search, each `--with`, the name.
-
-    Raises:
-        ConfigError: an unknown sweep, recipe or setting, a file that is no sweep, a wrong value.
     """
     given, printed, source = _given(args, sweeps)
     fixed = [text for text in args.assignments if not is_domain(text.partition("=")[2])]
@@ -154,8 +135,10 @@ def _given(
     args: argparse.Namespace, sweeps: Sweeps
 ) -> tuple[dict[str, Any], Mapping[str, Mapping[str, float]], str]:
     """The settings to begin with, and the figures of a paper."""
+    if args.sweep is not None and args.recipe is not None:
+        raise ConfigError("--sweep names its own runs; leave out --recipe, or --sweep")
     if args.sweep is None:
-        run = base_run(args.recipe)
+        run = base_run(args.recipe or _RECIPE)
         return {"name": f"{run.name}-sweep", "runs": {"": run}}, {}, ""
     if not sweeps or args.sweep.endswith((".yaml", ".yml")):
         return _of_file(args.sweep), {}, ""
@@ -204,68 +187,38 @@ def _usual_search(domains: Mapping[str, Any]) -> str:
 def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     """Write a line for each named sweep, or for each recipe that can be searched."""
     if not sweeps:
+        from rayembed.pipeline.dry_run import print_recipes
+
         print_recipes(map(get_recipe, recipe_names()), out=out)
         return
-    from rich.console import Console
-    from rich.table import Table
-
+    from rayembed.tables import Table, console
     from rayembed.tuning.trials import known_trials
 
-    table = Table("sweep", "what it compares", "source", "trials")
-    for name in sweeps:
-        found = named_sweep(name, sweeps)
-        table.add_row(name, found.about, found.source, str(len(known_trials(found.sweep))))
-    width = None if out.isatty() else 140
-    Console(file=out, width=width, highlight=False, markup=False).print(table)
+    named = {name: named_sweep(name, sweeps) for name in sweeps}
+    rows = [[name, s.about, s.source, len(known_trials(s.sweep))] for name, s in named.items()]
+    console(out).print(Table(["sweep", "what it compares", "source", "trials"], rows))
 
 
-def _parser(about: str | None, sweeps: Sweeps) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--recipe",
-        default="nvembed-quickstart",
-        metavar="NAME|run.yaml",
-        help="the run over whose settings is searched; default: %(default)s",
-    )
-    what.add_argument(
-        "--sweep",
-        metavar="NAME|sweep.yaml" if sweeps else "sweep.yaml",
-        help="a sweep by its name (see --list) or a file" if sweeps else "a file that is a sweep",
-    )
-    parser.add_argument("--space", metavar="space.yaml", help="path.to.setting: choice(a, b), …")
-    parser.add_argument(
-        "--set",
+_OPTIONS = (
+    option("--recipe NAME|run.yaml", f"run whose settings are searched; default: {_RECIPE}"),
+    option("--space space.yaml", "a file with path.to.setting: choice(a, b), …"),
+    option(
+        "--set path=value|domain",
+        "change a setting of all runs, or search it: path=grid(a, b), choice(a, b), "
+        "uniform(low, high), loguniform(low, high), integers(low, high)",
+        often=True,
         dest="assignments",
-        action="append",
-        default=[],
-        metavar="path=value|domain",
-        help="change a setting of all runs, or search it: path=grid(a, b), choice(a, b), "
-        "uniform(low, high), loguniform(low, high), integers(low, high); may be given often",
-    )
-    parser.add_argument(
-        "--stage", dest="stages", action="append", default=[], help="run only this stage"
-    )
-    parser.add_argument("--search", choices=("grid", "random", "optuna"))
-    parser.add_argument("--trials", type=int, metavar="N", help="draws of random and optuna")
-    parser.add_argument("--scheduler", choices=("none", "asha", "pbt"))
-    parser.add_argument(
-        "--with",
+    ),
+    STAGE,
+    option("--search {grid,random,optuna}", "how values are drawn"),
+    option("--trials N", "draws of random and optuna", type=int),
+    option("--scheduler {none,asha,pbt}", "what ends trials early or gives them new values"),
+    option(
+        "--with path=value",
+        "a setting of the sweep itself: metric.of=evaluation, scheduler.grace_steps=100, "
+        "trials_at_once=2",
+        often=True,
         dest="options",
-        action="append",
-        default=[],
-        metavar="path=value",
-        help="a setting of the sweep itself: metric.of=evaluation, scheduler.grace_steps=100, "
-        "trials_at_once=2; may be given often",
-    )
-    parser.add_argument("--name", help="a sweep submitted again under its name goes on")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the sweep (stdout), its trials, their data and how many run at once (stderr)",
-    )
-    parser.add_argument(
-        "--list", action="store_true", help="print what can be named; start nothing"
-    )
-    add_send_metrics(parser)
-    return parser
+    ),
+    option("--name NAME", "name of the sweep; one submitted again under its name goes on"),
+)

@@ -1,19 +1,19 @@
-"""What a user reads when a sweep is done: tables and pictures, on disk and in MLflow."""
+"""The report of a sweep that is done: tables and pictures, on disk and in MLflow."""
 
 from collections.abc import Mapping
-
-from rich.console import Console
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.sweep import Sweep, metric_source
-from rayembed.pipeline.report import MLFLOW_AWAY, WIDTH, Outcome
+from rayembed.pipeline.report import MLFLOW_AWAY, Outcome
 from rayembed.registry.tracking import Tracker
+from rayembed.tables import console
 from rayembed.tuning.importance import LEAST_TRIALS, importance
 from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_with_spread
 from rayembed.tuning.results import (
     Row,
     paper_table,
+    percent,
     rows_of,
     rows_table,
     trials_csv,
@@ -120,26 +120,26 @@ def print_swept(
     mlflow_complete: bool,
 ) -> None:
     """Print the tables, and where everything lies."""
-    console = Console(width=WIDTH, soft_wrap=True, highlight=False, markup=False)
+    out = console(soft_wrap=True)
     rows = rows_of(sweep, records)
-    console.print(rows_table(rows) if _has_rows(sweep) else trials_table(sweep, records))
+    out.print(rows_table(rows) if _has_rows(sweep) else trials_table(sweep, records))
     if printed:
-        console.print(f"Beside {source}:\n{paper_table(rows, printed)}")
-    console.print(f"Report     {report}")
+        out.print(f"Beside {source}:\n{paper_table(rows, printed)}")
+    out.print(f"Report     {report}")
     if outcome is not None:
         version = outcome.version
-        console.print(f"Best       {outcome.run.name}")
-        console.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
+        out.print(f"Best       {outcome.run.name}")
+        out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if not mlflow_complete:
-        console.print(MLFLOW_AWAY)
+        out.print(MLFLOW_AWAY)
 
 
 def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     score = next(row.scores["score"] for row in rows if found in row.records)
     return (
         ". Each seed has held-out articles of its own, so settings are compared by their mean over "
-        f"the seeds: {score} for these, the highest among those with as many finished trials as "
-        f"any ({score.number}); of these trials this one has the highest score"
+        f"the seeds: {percent(score)} for these, the highest among those with as many finished "
+        f"trials as any ({score.number}); of these trials this one has the highest score"
     )
 
 

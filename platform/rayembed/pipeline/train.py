@@ -1,31 +1,29 @@
 """A run from its settings to a registered model: check, prepare, train, score, register."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rayembed.assets.resolver import resolve, resolve_model
-from rayembed.assets.storage import join
+from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
-from rayembed.evaluation.score import Scored
-from rayembed.evaluation.tables import UNTRAINED, ScoreKey, csv_table, markdown_table, run_table
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.evaluation.score import ModelScores
+from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
-from rayembed.pipeline.licences import base_licence, data_licences
+from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
+from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.pipeline.storage import absolute_storage
-from rayembed.pipeline.task_facts import task_facts
+from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
     kept_step,
@@ -34,18 +32,12 @@ from rayembed.pipeline.validation import (
     validation_of,
     write_validation_log,
 )
-from rayembed.pipeline.version_of_run import (
-    keep_version_scores,
-    register_version,
-    write_if_other,
-)
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
-from rayembed.registry.model_card import CARD_FILE, model_card
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
-from rayembed.registry.scores import read_results
 from rayembed.registry.tracking import Status, Tracker
-from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+from rayembed.registry.tracking_uri import reachable_tracking_uri
+from rayembed.tables import show
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -59,16 +51,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, Scored], Mapping[str, Any]], T]
+End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, ModelScores], Mapping[str, Any]], T]
 """Makes of a run's scores and its provenance what the caller wants."""
 
 
 @dataclass(frozen=True)
 class TrialOf:
-    """What a sweep adds to a run that is one of its trials."""
+    """Additions of a sweep to a run that is one of its trials."""
 
     tags: Mapping[str, str]
-    """Of its MLflow run: which sweep's it is, and what it tries."""
+    """Tags of its MLflow run: the sweep, and the settings that are tried."""
     on_scores: Callable[[str, dict[str, float], int], None]
     """Takes the name of a curve (`validation`, `eval`), scores and the step of the run, as soon as
     they are known; again those that an earlier process of the trial had."""
@@ -78,21 +70,21 @@ class TrialOf:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """What a trial leaves."""
+class TrialResult:
+    """Result of a trial."""
 
     scores: dict[str, float]
-    """Of its last stage on the tasks after training; empty without them."""
+    """Scores of its last stage on the tasks after training; empty without them."""
     model_folder: str
-    """In storage."""
+    """Folder of the model in storage."""
     last_weights: str
-    """Of its last stage, in storage."""
+    """Path of the last stage's weights, in storage."""
     run_id: str
-    """Of MLflow."""
+    """Id of the MLflow run."""
 
 
 def train(run: Run, trial: TrialOf | None = None) -> Outcome:
-    """What came of the run, after its table was printed; a run that stopped goes on.
+    """Train a run or resume it; return its result after its table was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
@@ -103,15 +95,15 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     with _claimed(run, wait=False) as (claimed, folders):
-        if expected := estimate(claimed):
+        if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
         outcome, complete = _train(claimed, folders, _register, trial)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
 
-def train_trial(run: Run, trial: TrialOf) -> Trained:
-    """What the run leaves as a trial of a sweep: as `train`, but it is not registered.
+def train_trial(run: Run, trial: TrialOf) -> TrialResult:
+    """Train a run as a trial of a sweep: as `train`, but it is not registered.
 
     Where another process trains it, its end is waited for.
 
@@ -124,11 +116,11 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
         run: Run,
         folders: RunFolders,
         tracker: Tracker,
-        scores: dict[ScoreKey, Scored],
+        scores: dict[ScoreKey, ModelScores],
         found: Mapping[str, Any],
-    ) -> Trained:
+    ) -> TrialResult:
         scored = scores.get(ScoreKey(last))
-        return Trained(
+        return TrialResult(
             scored.scores if scored else {},
             folders.model(last),
             folders.weights(last),
@@ -142,9 +134,7 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
 @contextmanager
 def _claimed(run: Run, *, wait: bool) -> Iterator[tuple[Run, RunFolders]]:
     """The run with absolute storage and its folders, which no other process uses meanwhile."""
-    storage = absolute_storage(run.placement.storage_path)
-    placement = run.placement.model_copy(update={"storage_path": storage})
-    run = run.model_copy(update={"placement": placement})
+    run = placed(run)
     with locked_folders(run, wait=wait) as folders:
         yield run, folders
 
@@ -155,12 +145,11 @@ def _train(
     end: End[T],
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
-    """What `end` makes of the run's scores, and whether MLflow has everything."""
+    """Result that `end` makes of the run's scores, and whether MLflow has everything."""
     run = as_begun(run, folders.local)
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
     connect()
     validates = run.evaluation.validation is not None
@@ -174,6 +163,7 @@ def _train(
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
     folders.files.keep()
+    held_out = held_out_sets(run, plans)
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
@@ -182,10 +172,11 @@ def _train(
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
+        found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, folders, tracker, trial)
+        scores = _train_and_score(run, plans, held_out, folders, tracker, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
@@ -200,12 +191,13 @@ def _train(
 def _train_and_score(
     run: Run,
     plans: Mapping[str, str],
+    held_out: Sequence[HeldOutSet],
     folders: RunFolders,
     tracker: Tracker,
     trial: TrialOf | None = None,
-) -> dict[ScoreKey, Scored]:
+) -> dict[ScoreKey, ModelScores]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
-    names no tasks.
+    names no tasks and holds nothing out.
     """
 
     def tell(name: str, values: dict[str, float], step: int) -> None:
@@ -213,9 +205,9 @@ def _train_and_score(
         if trial is not None:
             trial.on_scores(name, values, step)
 
-    scores: dict[ScoreKey, Scored] = {}
-    scorer = RunScorer(run, folders)
-    if run.evaluation.any_tasks and run.evaluation.before_training:
+    scores: dict[ScoreKey, ModelScores] = {}
+    scorer = RunScorer(with_sets(run, held_out), folders)
+    if run.takes_scores and run.evaluation.before_training:
         export_on_ray(run, None, folders.model(scorer.untrained))
         scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
         tell("eval", scores[UNTRAINED].scores, 0)
@@ -249,13 +241,13 @@ def _train_and_score(
             tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
         export_on_ray(run, weights, folders.model(stage.name))
-        if run.evaluation.any_tasks:
+        if run.takes_scores:
             key = ScoreKey(stage.name)
             scores[key] = scorer.score(folders.model(stage.name), stage.name)
             tell("eval", scores[key].scores, offset)
         folders.files.keep()
         start_weights = weights
-    if run.evaluation.any_tasks:
+    if run.takes_scores:
         scores |= scorer.further(lambda name, values: tell(name, values, offset))
     return scores
 
@@ -264,7 +256,7 @@ def _register(
     run: Run,
     folders: RunFolders,
     tracker: Tracker,
-    scores: dict[ScoreKey, Scored],
+    scores: dict[ScoreKey, ModelScores],
     found: Mapping[str, Any],
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
@@ -272,9 +264,11 @@ def _register(
     model = folders.model(last)
     by_model = {key: scored.scores for key, scored in scores.items()}
     table = run_table(by_model, [stage.name for stage in run.stages])
+    markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        (folders.local / "scores.md").write_text(markdown_table(table), encoding="utf-8")
-        (folders.local / "scores.csv").write_text(csv_table(table), encoding="utf-8")
+        markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
+        write_atomic(folders.local / "scores.md", markdown.encode())
+        write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
         for name in ("scores.md", "scores.csv", "scores.png"):
             tracker.log_artifact(folders.local / name)
@@ -286,24 +280,13 @@ def _register(
     tracker.log_artifact(folders.local / "loss.png")
     if (folders.local / VALIDATION_FILE).exists():
         tracker.log_artifact(folders.local / VALIDATION_FILE)
-    dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
     scored = scores.get(ScoreKey(last))
-    measured = read_results(scored.local, task_facts) if scored else ()
-    card = model_card(
-        run,
-        dimensions=dimensions[0],
-        scores=markdown_table(table) if scores else "",
-        provenance=found,
-        registered_model=run.placement.registered_model or run.name,
-        results=measured,
-        base_licence=base_licence(run.model.backbone.path),
-        data_licences=data_licences(run),
+    version = register_trained(
+        Training(run, found, markdown),
+        model,
+        tracker,
+        scored.local if scored else None,
     )
-    write_if_other(join(model, CARD_FILE), card.encode())
-    values = scored.scores if scored else {}
-    version = register_version(run, resolve_model(model), tracker, values, dimensions, card)
-    if scored:
-        keep_version_scores(tracker, version, measured, scored.local)
     return Outcome(
         run=run,
         table=table if scores else None,
@@ -313,9 +296,10 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
+        held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
     )
 
 
 def _data_warnings(plans: Mapping[str, str]) -> list[str]:
-    """What the stages ask of the data and these do not give; what stages share is told once."""
+    """Warnings about data that do not give what the stages ask for, each once."""
     return list(dict.fromkeys(line for plan in plans.values() for line in data_warnings(plan)))

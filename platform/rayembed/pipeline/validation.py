@@ -14,9 +14,9 @@ from rayembed.evaluation.validation import (
     validation_tasks,
 )
 from rayembed.registry.metrics_log import LogReader, Record
-from rayembed.training.validation.folder import Validated, ValidationFolder
-from rayembed.training.validation.handing_in import STEP
+from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 from rayembed.training.validation.on_ray import Validation
+from rayembed.training.validation.submission import STEP
 from rayembed.training.weights import load_weights, read_made_of
 
 VALIDATION_FILE = "validation.jsonl"
@@ -43,7 +43,7 @@ def validation_of(
     if config is None:
         return None
 
-    def on_scored(record: Validated) -> None:
+    def on_scored(record: ValidationResult) -> None:
         assert record.score is not None
         values = {**record.scores, SCORE: record.score}
         log_scores("validation", values, offset + record.step)

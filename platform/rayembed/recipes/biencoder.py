@@ -5,9 +5,8 @@ from rayembed.config.model import BackboneConfig, BiEncoderConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
-from rayembed.recipes.building_blocks import on_a_laptop
+from rayembed.recipes.building_blocks import on_a_laptop, own_dataset
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
 
@@ -17,15 +16,16 @@ def own_pairs() -> Run:
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`, another encoder
     with `--set model.backbone.path=…`, its prefixes with `--set 'model.query_prefix=query: '`.
+    A tenth of the documents is held out and scored, unless `data.datasets.pairs.held_out=null`.
     """
     return Run(
         name="biencoder",
         model=_minilm(max_length=256),
         data=DataConfig(
-            datasets=(DatasetConfig(name="pairs", source=PairsSource(path="pairs.jsonl")),)
+            datasets=(own_dataset(),),
         ),
         stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(baselines=("bm25",)),
         placement=on_a_laptop(grad_cache=True),
     )
 

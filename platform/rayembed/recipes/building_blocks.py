@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement, ZeroStage
 from rayembed.config.run_evaluation import EvaluationConfig
+from rayembed.config.sources import PairsSource
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,
@@ -36,6 +39,12 @@ def compared_scores(
         baselines=("bm25", MINILM),
         instructions=dict(instructions or {}),
     )
+
+
+def own_dataset() -> DatasetConfig:
+    """Pairs of the user's own, of which a tenth of the documents is held out and scored."""
+    source = PairsSource(path="pairs.jsonl")
+    return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 
 def on_a_laptop(*, micro_batch_tokens: int | None = None, grad_cache: bool = False) -> Placement:

@@ -18,7 +18,13 @@ from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
-from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
+from rayembed.recipes.building_blocks import (
+    PUBLISHED_SCORES,
+    compared_scores,
+    on_a_laptop,
+    on_gpus,
+    own_dataset,
+)
 from rayembed.recipes.datasets.cde import supervised_entries, unsupervised_entries
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
@@ -93,16 +99,14 @@ def own_pairs() -> Run:
 
     The pairs are named with `--set data.datasets.pairs.source.path=pairs.jsonl`; other encoders of
     one family with `model.backbone.path` and `model.encoder.path`, which may both be one earlier
-    CDE.
+    CDE. A tenth of the documents is held out and scored, unless
+    `data.datasets.pairs.held_out=null`.
     """
     run = quickstart()
     assert isinstance(run.model, CDEConfig)
     lengths = {"query_max_length": 256, "document_max_length": 256}
-    pairs = DatasetConfig(
-        name="pairs",
-        source=PairsSource(path="pairs.jsonl"),
-        clusters=ClusterConfig(teacher=MINILM, max_length=256, batch_pairs=_PAIRS),
-    )
+    clusters = ClusterConfig(teacher=MINILM, max_length=256, batch_pairs=_PAIRS)
+    pairs = changed(own_dataset(), clusters=clusters)
     (stage,) = run.stages
     stage = changed(
         stage,
@@ -118,7 +122,7 @@ def own_pairs() -> Run:
         model=changed(run.model, num_context=_PAIRS, **lengths),
         data=DataConfig(datasets=(pairs,)),
         stages=(stage,),
-        evaluation=EvaluationConfig(),
+        evaluation=EvaluationConfig(baselines=("bm25",)),
         placement=changed(run.placement, grad_cache=True),
     )
 

@@ -27,6 +27,8 @@ from typing import Any
 
 from rayembed.errors import TrackingError
 
+CANDIDATE = "candidate"
+"""Alias of the latest version that was registered with scores, which gates may judge."""
 CHAMPION = "champion"
 PREVIOUS = "previous"
 

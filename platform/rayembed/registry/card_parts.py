@@ -2,11 +2,14 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.scores import TaskScore, by_category, mean
+from rayembed.tables import Cell, Table, show
 
 _LICENCE_ID = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -71,49 +74,74 @@ def _single(values: Iterable[str]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def score_section(table: str, results: Sequence[TaskScore]) -> str:
+def score_section(table: str, results: Sequence[TaskScore], reference: str) -> str:
     """Scores in Markdown: the given table or one of all tasks, followed by categories.
 
     Args:
         table: of several models, for comparison; empty: none.
+        reference: of the model, as jobs take it, for the commands that would score it.
     """
     parts = [table.strip()] if table.strip() else []
     if results and not parts:
-        lines = ["| task | category | metric | score | data revision |", "|---|---|---|---:|---|"]
-        ordered = sorted(results, key=lambda score: (score.category, score.task))
-        lines += [
-            f"| {s.task} | {s.category} | {s.metric} | {s.value:.4f} | `{s.dataset_revision}` |"
-            for s in ordered
+        rows = [
+            [s.task, s.category, s.metric, Cell(s.value, digits=4), f"`{s.dataset_revision}`"]
+            for s in sorted(results, key=lambda score: (score.category, score.task))
         ]
-        parts.append("\n".join(lines))
+        heads = ["task", "category", "metric", "score", "data revision"]
+        parts.append(show(Table(heads, rows, align="lllrl"), "markdown").rstrip())
     if results:
-        lines = ["| category | tasks | mean |", "|---|---:|---:|"]
-        for name, value in by_category(results).items():
-            number = sum(score.category == name for score in results)
-            lines.append(f"| {name} | {number} | {value:.4f} |")
-        lines.append(f"| all | {len(results)} | {mean(results):.4f} |")
-        parts.append("\n".join(lines))
+        numbers = Counter(score.category for score in results)
+        rows = [
+            [name, numbers[name], Cell(v, digits=4)] for name, v in by_category(results).items()
+        ]
+        rows.append(["all", len(results), Cell(mean(results), digits=4)])
+        heads = ["category", "tasks", "mean"]
+        parts.append(show(Table(heads, rows, align="lr"), "markdown").rstrip())
         versions = sorted({score.mteb_version for score in results if score.mteb_version})
         if versions:
             parts.append(f"Measured with mteb {', '.join(versions)}.")
-    return "\n\n".join(parts) or "Not scored."
+    unscored = f"Not scored. No score of this model is known; {how_to_score(reference)}."
+    return "\n\n".join(parts) or unscored
 
 
-def serving_section(registered_model: str, field: str, alias: str) -> str:
+def how_to_score(reference: str, name: str | None = None) -> str:
+    """The two commands that take scores of a model and give them to its version, as one line.
+
+    Args:
+        reference: of the model, as the jobs take it.
+        name: of the registered model; None: the reference tells it.
+    """
+    named = f" --name {name}" if name else ""
+    return (
+        f"to score it: `python jobs/evaluate_model.py --model {reference} --benchmark NanoBEIR`, "
+        f"then `python jobs/register_model.py --model {reference}{named} --results "
+        "outputs/evaluation`"
+    )
+
+
+def registry_address(registered_model: str, *, scored: bool) -> str:
+    """How a card names the registered model: by its alias, or by a number without one."""
+    return f"models:/{registered_model}" + (f"@{CANDIDATE}" if scored else "/VERSION")
+
+
+def serving_section(registered_model: str, field: str, *, scored: bool) -> str:
     """Instructions for loading the model from MLflow's registry and serving it.
 
     Args:
         field: a further field of the request, with a comma before it; may be empty.
+        scored: whether scores of it are known; a model without any has no alias.
     """
+    address = registry_address(registered_model, scored=scored)
+    number = "" if scored else " VERSION is the number of its version in the registry."
     return (
         "From MLflow's registry, in OpenAI's embeddings schema:\n\n"
         "```python\n"
         "import mlflow\n\n"
-        f'model = mlflow.pyfunc.load_model("models:/{registered_model}@{alias}")\n'
+        f'model = mlflow.pyfunc.load_model("{address}")\n'
         'model.predict({"input": ["what do foxes eat"], "role": "query"' + field + "})\n"
         "```\n\n"
         "Served at OpenAI's path `/v1/embeddings`, from a checkout of rayembed: "
-        f"`python jobs/serve_model.py --model models:/{registered_model}@{alias}`."
+        f"`python jobs/serve_model.py --model {address}`.{number}"
     )
 
 
@@ -133,13 +161,15 @@ def plain_card(
         reference: where it comes from, without paths of somebody's disk.
         hub_name: its name on the hub; None: it has none there.
     """
+    serving = serving_section(registered_model, "", scored=bool(results))
+    scores = score_section("", results, registry_address(registered_model, scored=False))
     stated = f"Its home states the licence {licence}." if licence else "Its licence is not known."
     return (
         front_matter(name, base_model=hub_name, licence=licence, datasets=(), results=results)
         + f"\n\n# {name}\n\nAn embedding model that was not trained here, from `{reference}`: it "
         f"maps a text to a vector of {dimensions} numbers. {stated} What it was trained on is told "
-        f"by its own home.\n\n## Use\n\n{serving_section(registered_model, '', 'candidate')}\n\n"
-        f"## Scores\n\n{score_section('', results)}\n\n"
+        f"by its own home.\n\n## Use\n\n{serving}\n\n"
+        f"## Scores\n\n{scores}\n\n"
         "## Limits\n\nScores say what they were measured on and no more. Vectors of other models "
         "cannot be compared with its own.\n"
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.registry.scores import TaskScore, by_category, mean
+from rayembed.tables import Cell, Table, show
 
 MEAN = "mean"
 """Name of the mean over all tasks in a requirement."""
@@ -79,14 +80,26 @@ class Decision:
             row["figure"] = _finite(row["figure"])
         return json.dumps({"version": self.version, "holds": self.holds, "gates": rows}, indent=1)
 
+    def table(self, *, no: str = "NO") -> Table:
+        """Table with one gate in each row."""
+        verdict = "all gates hold" if self.holds else "REFUSED"
+        rows = [
+            [
+                check.gate,
+                Cell(check.figure, digits=4),
+                Cell(check.limit, digits=4),
+                "yes" if check.holds else no,
+                check.note,
+            ]
+            for check in self.checks
+        ]
+        heads = ["gate", "figure", "limit", "holds", ""]
+        title = f"Promotion of {self.version}: {verdict}"
+        return Table(heads, rows, title=title, align="lrrl", folds=True)
+
     def to_markdown(self) -> str:
         """Markdown table with one gate in each row."""
-        lines = ["| gate | figure | limit | holds | |", "|---|---:|---:|---|---|"]
-        for check in self.checks:
-            cells = [check.gate, _shown(check.figure), _shown(check.limit)]
-            cells += ["yes" if check.holds else "**no**", check.note]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines) + "\n"
+        return show(self.table(no="**no**"), "markdown")
 
 
 def parse_requirement(text: str) -> Requirement:
@@ -155,6 +168,9 @@ def _minimum(requirement: Requirement, scores: Sequence[TaskScore]) -> Check:
     figure = sum(v for v in values if v is not None) / len(values)
     note = "" if len(meant) == 1 else f"mean of {len(meant)} tasks"
     holds = _reaches(figure, requirement.minimum)
+    if len({score.measured_with.get("software") for score in meant}) > 1:
+        holds = False
+        note += ", which software of several versions has scored: evaluate the older ones again"
     return Check(str(requirement), figure, requirement.minimum, holds, note)
 
 
@@ -246,7 +262,3 @@ def summary(scores: Sequence[TaskScore]) -> dict[str, float]:
 
 def _finite(figure: float | None) -> float | None:
     return None if figure is None or not math.isfinite(figure) else figure
-
-
-def _shown(figure: float | None) -> str:
-    return "–" if figure is None else f"{figure:.4f}"

@@ -19,11 +19,20 @@ from rayembed.config.model import (
 )
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
-from rayembed.registry.card_parts import front_matter, score_section, serving_section
+from rayembed.registry.card_parts import (
+    front_matter,
+    registry_address,
+    score_section,
+    serving_section,
+)
 from rayembed.registry.scores import TaskScore
+from rayembed.tables import Table, show
 
 CARD_FILE = "README.md"
 """File name of the card in the model's folder."""
+
+FOLDER = "path/to/this/folder"
+"""Stands in code of the card for the folder that the card lies in."""
 
 
 def model_card(
@@ -36,7 +45,6 @@ def model_card(
     results: Sequence[TaskScore] = (),
     base_licence: str = "",
     data_licences: Mapping[str, str] | None = None,
-    alias: str = "candidate",
 ) -> str:
     """Model card in Markdown with YAML front matter for model hubs.
 
@@ -48,9 +56,12 @@ def model_card(
         results: of this model, with what they were measured on; hubs show them.
         base_licence: as the base model's home states it; empty: not known.
         data_licences: by the data set's name, as its home states it; others are not known.
-        alias: by which the card loads the registered model.
     """
     licences = data_licences or {}
+    scored = bool(scores.strip() or results)
+    reference = FOLDER
+    if registered_model is not None:
+        reference = registry_address(registered_model, scored=False)
     sections = [
         front_matter(
             run.name,
@@ -60,8 +71,8 @@ def model_card(
             results=results,
         ),
         f"# {run.name}\n\n{_what_it_is(run, dimensions)}",
-        "## Use\n\n" + _use(run, registered_model, alias),
-        "## Scores\n\n" + score_section(scores, results),
+        "## Use\n\n" + _use(run, registered_model, scored=scored),
+        "## Scores\n\n" + score_section(scores, results, reference),
         "## Training\n\n" + _training(run, _row_counts(provenance), licences),
         "## Provenance\n\n" + _provenance(run, provenance),
         "## Limits\n\n" + _limits(run, base_licence, licences),
@@ -176,7 +187,7 @@ def _base(model: ModelConfig) -> str:
     )
 
 
-def _use(run: Run, registered_model: str | None, alias: str) -> str:
+def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
     """Three ways of loading the model, with the run's own instruction if it has one."""
     instruction = next((d.query_instruction for d in run.data.datasets if d.query_instruction), "")
     told, prompt, field = "", "", ""
@@ -206,7 +217,7 @@ def _use(run: Run, registered_model: str | None, alias: str) -> str:
         "from pathlib import Path\n\n"
         "from rayembed.models.load import load_model\n"
         f"from rayembed.models.encoding import {imported}\n\n"
-        'model = load_model(Path("path/to/this/folder"))\n'
+        f'model = load_model(Path("{FOLDER}"))\n'
         f"{with_corpus}"
         f'queries = encode(model, ["what do foxes eat"], role="query"{told})\n'
         'documents = encode(model, ["Foxes eat mice."], role="document")\n'
@@ -219,13 +230,13 @@ def _use(run: Run, registered_model: str | None, alias: str) -> str:
             "before them by itself wherever no other is named."
         )
     if registered_model is not None:
-        parts.append(serving_section(registered_model, field, alias))
+        parts.append(serving_section(registered_model, field, scored=scored))
     return "\n\n".join(parts)
 
 
 def _with_sentence_transformers(run: Run, prompt: str) -> str:
     """Loading with sentence-transformers; `prompt` is a further argument of `encode_query`."""
-    model, folder = run.model, '"path/to/this/folder"'
+    model, folder = run.model, f'"{FOLDER}"'
     module, loader = "sentence_transformers", "SentenceTransformer"
     installed = ""
     cde = isinstance(model, CDEConfig)
@@ -247,19 +258,22 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
 
 def _training(run: Run, rows: Mapping[str, int], licences: Mapping[str, str]) -> str:
     """Section on the stages and their training data: kinds, record counts, licences."""
-    stages = ["| stage | steps | pairs a step | negatives | in-batch negatives | data (weight) |"]
-    stages.append("|---|---|---|---|---|---|")
-    stages += [_stage_row(stage) for stage in run.stages]
-    data = ["| data set | task | records | licence | preparation |", "|---|---|---:|---|---|"]
-    for dataset in run.data.datasets:
-        number = f"{rows[dataset.name]:,}" if dataset.name in rows else "unknown"
-        licence = licences.get(dataset.name) or "unknown"
-        cells = [f"`{dataset.name}`", dataset.task, number, licence, _treatment(dataset)]
-        data.append("| " + " | ".join(cells) + " |")
+    heads = ["stage", "steps", "pairs a step", "negatives", "in-batch negatives", "data (weight)"]
+    stages = Table(heads, [_stage_row(stage) for stage in run.stages])
+    data = [
+        [
+            f"`{dataset.name}`",
+            dataset.task,
+            f"{rows[dataset.name]:,}" if dataset.name in rows else "unknown",
+            licences.get(dataset.name) or "unknown",
+            _treatment(dataset),
+        ]
+        for dataset in run.data.datasets
+    ]
+    heads = ["data set", "task", "records", "licence", "preparation"]
     return (
-        "\n".join(stages)
-        + "\n\nRecords are counted as they went into training.\n\n"
-        + "\n".join(data)
+        f"{show(stages, 'markdown')}\nRecords are counted as they went into training.\n\n"
+        + show(Table(heads, data, align="llrl"), "markdown").rstrip()
     )
 
 
@@ -285,12 +299,11 @@ def _row_counts(provenance: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _stage_row(stage: StageConfig) -> str:
+def _stage_row(stage: StageConfig) -> list[object]:
     data = ", ".join(f"{name} ({weight:g})" for name, weight in stage.datasets.items())
     batch = stage.batch
     in_batch = "yes" if batch.in_batch_negatives else "no"
-    cells = [stage.name, stage.steps, batch.global_pairs, batch.num_negatives, in_batch, data]
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return [stage.name, stage.steps, batch.global_pairs, batch.num_negatives, in_batch, data]
 
 
 def _provenance(run: Run, provenance: Mapping[str, Any]) -> str:

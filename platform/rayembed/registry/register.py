@@ -1,11 +1,10 @@
-"""Registration of an exported model in MLflow's registry, with its scores and an alias."""
+"""A version of an exported model in MLflow's registry, and its description."""
 
 import json
 import logging
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +44,7 @@ _FOLDER = "model"
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RegisteredVersion:
-    """One version in MLflow's registry."""
-
-    name: str
-    version: int
-    uri: str
-    """`models:/<name>/<version>`: this version, independent of aliases."""
-    alias_uri: str
-    """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
-
-
-def register(
+def make_version(
     folder: str | Path,
     name: str,
     *,
@@ -67,13 +54,10 @@ def register(
     dimensions: Sequence[int],
     instruction_template: str | None,
     global_step: int,
-    tags: Mapping[str, str],
-    alias: str | None = "candidate",
-    description: str = "",
-) -> RegisteredVersion:
-    """Register the model, reusing an existing version with the same weights, and set the alias.
+) -> int:
+    """Number of the model's version in the registry, which is made unless these weights have one.
 
-    Weights that are there already get no second version; their tags and alias are set again.
+    Tags of a version that is there are set again. No alias is moved.
 
     Args:
         folder: what `EmbeddingModel.save` wrote; sentence-transformers loads it.
@@ -83,9 +67,6 @@ def register(
         instruction_template: how an instruction stands before a text; None: as plain text behind
             the prompt of the text's role.
         global_step: the step of the run after which the weights were exported.
-        tags: further tags of the version.
-        alias: None: no alias is moved.
-        description: of the version, in Markdown, such as its card; empty: it stays as it is.
 
     Raises:
         ArtifactError: the folder is no exported model, or a weight of it is not finite.
@@ -105,8 +86,7 @@ def register(
 
         client = MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
         run_tags = client.get_run(tracker.run_id).data.tags
-        version_tags = {
-            **tags,
+        tags = {
             **{allowed_key(f"score.{task}"): f"{score:.6g}" for task, score in scores.items()},
             FINGERPRINT_TAG: run_tags.get(FINGERPRINT_TAG, ""),
             WEIGHTS_TAG: weights_fingerprint,
@@ -121,19 +101,13 @@ def register(
             model_id = _find_logged_model(client, tracker.experiment_id, weights_fingerprint)
             if model_id is None:
                 model_id = _log_model(
-                    client, tracker, folder, name, config, scores, version_tags, global_step
+                    client, tracker, folder, name, config, scores, tags, global_step
                 )
-            number = _make_version(client, tracker, name, model_id, version_tags)
-        else:
-            _logger.info("version %d of %s has these weights already", number, name)
-        for key, value in version_tags.items():
+            return _make_version(client, tracker, name, model_id, tags)
+        _logger.info("version %d of %s has these weights already", number, name)
+        for key, value in tags.items():
             client.set_model_version_tag(name, str(number), key, value)
-        if description:
-            describe(client, name, number, description)
-        if alias is not None:
-            client.set_registered_model_alias(name, alias, str(number))
-    uri = f"models:/{name}/{number}"
-    return RegisteredVersion(name, number, uri, f"models:/{name}@{alias}" if alias else uri)
+        return number
 
 
 def describe(client: Any, name: str, number: int, card: str) -> None:

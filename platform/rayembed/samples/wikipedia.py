@@ -16,8 +16,9 @@ from rayembed.config.own_sets import (
     RetrievalSet,
     STSSet,
 )
+from rayembed.config.run import Run
 from rayembed.config.scores import Scores
-from rayembed.config.settings import Settings, changed, parse
+from rayembed.config.settings import Settings, SettingsT, changed, parse
 from rayembed.config.sources import ClassesSource, PairsSource
 from rayembed.config.types import Reference, Seed
 from rayembed.samples.assets import (
@@ -172,6 +173,21 @@ def with_own_sets(scores: ScoresT) -> ScoresT:
         tasks=tuple(name for name in scores.tasks if name not in TASK_NAMES),
         own_sets=(*found, *(own for own in scores.own_sets if own.name not in known)),
     )
+
+
+def with_sample(settings: SettingsT) -> SettingsT:
+    """The settings of a run or an evaluation with the sample's sets in place of its name.
+
+    Raises:
+        ConfigError: an unknown size of the benchmark, or its sets do not fit the run.
+    """
+    if isinstance(settings, Scores):
+        return with_own_sets(settings)
+    if isinstance(settings, Run):
+        evaluation = with_own_sets(settings.evaluation)
+        if evaluation is not settings.evaluation:
+            return parse(type(settings), {**dict(settings), "evaluation": evaluation})
+    return settings
 
 
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:

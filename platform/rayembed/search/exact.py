@@ -15,12 +15,12 @@ from torch import Tensor
 from rayembed.errors import DataError
 from rayembed.hardware import bfloat16_speed
 from rayembed.search.order import NO_RESULT, best_columns, merged
-from rayembed.search.two_passes import Piece, best_of_piece
+from rayembed.search.two_passes import CorpusChunk, best_of_chunk
 
 _TILE_QUERIES = 512
 _TILE_DOCUMENTS = 16_384
-_PIECE_DOCUMENTS = 131_072
-"""Documents in a piece for two passes: their rounded products with 512 queries take 128 MiB."""
+_CHUNK_DOCUMENTS = 131_072
+"""Documents in a chunk for two passes: their rounded products with 512 queries take 128 MiB."""
 
 _RESULTS_OF_PIECE = 1 / 200
 """Maximum k as a share of the documents for which two passes pay off."""
@@ -37,7 +37,7 @@ def top_k(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The k documents with the highest inner product for each query, best first, ties by lower id.
 
-    Scores tie as computed in float32: copies of a document that stand in different pieces of a
+    Scores tie as computed in float32: copies of a document that stand in different chunks of a
     large corpus may come out a rounding apart.
 
     Args:
@@ -62,15 +62,15 @@ def top_k(
     first_id = 0
     if not len(wanted):
         return scores.cpu().numpy(), ids.cpu().numpy()
-    for piece in _pieces(shards, wanted.shape[1]):
-        for rows, found, places in _search(wanted, _as_tensor(piece).to(device), k):
+    for chunk in _chunks(shards, wanted.shape[1]):
+        for rows, found, places in _search(wanted, _as_tensor(chunk).to(device), k):
             scores[rows], ids[rows] = merged((scores[rows], ids[rows]), (found, places + first_id))
-        first_id += len(piece)
+        first_id += len(chunk)
     return scores.cpu().numpy(), ids.cpu().numpy()
 
 
-def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
-    """Corpus in pieces of `_PIECE_DOCUMENTS`: small shards are joined, large ones split.
+def _chunks(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
+    """Corpus in chunks of `_CHUNK_DOCUMENTS`: small shards are joined, large ones split.
 
     Raises:
         DataError: a shard of another width.
@@ -82,11 +82,11 @@ def _pieces(shards: Iterable[np.ndarray], width: int) -> Iterator[np.ndarray]:
             raise DataError(f"top_k: a shard has the shape {shard.shape}, expected (n, {width})")
         start = 0
         while start < len(shard):
-            part = shard[start : start + _PIECE_DOCUMENTS - count]
+            part = shard[start : start + _CHUNK_DOCUMENTS - count]
             start += len(part)
             count += len(part)
             waiting.append(part)
-            if count == _PIECE_DOCUMENTS:
+            if count == _CHUNK_DOCUMENTS:
                 yield waiting[0] if len(waiting) == 1 else np.concatenate(waiting)
                 waiting, count = [], 0
     if waiting:
@@ -100,7 +100,7 @@ def _as_tensor(vectors: np.ndarray) -> Tensor:
 
 
 def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Query rows with scores and positions of their best documents in a piece.
+    """Query rows with scores and positions of their best documents in a chunk.
 
     A row comes as often as there are tiles, or once.
     """
@@ -108,9 +108,9 @@ def _search(queries: Tensor, documents: Tensor, k: int) -> Iterator[tuple[Tensor
     # GPUs were not measured.
     halves = queries.device.type == "cpu" and bfloat16_speed() >= _WORTH_TWO_PASSES
     if halves and k <= len(documents) * _RESULTS_OF_PIECE:
-        piece, unproven = Piece.of(documents, _TILE_QUERIES), []
+        chunk, unproven = CorpusChunk.of(documents, _TILE_QUERIES), []
         for some in torch.split(left, _TILE_QUERIES):
-            scores, places, proven = best_of_piece(queries[some], piece, k)
+            scores, places, proven = best_of_chunk(queries[some], chunk, k)
             unproven.append(some[~proven])
             yield some[proven], scores[proven], places[proven]
             if proven.float().mean() < _WORTH_IT:  # scores too near one another

@@ -1,4 +1,4 @@
-"""Two-pass search in a piece of the corpus: rounded products first, then exact scores.
+"""Two-pass search in a chunk of the corpus: rounded products first, then exact scores.
 
 Most of an exact search is the product of all queries with all documents, and processors with
 bfloat16 units make it in less than half the time that float32 takes. So the first pass takes
@@ -7,7 +7,7 @@ best of their documents scored exactly. What rounding can do to a product at mos
 and Schwarz on what it took from either vector), so that each query's result is either proven to be
 exact, or searched for again with more candidates, or with all documents.
 
-T queries, n documents of the piece, D embedding width, k results.
+T queries, n documents of the chunk, D embedding width, k results.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _ROUNDING = 2.0**-8
 
 
 @dataclass(frozen=True)
-class Piece:
+class CorpusChunk:
     """Documents in the forms that both passes need."""
 
     exact: Tensor
@@ -47,8 +47,8 @@ class Piece:
     costs a third of the products' time."""
 
     @classmethod
-    def of(cls, documents: Tensor, most_queries: int) -> "Piece":
-        """Piece of (n, D) documents, n > 0."""
+    def of(cls, documents: Tensor, most_queries: int) -> "CorpusChunk":
+        """CorpusChunk of (n, D) documents, n > 0."""
         count, width = documents.shape
         number = -(-count // _TILE_DOCUMENTS)
         tiles = documents.new_zeros(number, _TILE_DOCUMENTS, width, dtype=torch.bfloat16)
@@ -62,46 +62,46 @@ class Piece:
         return cls(documents, tiles, longest, taken, room)
 
 
-def best_of_piece(queries: Tensor, piece: Piece, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_of_chunk(queries: Tensor, chunk: CorpusChunk, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The k best documents of each query, by falling score.
 
     Args:
-        queries: (T, D) float32, at most as many as the piece has room for.
+        queries: (T, D) float32, at most as many as the chunk has room for.
         k: at most n.
 
     Returns:
-        Scores (T, k) float32, places in the piece (T, k), and (T,) whether they are proven to be
+        Scores (T, k) float32, places in the chunk (T, k), and (T,) whether they are proven to be
         the best; the others must be searched for without rounding.
     """
-    products = _rounded_products(queries, piece)
-    scores, places, proven = _try(queries, products, piece, k, _SLACK)
+    products = _rounded_products(queries, chunk)
+    scores, places, proven = _try(queries, products, chunk, k, _SLACK)
     rows = torch.nonzero(~proven).flatten()
     if len(rows):
         scores[rows], places[rows], proven[rows] = _try(
-            queries[rows], products[:, rows], piece, k, _SECOND_SLACK
+            queries[rows], products[:, rows], chunk, k, _SECOND_SLACK
         )
     return scores, places, proven
 
 
-def _rounded_products(queries: Tensor, piece: Piece) -> Tensor:
+def _rounded_products(queries: Tensor, chunk: CorpusChunk) -> Tensor:
     """(tiles, T, _BLOCK, blocks of a tile) bfloat16; padding has the lowest value.
 
     A block is what stands below one another: `max` over it then runs along the memory.
     """
     rounded = queries.bfloat16()
-    tiles = len(piece.tiles)
-    products = piece.products[:, : len(queries)]
-    assert products.shape[1] == len(queries), "more queries than the piece has room for"
+    tiles = len(chunk.tiles)
+    products = chunk.products[:, : len(queries)]
+    assert products.shape[1] == len(queries), "more queries than the chunk has room for"
     for number in range(tiles):
-        torch.mm(rounded, piece.tiles[number].T, out=products[number])
-    products[-1, :, len(piece.exact) - (tiles - 1) * _TILE_DOCUMENTS :] = -torch.inf
+        torch.mm(rounded, chunk.tiles[number].T, out=products[number])
+    products[-1, :, len(chunk.exact) - (tiles - 1) * _TILE_DOCUMENTS :] = -torch.inf
     return products.view(tiles, len(queries), _BLOCK, _TILE_DOCUMENTS // _BLOCK)
 
 
 def _try(
-    queries: Tensor, products: Tensor, piece: Piece, k: int, slack: int
+    queries: Tensor, products: Tensor, chunk: CorpusChunk, k: int, slack: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The k best documents from the k + slack best by rounded products; see `best_of_piece`."""
+    """The k best documents from the k + slack best by rounded products; see `best_of_chunk`."""
     tiles, rows, _, blocks = products.shape
     highest = products.amax(2).transpose(0, 1).reshape(rows, tiles * blocks)
     opened = min(k + slack, highest.shape[1])
@@ -114,8 +114,8 @@ def _try(
     chosen, line = found // _BLOCK, found % _BLOCK
     places = (
         tile.gather(1, chosen) * _TILE_DOCUMENTS + line * blocks + column.gather(1, chosen)
-    ).clamp_(max=len(piece.exact) - 1)
-    exact = _exact_scores(queries, piece.exact, places)
+    ).clamp_(max=len(chunk.exact) - 1)
+    exact = _exact_scores(queries, chunk.exact, places)
     exact.masked_fill_(values == -torch.inf, -torch.inf)
     scores, places = best_in_order(exact, places, k)
     # The rounded products of all other documents are at most this:
@@ -124,7 +124,7 @@ def _try(
         rest = rest.new_full(rest.shape, -torch.inf)
     if opened < highest.shape[1]:
         rest = torch.maximum(rest, block_values[:, -1].float())
-    return scores, places, scores[:, -1] > rest + _margin(queries, rest, piece)
+    return scores, places, scores[:, -1] > rest + _margin(queries, rest, chunk)
 
 
 def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
@@ -138,14 +138,14 @@ def _exact_scores(queries: Tensor, documents: Tensor, places: Tensor) -> Tensor:
     return torch.cat(scores)
 
 
-def _margin(queries: Tensor, products: Tensor, piece: Piece) -> Tensor:
+def _margin(queries: Tensor, products: Tensor, chunk: CorpusChunk) -> Tensor:
     """Maximum excess of an exact score over its rounded product.
 
     ‖q − q̃‖·‖d‖ + ‖q̃‖·‖d − d̃‖ for the vectors, the rounding of the product itself, and float32 sums.
     """
     rounded = queries.bfloat16().float()
-    lost = (queries - rounded).norm(dim=1) * piece.longest + rounded.norm(dim=1) * piece.taken
-    sums = queries.norm(dim=1) * piece.longest * queries.shape[1] * 2.0**-23
+    lost = (queries - rounded).norm(dim=1) * chunk.longest + rounded.norm(dim=1) * chunk.taken
+    sums = queries.norm(dim=1) * chunk.longest * queries.shape[1] * 2.0**-23
     # A hundredth for the rounding of the norms, and what bfloat16 units take for zero.
     vectors: Tensor = 1.01 * (lost + sums) + queries.shape[1] * 2.0**-126
     return vectors + products.abs().nan_to_num(posinf=0.0) * _ROUNDING

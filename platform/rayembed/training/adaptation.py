@@ -21,7 +21,7 @@ from rayembed.models.trainable import load_trainable_state
 from rayembed.training.export import upload_model
 from rayembed.training.masked_step import MaskedStep
 from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
-from rayembed.training.validation.handing_in import whole_weights
+from rayembed.training.validation.submission import whole_weights
 from rayembed.training.weights import check_made_of, read_weights, weights_digest, write_weights
 
 

@@ -48,6 +48,7 @@ class DroppedSteps:
         count: those that were dropped before, up to the checkpoint that training goes on from.
         saved: step of that checkpoint; 0: there is none.
         tells: whether this worker is the one that warns.
+        trace: option of the job that shows the rows of a step; empty: it has none.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class DroppedSteps:
         count: int = 0,
         saved: int = 0,
         tells: bool = True,
+        trace: str = "",
     ) -> None:
         self._course, self._limit, self._of_step = loop_config, limit, of_step
-        self._saved, self._tells = saved, tells
+        self._saved, self._tells, self._trace = saved, tells, trace
         self.count = count
         """Number of dropped steps in the stage so far."""
         self.in_a_row = 0
@@ -109,7 +111,13 @@ class DroppedSteps:
             f"(placement.end_after_dropped_steps={self._limit}). The last one: {self._last}, its "
             f"batch of {self._of_step(step - 1)}. {kept}; no weights were handed on. Most often "
             "the learning rate is too high: lower optimizer.learning_rate or raise "
-            "optimizer.warmup_steps, and train under another --name. If only some batches do it, "
-            f"look at their rows (--trace-batch {name}:{step - 1}) and take out what is broken "
-            "there."
+            f"optimizer.warmup_steps, and train under another --name.{self._advice(step - 1)}"
+        )
+
+    def _advice(self, step: int) -> str:
+        if not self._trace:
+            return ""
+        return (
+            " If only some batches do it, look at their rows "
+            f"({self._trace} {self._course.name}:{step}) and take out what is broken there."
         )

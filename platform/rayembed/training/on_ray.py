@@ -113,7 +113,12 @@ def worker_precision(placement: Placement) -> Precision:
         precision: Precision = ray.get(found, timeout=_WORKER_START_SECONDS)
     except ray.exceptions.GetTimeoutError:
         ray.cancel(found)
-        return auto_precision(device)
+        precision = auto_precision(device)
+        logger.warning(
+            "no node had %s free for %d s to say which number type it computes fast; that of this "
+            "machine is taken: %s",
+            *(wanted, _WORKER_START_SECONDS, precision),
+        )
     return precision
 
 

@@ -33,7 +33,7 @@ from rayembed.training.expert_parallel import spread_experts
 from rayembed.training.loop import RunStep, StepRecord, train_steps
 from rayembed.training.step import StepSettings
 from rayembed.training.stop_notice import StopNotice
-from rayembed.training.validation.handing_in import WorkerValidation
+from rayembed.training.validation.submission import WorkerValidation
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +121,8 @@ class Training:
     run_step: RunStep
     of_step: Callable[[int], str]
     """Describes the source of the batch of a step, from 0."""
+    trace: str = ""
+    """Option of the job that shows the rows of `STAGE:STEP`; empty: the job has none."""
     validation: WorkerValidation | None = None
 
 
@@ -169,6 +171,7 @@ def train_on_worker(training: Training, hooks: TrainerHooks) -> DeepSpeedEngine:
         count=dropped_before,
         saved=start,
         tells=rank() == 0,
+        trace=training.trace,
     )
     losses: list[float] = []
 

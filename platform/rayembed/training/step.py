@@ -51,7 +51,7 @@ class StepSettings:
     device: torch.device
     _: KW_ONLY
     pass_cost_tokens: int = 48
-    """What a forward pass costs beside its tokens; see `hardware.pass_cost_tokens`."""
+    """Cost of a forward pass beside its tokens, in tokens; see `hardware.pass_cost_tokens`."""
     seed: int = 0
     """Seed of draws from a global batch, the same on all workers."""
 

@@ -18,7 +18,7 @@ from rayembed.training.stage_lengths import stage_tokenizer
 from rayembed.training.step import run_step
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
-from rayembed.training.validation.handing_in import WorkerValidation, whole_weights
+from rayembed.training.validation.submission import WorkerValidation, whole_weights
 from rayembed.training.weights import check_made_of, load_weights, weights_digest, write_weights
 
 
@@ -95,6 +95,7 @@ class StageJob:
             ),
             run_step=run_step,
             of_step=lambda step: _datasets(plan, step),
+            trace="--trace-batch of the training job",
             validation=validation,
         )
         engine = train_on_worker(training, hooks)

@@ -31,6 +31,7 @@ from rayembed.errors import (
     AssetError,
     ConfigError,
     DataError,
+    DivergenceError,
     PlacementError,
     RayembedError,
     WorkerError,
@@ -47,7 +48,7 @@ from rayembed.tuning.trials import Trial, key_of, number_left, unfinished
 
 logger = logging.getLogger(__name__)
 
-_SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError)
+_SAME_AGAIN = (ConfigError, DataError, ArtifactError, AssetError, DivergenceError)
 """Permanent errors, which a retry would raise again."""
 
 _GRAIN = 0.001
@@ -59,6 +60,7 @@ _TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # CSV, JSON and TensorBoard files of each trial
     "TUNE_MAX_PENDING_TRIALS_PG": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # the job hears signals itself, and says so
 }
 
 

@@ -1,35 +1,12 @@
 """Result tables of a sweep: each trial, and rows with their spread over seeds."""
 
-import csv
-import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
+from rayembed.tables import Spread, Table, show, spread
 from rayembed.tuning.trial_store import SEED, TrialRecord
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of a score over repetitions."""
-
-    mean: float
-    deviation: float | None
-    """Sample standard deviation (n - 1); None for a single value."""
-    number: int
-
-    def __str__(self) -> str:
-        if self.deviation is None:
-            return f"{100 * self.mean:.2f}"
-        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Spread of one or more values."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), deviation, len(values))
 
 
 @dataclass(frozen=True)
@@ -110,10 +87,10 @@ def trials_table(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
                 *(_number(record.values.get(path, "")) for path in paths),
                 record.state,
                 str(report.global_step) if report else "",
-                f"{report.score:.4f}" if report else record.problem[:80],
+                f"{report.score:.4f}" if report else record.problem[:80].replace("|", "/"),
             ]
         )
-    return markdown(header, lines)
+    return show(Table(header, lines), "markdown")
 
 
 def rows_table(rows: Sequence[Row]) -> str:
@@ -124,9 +101,9 @@ def rows_table(rows: Sequence[Row]) -> str:
     for row in rows:
         scores = row.scores
         number = scores["score"].number if "score" in scores else 0
-        shown = [str(scores[task]) if task in scores else "" for task in ("score", *tasks)]
+        shown = [percent(scores[task]) if task in scores else "" for task in ("score", *tasks)]
         lines.append([row.name or "(the recipe)", str(number), *shown])
-    return markdown(header, lines)
+    return show(Table(header, lines), "markdown")
 
 
 def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]]) -> str:
@@ -146,11 +123,12 @@ def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]])
             [
                 name,
                 str(scores["score"].number) if "score" in scores else "",
-                str(scores["score"]) if "score" in scores else "not measured",
+                percent(scores["score"]) if "score" in scores else "not measured",
                 *(f"{figures[column]:g}" if column in figures else "" for column in columns),
             ]
         )
-    return markdown(["row", "seeds", "measured", *(f"paper: {c}" for c in columns)], lines)
+    heads = ["row", "seeds", "measured", *(f"paper: {c}" for c in columns)]
+    return show(Table(heads, lines), "markdown")
 
 
 def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
@@ -158,14 +136,12 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
     tasks = sorted(
         {t for r in records.values() for t in (*(r.final.scores if r.final else ()), *r.evaluation)}
     )
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     paths = list(sweep.domains)
-    writer.writerow(["trial", "run", *paths, "state", "steps", "score", *tasks])
+    rows = []
     for record in records.values():
         report = record.final or (record.reports[-1] if record.reports else None)
         known = {**(record.final.scores if record.final else {}), **record.evaluation}
-        writer.writerow(
+        rows.append(
             [
                 record.key,
                 record.label,
@@ -176,16 +152,13 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
                 *(known.get(task, "") for task in tasks),
             ]
         )
-    return out.getvalue()
+    heads = ["trial", "run", *paths, "state", "steps", "score", *tasks]
+    return show(Table(heads, rows), "csv")
 
 
-def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    rule = ["---"] * len(header)
-    return "".join(
-        f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n"
-        for line in [header, rule, *lines]
-    )
+def percent(found: Spread) -> str:
+    """Mean and spread of a score, 100 times."""
+    return found.text(digits=2, times=100)
 
 
 def _highest_first(record: TrialRecord) -> tuple[int, float]:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
@@ -196,7 +197,10 @@ class DataFolder:
 
 def data_folders(run: Run) -> tuple[DataFolder, ...]:
     """Results that `prepare` makes for the run, in order; equal settings give equal folders."""
-    common = [run.seed, run.data.root]
+    common: list[Any] = [run.seed, run.data.root]
+    # A held-out part decides the records of all data sets, which must not have its texts.
+    for dataset in run.held_out_datasets:
+        common.append(dataset.model_dump(mode="json", include={"name", "source", "held_out"}))
     used = {name for stage in run.stages for name in stage.datasets}
     found: list[DataFolder] = []
     last: dict[str, str] = {}

@@ -22,12 +22,12 @@ _ON_THE_WAY = {task.name: task for task in xtreme_r.STEPS_ON_THE_WAY}
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does."""
+    """Tasks of a run and the finetunings that they take."""
 
     tasks: tuple[Task, ...]
-    """What was asked for, in the tables' order."""
+    """Requested tasks, in the tables' order."""
     finetunings: tuple[Finetuning, ...]
-    """What that takes, with the run's protocol; each stands behind the one that it starts from."""
+    """Finetunings with the run's protocol; each stands behind the one that it starts from."""
 
 
 def plan_of(run: BackboneRun) -> Plan:

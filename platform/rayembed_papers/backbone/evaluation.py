@@ -42,26 +42,26 @@ RESULTS = "backbones"
 """Folder of all that belongs to these evaluations, in the storage."""
 
 _MOST_ROUNDS = 3
-"""Of a finetuning that others start from: a trial that is repeated because the best one's model is
-gone may come out a rounding lower, and another be the best then."""
+"""Most rounds of a finetuning that others start from: a trial that is repeated because the best
+one's model is gone may come out a rounding lower, and another be the best then."""
 
 
 @dataclass
 class BackboneScores:
-    """What came of an evaluation."""
+    """Scores and failures of an evaluation of a backbone."""
 
     run: BackboneRun
     plan: Plan
     backbone: Backbone
     storage: str
     summaries: dict[str, Summary] = field(default_factory=dict)
-    """By task, of those whose trials are all done."""
+    """Summaries by task, of the tasks whose trials are all done."""
     failed: dict[str, RayembedError] = field(default_factory=dict)
-    """By trial or finetuning, what went wrong."""
+    """Errors by trial or finetuning."""
 
     @property
     def folder(self) -> str:
-        """Of the backbone's results, in storage."""
+        """Folder of the backbone's results, in storage."""
         return join(self.storage, RESULTS, "results", self.backbone.name, self.backbone.weights)
 
     def of_benchmark(self, benchmark: str) -> list[Summary]:

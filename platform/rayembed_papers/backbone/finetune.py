@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rayembed.config.backbone import Dtype
-from rayembed_papers.backbone.settings import Protocol
+from rayembed_papers.backbone.settings import FinetuneProtocol
 from rayembed_papers.backbone.tokens import Feature
 from rayembed_papers.backbone.work import Batch, Output
 
@@ -29,7 +29,7 @@ def finetune(
     model: nn.Module,
     inputs: Sequence[Feature],
     collate: Callable[[Sequence[Feature]], Batch],
-    protocol: Protocol,
+    protocol: FinetuneProtocol,
     grid: Grid,
     *,
     precision: Dtype,

@@ -6,14 +6,14 @@ CoLA, Spearman's for STS-B, accuracy else. That MRPC's is accuracy shows in Tabl
 are 357 and 366 of the 408 rows. For MNLI it is that of the matched half; the other stands beside.
 """
 
-from rayembed_papers.backbone.settings import Protocol
-from rayembed_papers.backbone.tasks import Finetuning, Kind, Rows, Scored, Task
+from rayembed_papers.backbone.settings import FinetuneProtocol
+from rayembed_papers.backbone.tasks import Finetuning, Kind, Rows, ScoredRows, Task
 
 BENCHMARK = "glue"
 
 REPOSITORY = "nyu-mll/glue"
 
-PROTOCOL = Protocol(
+PROTOCOL = FinetuneProtocol(
     epochs=3,
     learning_rates=(1e-5, 2e-5, 3e-5),
     batch_sizes=(16, 32),
@@ -53,7 +53,7 @@ def _task(
         kind=kind,
         train=_rows(name, "train", columns),
         protocol=PROTOCOL,
-        scored=tuple(Scored(task, split, _rows(name, split, columns)) for split in splits),
+        scored=tuple(ScoredRows(task, split, _rows(name, split, columns)) for split in splits),
         labels=labels,
         start=MNLI if task in FROM_MNLI else None,
     )

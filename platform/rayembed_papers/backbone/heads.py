@@ -44,14 +44,14 @@ Family = Literal["transformers", "nomic"]
 
 
 def encoder_folder(folder: Path) -> Path:
-    """Where config.json and the encoder's weights lie in a model's folder."""
+    """Folder with config.json and the encoder's weights of a model's folder."""
     if not (folder / "config.json").is_file() and (folder / "modules.json").is_file():
         return read_modules(folder).transformer
     return folder
 
 
 def family_of(folder: Path) -> Family:
-    """Who computes the encoder of a folder.
+    """Library that computes the encoder of a folder.
 
     Raises:
         ArtifactError: neither a model that transformers knows nor a NomicBert with GELU.
@@ -153,7 +153,7 @@ def _check_family(settings: Any, finetunings: Sequence[Finetuning]) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' list of the new weights of every head and its bars."""
+    """Silence transformers' progress bars and its list of the new weights of every head."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -207,7 +207,7 @@ def _load_of_transformers(
 
 
 def _of_encoder(model: Any, names: Any) -> list[str]:
-    """Those weights that are the encoder's, not the head's or the pooler's."""
+    """Names of the encoder's weights, without those of head and pooler."""
     prefix = f"{model.base_model_prefix}."
     whole = model.base_model is model
     plain = [name.removeprefix(prefix) for name in names if whole or name.startswith(prefix)]
@@ -309,7 +309,7 @@ class Retriever(nn.Module):
     """Queries and documents as the states of their first tokens, of unit length."""
 
     SCALE = 20.0
-    """Of cosines in the loss: temperature 0.05, as in the paper's pipeline."""
+    """Factor of cosines in the loss: temperature 0.05, as in the paper's pipeline."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

@@ -1,81 +1,20 @@
 """The backbone job: from its arguments to scores, exit codes and messages."""
 
-import argparse
-import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
-
-from rich.box import HORIZONTALS
-from rich.console import Console
-from rich.table import Table
-
-from rayembed.config.override import override
-from rayembed.config.settings import parse
-from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import exit_code, log_to_stderr
+from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
+from rayembed.tables import Table, console
 from rayembed_papers.backbone.settings import BackboneRun
 
-_WIDTH = 120
 
-
-def run_backbone_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when a task has no score or the job failed, 2 when asked wrongly.
-
-    Errors that a user can act on are printed as their message, without a traceback.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> int:
-        args = _parser(about).parse_args(list(argv))
-        if args.list:
-            _print_tasks(sys.stdout)
-            return 0
-        run = asked_run(args)
-        if args.dry_run:
-            _print_dry_run(run, sys.stdout, sys.stderr)
-            return 0
-        log_to_stderr(__package__)
-        return _evaluate(run)
-
-    return exit_code(work)
-
-
-def asked_run(args: argparse.Namespace) -> BackboneRun:
-    """The evaluation that the arguments describe: the file first, then options, then each `--set`.
-
-    Raises:
-        ConfigError: an unknown setting, a wrong value, no backbone or nothing to do.
-    """
-    values: dict[str, Any] = {}
-    if args.recipe is not None:
-        values = BackboneRun.read(args.recipe).model_dump(mode="json")
-    if args.backbone is not None:
-        values["backbone"] = args.backbone
-    if args.benchmark:
-        values["benchmarks"] = args.benchmark
-    if args.tasks is not None:
-        values["tasks"] = [name.strip() for name in args.tasks.split(",") if name.strip()]
-    if "backbone" not in values:
-        raise ConfigError(
-            "no backbone: give --backbone, a folder, hf://org/name@revision or s3://…"
-        )
-    return override(parse(BackboneRun, values), args.assignments)
-
-
-def _evaluate(run: BackboneRun) -> int:
+def _evaluate(run: BackboneRun, context: JobContext) -> int:
     # torch, transformers and Ray; the rest of the job needs none of them.
-    from rayembed.registry.tracking_uri import check_reachable, resolve_tracking_uri
+    from rayembed.registry.tracking_uri import reachable_tracking_uri
     from rayembed_papers.backbone.evaluation import evaluate_backbone
     from rayembed_papers.backbone.tracking import track
 
-    tracking_uri = resolve_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_reachable(tracking_uri)
+    tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     scores = evaluate_backbone(run)
     complete = track(scores, tracking_uri)
-    out = sys.stdout
+    out = context.out
     for name, text in scores.reports.items():
         if name.endswith(".md"):
             out.write(f"{text}\n")
@@ -92,25 +31,14 @@ def _evaluate(run: BackboneRun) -> int:
     return 1 if scores.failed else 0
 
 
-def _print_dry_run(run: BackboneRun, out: TextIO, tables: TextIO) -> None:
+def _show(run: BackboneRun, context: JobContext) -> None:
     """The resolved evaluation, and the protocol of each finetuning."""
     from rayembed_papers.backbone.catalogue import plan_of
 
     plan = plan_of(run)
-    out.write(f"# backbone evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
-    out.flush()
-    table = Table(box=HORIZONTALS, show_edge=False, pad_edge=False)
-    for column in (
-        "Finetuning",
-        "Starts from",
-        "Scored on",
-        "Epochs",
-        "Tokens",
-        "Rates",
-        "Batches",
-    ):
-        table.add_column(column)
-    table.add_column("Trials", justify="right")
+    context.out.write(f"# backbone evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    context.out.flush()
+    rows = []
     total = 0
     for one in plan.finetunings:
         protocol = one.protocol
@@ -124,52 +52,45 @@ def _print_dry_run(run: BackboneRun, out: TextIO, tables: TextIO) -> None:
         ]
         rates, batches = (", ".join(f"{value:g}" for value in values) for values in grid[:2])
         numbers = (str(protocol.epochs), str(protocol.max_length), rates, batches, str(trials))
-        table.add_row(one.name, one.start or "backbone", ", ".join(scored), *numbers)
-    console = Console(file=tables, width=_WIDTH, highlight=False, markup=False)
-    console.print(table)
-    tables.write(f"{total} trials\n")
+        rows.append([one.name, one.start or "backbone", ", ".join(scored), *numbers])
+    heads = ["Finetuning", "Starts from", "Scored on", "Epochs", "Tokens", "Rates", "Batches"]
+    console(context.err).print(Table([*heads, "Trials"], rows, align="lllllllr", look="open"))
+    context.err.write(f"{total} trials\n")
 
 
-def _print_tasks(out: TextIO) -> None:
+def _list(context: JobContext) -> None:
     from rayembed_papers.backbone.catalogue import TASKS
     from rayembed_papers.backbone.xtreme_r import LEFT_OUT
 
     for task in TASKS.values():
-        out.write(f"{task.benchmark:9} {task.name:13} {task.metric}\n")
+        context.out.write(f"{task.benchmark:9} {task.name:13} {task.metric}\n")
     for name, why in LEFT_OUT.items():
-        out.write(f"left out  {name:13} {why}\n")
+        context.out.write(f"left out  {name:13} {why}\n")
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--backbone",
-        metavar="REFERENCE",
-        help="an encoder: a folder, hf://org/name@revision, s3://…; a family of transformers "
-        "(BERT, XLM-R, …) or a NomicBert, dense or with experts",
-    )
-    parser.add_argument(
-        "--benchmark",
-        action="append",
-        default=[],
-        metavar="glue|xtreme-r",
-        help="may be given often",
-    )
-    parser.add_argument("--tasks", metavar="A,B", help="single tasks; see --list")
-    parser.add_argument("--recipe", metavar="evaluation.yaml", help="a file that --dry-run printed")
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="path.to.setting=value",
-        help="change a setting, such as protocol.seeds=[0] or placement.use_gpu=true; may be given "
-        "often",
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the evaluation (stdout) and its grid (stderr); start nothing",
-    )
-    parser.add_argument("--list", action="store_true", help="print the tasks; start nothing")
-    return parser
+_READER = Reader(
+    kind=BackboneRun,
+    base=BackboneRun.read,
+    examples="protocol.seeds=[0] placement.use_gpu=true",
+    own=(
+        option(
+            "--backbone REFERENCE",
+            "an encoder: a folder, hf://org/name@revision, s3://…; a family of transformers (BERT, "
+            "XLM-R, …) or a NomicBert, dense or with experts",
+            sets="backbone",
+            missing="no backbone: give --backbone, a folder, hf://org/name@revision or s3://…",
+        ),
+        option("--benchmark glue|xtreme-r", "a benchmark", sets="benchmarks", often=True),
+        option("--tasks A,B", "single tasks; see --list", sets="tasks", type=names_in),
+    ),
+)
+
+run_backbone_job = Job(
+    options=_READER.options,
+    read=_READER,
+    run=_evaluate,
+    lists=("the tasks", _list),
+    shows=("the evaluation", "its grid", _show),
+    log=(__package__,),
+)
+"""The job that finetunes an encoder; its exit code is 1 where a task has no score."""

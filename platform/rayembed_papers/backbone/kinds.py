@@ -1,4 +1,4 @@
-"""Who does the work of a kind of task."""
+"""The class that does the work of each kind of task."""
 
 from rayembed_papers.backbone.answers import SpanWork
 from rayembed_papers.backbone.retrieval import RetrievalWork

@@ -20,7 +20,7 @@ from rayembed_papers.backbone.settings import BackbonePlacement
 from rayembed_papers.backbone.trial import Trial, run_trial
 
 _PROBLEM = "problem"
-"""In what a trial tells: class and message of an error that trying again does not mend."""
+"""Key in a trial's report: class and message of an error that another try does not mend."""
 
 _QUIET = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results are ours; TensorBoard is not there
@@ -29,12 +29,12 @@ _QUIET = {
 }
 
 WhenDone = Callable[[Trial, RayembedError | None], None]
-"""Told of each trial that ends, with what went wrong."""
+"""Callback for each trial that ends, with its error if it failed."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What every process of a trial is told."""
+    """Trainable of Ray Tune that runs one trial."""
 
     trials: Mapping[str, Trial]
     use_gpu: bool
@@ -75,7 +75,7 @@ def run_trials(
     folder: str,
     name: str,
 ) -> dict[str, RayembedError]:
-    """What went wrong, by the trials' keys; the others have their results in storage.
+    """Run the trials; return errors by the trials' keys, the others have results in storage.
 
     A trial whose process dies or whose training fails begins again, `placement.retries` times.
 
@@ -117,7 +117,7 @@ def run_trials(
 
 
 def trial_resources(placement: BackbonePlacement) -> dict[str, float]:
-    """What each trial reserves, by Ray's names."""
+    """Resources that each trial reserves, by Ray's names."""
     needed = {"CPU": float(placement.cpus_per_trial)}
     return {**needed, "GPU": 1.0} if placement.use_gpu else needed
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 
 
 @dataclass(frozen=True)
-class Printed:
+class PrintedScore:
     """A cell of a table."""
 
     table: str
@@ -17,17 +17,17 @@ class Printed:
     task: str
     """Our name of the task; empty: the average."""
     metric: str
-    """As the table prints it; empty: it prints none."""
+    """Metric as the table prints it; empty where it prints none."""
     score: float
-    """In percent."""
+    """Score in percent."""
 
 
 @cache
-def printed() -> tuple[Printed, ...]:
-    """All cells, in the tables' order."""
+def printed() -> tuple[PrintedScore, ...]:
+    """All cells of the tables, in their order."""
     text = files(__package__).joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
-        Printed(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
+        PrintedScore(**{**line, "score": float(line["score"])})  # type: ignore[arg-type]
         for line in csv.DictReader(text.splitlines())
     )
 
@@ -38,6 +38,6 @@ def printed_models(benchmark: str) -> tuple[str, ...]:
 
 
 def printed_score(model: str, benchmark: str, task: str) -> float:
-    """In percent; of the table's average where `task` is empty."""
+    """Printed score in percent; the table's average where `task` is empty."""
     (cell,) = (c for c in printed() if (c.model, c.benchmark, c.task) == (model, benchmark, task))
     return cell.score

@@ -36,22 +36,22 @@ class Result:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the trials of a task come to."""
+    """Results of all trials of a task."""
 
     task: Task
     results: tuple[Result, ...]
-    """All trials."""
+    """Results of all trials, whatever their setting."""
     best: tuple[Result, ...]
-    """Those of the learning rate and batch size with the highest median over the seeds."""
+    """Results of the learning rate and batch size with the highest median over the seeds."""
 
     @property
     def median(self) -> float:
-        """Over the seeds of the best setting."""
+        """Median over the seeds of the best setting."""
         return median(result.score(self.task) for result in self.best)
 
     @property
     def mean(self) -> float:
-        """Over the seeds of the best setting."""
+        """Mean over the seeds of the best setting."""
         return fmean(result.score(self.task) for result in self.best)
 
     @property
@@ -61,7 +61,7 @@ class Summary:
 
     @property
     def median_of_all(self) -> float:
-        """Over all trials, of every setting."""
+        """Median over all trials, of every setting."""
         return median(result.score(self.task) for result in self.results)
 
     @property

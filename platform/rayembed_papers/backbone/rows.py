@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _PREPARED_AT_ONCE = 8
 
 _UNNAMED_TAG = "_"
-"""How Universal Dependencies write that a word has no part of speech; XTREME-R has `X` for it."""
+"""Tag with which Universal Dependencies mark that a word has no part of speech; XTREME-R has `X`
+for it."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class StoredRows:
 
     path: str
     version: str
-    """Of their content and of what was taken of it."""
+    """Fingerprint of the rows' content and of what was taken of it."""
 
 
 def prepare(
     finetunings: Iterable[Finetuning], folder: str, root: str | None
 ) -> dict[Rows, StoredRows]:
-    """All rows that the finetunings read, put into the folder where they are not there already.
+    """Put all rows that the finetunings read into the folder, where they are not there already.
 
     Args:
         folder: in storage.
@@ -145,7 +146,7 @@ def _checked(row: Row, finetuning: Finetuning, origin: str) -> Row:
 
 
 def _problem(row: Row, kind: Kind) -> str:
-    """What a row lacks; empty where it is whole."""
+    """Reason why a row cannot be used; empty where it is whole."""
     if any(cell is None for cell in row):
         return f"an empty cell in {row!r}"[:300]
     texts = {"classes": row[:-1], "score": row[:-1], "choices": row[:-1], "spans": row[:2]}

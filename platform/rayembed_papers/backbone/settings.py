@@ -12,7 +12,7 @@ from rayembed.config.types import Distinct, FileName, Reference, Seed
 _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class Protocol(Settings):
+class FinetuneProtocol(Settings):
     """How a model is finetuned on a task. Every combination of learning rate, batch and seed is a
     trial.
     """
@@ -23,21 +23,21 @@ class Protocol(Settings):
     batch_sizes: Distinct[PositiveInt] = Field(min_length=1)
     """Rows of a step."""
     seeds: Distinct[Seed] = Field(min_length=1)
-    """Of the new head, the order of the rows and dropout."""
+    """Seeds of the new head, the order of the rows and dropout."""
     max_length: PositiveInt
     """Tokens of an input, special ones included."""
     warmup_share: float = Field(ge=0.0, lt=1.0)
-    """Of all steps, in which the rate rises linearly."""
+    """Share of all steps in which the rate rises linearly."""
     max_grad_norm: float = Field(ge=0.0)
-    """To which gradients are clipped; 0: they are not."""
+    """Norm to which gradients are clipped; 0: they are not."""
     weight_decay: float = Field(ge=0.0)
-    """Of AdamW; biases and norms have none."""
+    """AdamW's weight decay; biases and norms have none."""
     adam_betas: tuple[_Beta, _Beta]
     adam_epsilon: PositiveFloat
 
 
 class ProtocolChanges(Settings):
-    """What is done otherwise than the protocol of each task says; None: nothing."""
+    """Changes to the protocol of each task; None changes nothing."""
 
     epochs: PositiveInt | None = None
     learning_rates: tuple[PositiveFloat, ...] | None = None
@@ -50,18 +50,18 @@ class ProtocolChanges(Settings):
     adam_betas: tuple[_Beta, _Beta] | None = None
     adam_epsilon: PositiveFloat | None = None
 
-    def applied_to(self, protocol: Protocol) -> Protocol:
+    def applied_to(self, protocol: FinetuneProtocol) -> FinetuneProtocol:
         """The protocol with these changes.
 
         Raises:
             ConfigError: a changed value is out of range.
         """
         changes = self.model_dump(mode="json", exclude_none=True)
-        return parse(Protocol, {**protocol.model_dump(mode="json"), **changes})
+        return parse(FinetuneProtocol, {**protocol.model_dump(mode="json"), **changes})
 
 
 class BackbonePlacement(Settings):
-    """Where the trials run. Nothing here changes a score beyond rounding."""
+    """Placement of the trials. Nothing here changes a score beyond rounding."""
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, results and models that others start from; all
@@ -69,13 +69,13 @@ class BackbonePlacement(Settings):
     use_gpu: bool = False
     """One GPU for each trial."""
     cpus_per_trial: PositiveFloat = 1.0
-    """What Ray reserves for each trial."""
+    """CPUs that Ray reserves for each trial."""
     threads_per_trial: PositiveInt | None = None
     """Threads of torch in each trial; None: `cpus_per_trial`, rounded down."""
     trials_at_once: PositiveInt | None = None
-    """None: as many as the cluster's free resources hold."""
+    """Trials that run side by side; None: as many as the cluster's free resources hold."""
     retries: int = Field(default=2, ge=0)
-    """How often a trial begins again whose process died or whose training failed."""
+    """Number of restarts of a trial whose process died or whose training failed."""
     predict_batch: PositiveInt = 128
     """Rows of a forward pass while a finetuned model is scored."""
     tracking_uri: Reference | None = None
@@ -91,7 +91,7 @@ class BackboneRun(Document):
     """Asset reference of an encoder: a folder, `hf://org/name@revision`, `s3://…`. One of
     transformers' own families, or a NomicBert in its published layout, dense or with experts."""
     name: FileName | None = None
-    """In results and tables; None: the last part of the reference."""
+    """Name in results and tables; None: the last part of the reference."""
     benchmarks: tuple[str, ...] = ()
     """`glue` (Nomic Embed v2, Table 3), `xtreme-r` (Table 4)."""
     tasks: tuple[str, ...] = ()
@@ -102,10 +102,10 @@ class BackboneRun(Document):
     """RTE, STS-B and MRPC start from the model that was finetuned on MNLI (section 5.1), which is
     then made also where it was not asked for. False: from the backbone."""
     precision: DtypeSetting = "auto"
-    """Of activations (autocast); weights and AdamW's state are float32 in any case."""
+    """Number type of activations (autocast); weights and AdamW's state are float32 in any case."""
     head_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Before the classifier of a NomicBert, whose encoder has none. Families of transformers have
-    theirs in their configuration."""
+    """Dropout before the classifier of a NomicBert, whose encoder has none. Families of
+    transformers have theirs in their configuration."""
     data_root: Reference | None = None
     """Folder or object-storage prefix with copies of the data sets' Parquet branches, laid out
     `<org>/<name>/<configuration>/<split>/*.parquet`; None: the hub."""

@@ -1,10 +1,9 @@
 """Scores of a backbone beside the paper's tables, as Markdown and CSV."""
 
-import csv
-import io
 from collections.abc import Sequence
 from statistics import fmean, median
 
+from rayembed.tables import Table, show
 from rayembed_papers.backbone.published import printed_models, printed_score
 from rayembed_papers.backbone.results import Summary
 
@@ -15,15 +14,11 @@ _TITLES = {
 
 _MEAN = "Mean of these"
 
-Table = list[list[str]]
-"""Rows of cells, the header first."""
-
 
 def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table:
-    """In percent, a row a model: the paper's, then the backbone with its best setting (median over
-    the seeds) and the median of all its trials.
-
-    The last column is the mean of the tasks shown, for the paper's rows too.
+    """Scores in percent, a row a model: the paper's, then the backbone with its best setting
+    (median over the seeds) and the median of all its trials. The last column is the mean of the
+    tasks shown, for the paper's rows too.
     """
     tasks = [summary.task.name for summary in summaries]
     rows = [
@@ -35,11 +30,11 @@ def comparison(benchmark: str, summaries: Sequence[Summary], name: str) -> Table
     rows.append([f"{name}, best setting", *_cells(best)])
     if every != best:
         rows.append([f"{name}, median of all trials", *_cells(every)])
-    return [["Model", *tasks, _MEAN], *rows]
+    return Table(["Model", *tasks, _MEAN], rows, align="lr")
 
 
 def settings_table(summaries: Sequence[Summary]) -> Table:
-    """By task: metric, best setting, its median, mean and standard deviation, number of trials."""
+    """Best setting by task, with metric, median, mean, standard deviation and number of trials."""
     header = ["Task", "Metric", "Rate", "Batch", "Median", "Mean", "Deviation", "Trials"]
     rows = []
     for summary in summaries:
@@ -50,23 +45,19 @@ def settings_table(summaries: Sequence[Summary]) -> Table:
         rows.append(
             [summary.task.name, summary.task.metric, f"{rate:g}", str(batch), *shown, *numbers]
         )
-    return [header, *rows]
+    return Table(header, rows, align="lr")
 
 
 def markdown(benchmark: str, summaries: Sequence[Summary], name: str) -> str:
-    """Both tables under a title."""
-    parts = [f"## {_TITLES[benchmark]}", _markdown(comparison(benchmark, summaries, name))]
-    parts += ["Best settings:", _markdown(settings_table(summaries))]
-    return "\n\n".join(parts) + "\n"
+    """Scores and best settings as Markdown, under a title."""
+    parts = [f"## {_TITLES[benchmark]}\n", show(comparison(benchmark, summaries, name), "markdown")]
+    parts += ["Best settings:\n", show(settings_table(summaries), "markdown")]
+    return "\n".join(parts)
 
 
 def scores_csv(summaries: Sequence[Summary]) -> str:
     """A line a task, subset and metric: what the seeds of the best setting have, from -1 to 1."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["benchmark", "task", "subset", "metric", "median", "mean", "seeds", "rate", "batch"]
-    )
+    rows = []
     for summary in summaries:
         task = summary.task
         first = summary.best[0].scores[task.name]
@@ -75,15 +66,10 @@ def scores_csv(summaries: Sequence[Summary]) -> str:
                 values = [result.scores[task.name][subset][metric] for result in summary.best]
                 numbers = [f"{median(values):.6f}", f"{fmean(values):.6f}", len(values)]
                 where = [task.benchmark, task.name, subset, metric]
-                writer.writerow([*where, *numbers, *summary.setting])
-    return out.getvalue()
+                rows.append([*where, *numbers, *summary.setting])
+    heads = ["benchmark", "task", "subset", "metric", "median", "mean", "seeds", "rate", "batch"]
+    return show(Table(heads, rows), "csv")
 
 
 def _cells(scores: Sequence[float]) -> list[str]:
     return [f"{score:.2f}" for score in (*scores, fmean(scores))]
-
-
-def _markdown(table: Table) -> str:
-    header, *rows = table
-    line = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, line, *rows))

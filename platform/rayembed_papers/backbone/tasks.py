@@ -1,11 +1,11 @@
-"""What a finetuning on a public data set is made of: rows, kind, protocol, what is scored."""
+"""Parts of a finetuning on a public data set: rows, kind, protocol, what is scored."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from rayembed.config.document import fingerprint
-from rayembed_papers.backbone.settings import Protocol
+from rayembed_papers.backbone.settings import FinetuneProtocol
 
 PARQUET = "refs/convert/parquet"
 """The hub's branch with a Parquet copy of a data set, whatever its own files are:
@@ -32,19 +32,19 @@ class Rows:
     path: str
     """Pattern of the files' paths."""
     columns: tuple[str, ...]
-    """In the order of the kind."""
+    """Columns in the order of the kind."""
     revision: str = PARQUET
     where: tuple[str, str] | None = None
     """A column and how its texts begin; rows that begin otherwise are left out."""
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """All columns that are read."""
+        """Names of all columns that are read."""
         return (*self.columns, self.where[0]) if self.where else self.columns
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """Rows on which a finetuned model is scored."""
 
     task: str
@@ -60,8 +60,8 @@ class Finetuning:
     name: str
     kind: Kind
     train: Rows
-    protocol: Protocol
-    scored: tuple[Scored, ...]
+    protocol: FinetuneProtocol
+    scored: tuple[ScoredRows, ...]
     """The first chooses among trials of a model that others start from."""
     labels: tuple[str, ...] = ()
     """Names of classes or tags, in the order of their numbers."""
@@ -70,7 +70,7 @@ class Finetuning:
     start: str | None = None
     """The finetuning whose best model it starts from; None: the backbone."""
     template: str = "{premise} {question}"
-    """Of the first text of `choices`; the second is the choice."""
+    """Template of the first text of `choices`; the second is the choice."""
 
     @property
     def num_labels(self) -> int:
@@ -90,12 +90,12 @@ class Finetuning:
 
     @property
     def all_rows(self) -> tuple[Rows, ...]:
-        """What it reads, the training rows first."""
+        """Rows that it reads, those for training first."""
         return (self.train, *(scored.rows for scored in self.scored))
 
     @property
     def fingerprint(self) -> str:
-        """Of what decides a trial's scores beside the grid, the backbone and the data."""
+        """Fingerprint of what decides scores beside the grid, the backbone and the data."""
         values: dict[str, Any] = asdict(replace(self, protocol=None))  # type: ignore[arg-type]
         grid = {"learning_rates", "batch_sizes", "seeds"}
         return fingerprint([values, self.protocol.model_dump(mode="json", exclude=grid)])
@@ -119,4 +119,4 @@ class Task:
     metric: str
     """The one that stands in the table."""
     subsets: tuple[str, ...] = ()
-    """Of which the table has the mean; none: of all."""
+    """Subsets of which the table has the mean; empty for all."""

@@ -24,7 +24,7 @@ _FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-"""Of which a tokenizer has at least one."""
+"""Files of which a tokenizer has at least one."""
 
 _SPLIT_WORDS_NEED_SPACE = ("roberta", "gpt2", "bloom")
 """Families whose tokenizers take words that stand apart only when told to put a space before."""
@@ -70,7 +70,7 @@ class Tokenizer:
         return self.features(encoded)
 
     def encode(self, first: Any, second: Any = None, **options: Any) -> Any:
-        """What transformers gives, all that a caller may ask of it included."""
+        """Encoding by transformers, with all the options of its tokenizers."""
         length = options.pop("max_length", None) or self.max_length
         types = {"return_token_type_ids": len(self._names) > 1, "return_attention_mask": False}
         return self.pretrained(first, second, max_length=length, **types, **options)

@@ -42,20 +42,20 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """Of what decides scores."""
+        """Fingerprint of what decides scores."""
         return fingerprint([self.weights, self.precision, self.head_dropout])
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is done and where its result goes; picklable."""
+    """One finetuning with one point of the grid, and the folder of its result; picklable."""
 
     backbone: Backbone
     finetuning: Finetuning
     grid: Grid
     data: Mapping[Rows, StoredRows]
     folder: str
-    """Of the backbone's results, in storage."""
+    """Folder of the backbone's results, in storage."""
     keeps_model: bool = False
     """Whether others start from its model."""
     start: "Trial | None" = None
@@ -75,12 +75,12 @@ class Trial:
 
     @property
     def result_path(self) -> str:
-        """Of its JSON file, which appears when all is done."""
+        """Path of the result's JSON file, which appears when all is done."""
         return join(self.folder, "trials", f"{self.key}.json")
 
     @property
     def model_path(self) -> str:
-        """Of its model, where it is kept."""
+        """Path of the finetuned model, where it is kept."""
         return join(self.folder, "models", self.key)
 
 
@@ -134,7 +134,7 @@ def run_trial(trial: Trial, *, use_gpu: bool, predict_batch: int) -> None:
 
 
 def _about(trial: Trial) -> dict[str, Any]:
-    """What the trial was, for its result."""
+    """Description of the trial, for its result."""
     one = trial.finetuning
     return {
         "finetuning": one.name,

@@ -1,4 +1,4 @@
-"""What every kind of task does: rows to inputs, inputs to batches, outputs to scores."""
+"""The contract of every kind of task: rows to inputs, inputs to batches, outputs to scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,10 +14,10 @@ Row = tuple[Any, ...]
 Batch = dict[str, Any]
 
 Output = dict[str, np.ndarray]
-"""What the model gives for one input, by name, padding included."""
+"""Outputs of the model for one input, by name, padding included."""
 
 Predict = Callable[[Sequence[Feature], Callable[[Sequence[Feature]], Batch]], list[Output]]
-"""From inputs, and what makes a batch of them, to outputs in the order of the inputs."""
+"""Function from inputs and a collator of batches to outputs in the order of the inputs."""
 
 
 class Work(Protocol):

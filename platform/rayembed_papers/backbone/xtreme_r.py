@@ -7,8 +7,8 @@ as retrieval; XQuAD has Romanian and not Hindi. Mewsli-X is not here: its test m
 Parquet copy on the hub, only JSONL of one contributor (izhx/mewsli-x), which is not read.
 """
 
-from rayembed_papers.backbone.settings import Protocol
-from rayembed_papers.backbone.tasks import Finetuning, Rows, Scored, Task
+from rayembed_papers.backbone.settings import FinetuneProtocol
+from rayembed_papers.backbone.tasks import Finetuning, Rows, ScoredRows, Task
 
 BENCHMARK = "xtreme-r"
 
@@ -17,7 +17,7 @@ LEFT_OUT = {
 }
 """Tasks of Table 4 that cannot be had, and why."""
 
-_PLAIN = Protocol(
+_PLAIN = FinetuneProtocol(
     epochs=3,
     learning_rates=(2e-5,),
     batch_sizes=(32,),
@@ -32,8 +32,8 @@ _PLAIN = Protocol(
 """transformers' defaults, of which most tasks change something."""
 
 
-def _protocol(**changes: object) -> Protocol:
-    return Protocol.model_validate({**_PLAIN.model_dump(), **changes})
+def _protocol(**changes: object) -> FinetuneProtocol:
+    return FinetuneProtocol.model_validate({**_PLAIN.model_dump(), **changes})
 
 
 def _names(text: str) -> list[str]:
@@ -108,7 +108,7 @@ FINETUNINGS = (
         train=Rows("nyu-mll/glue", "mnli/train/*.parquet", _NLI_COLUMNS),
         protocol=_protocol(warmup_share=0.06),
         scored=tuple(
-            Scored("XNLI", lang, Rows("facebook/xnli", f"{lang}/test/*.parquet", _NLI_COLUMNS))
+            ScoredRows("XNLI", lang, Rows("facebook/xnli", f"{lang}/test/*.parquet", _NLI_COLUMNS))
             for lang in _XNLI
         ),
         labels=("entailment", "neutral", "contradiction"),
@@ -118,7 +118,7 @@ FINETUNINGS = (
         kind="choices",
         train=_siqa("train"),
         protocol=_protocol(epochs=5),
-        scored=(Scored("SIQa", "validation", _siqa("validation")),),
+        scored=(ScoredRows("SIQa", "validation", _siqa("validation")),),
         labels=("A", "B", "C"),
         first_label=1,
     ),
@@ -128,7 +128,8 @@ FINETUNINGS = (
         train=_copa("copa/train", "aps/super_glue"),
         protocol=_protocol(epochs=5),
         scored=tuple(
-            Scored("XCOPA", lang, _copa(f"{lang}/test", "cambridgeltl/xcopa")) for lang in _XCOPA
+            ScoredRows("XCOPA", lang, _copa(f"{lang}/test", "cambridgeltl/xcopa"))
+            for lang in _XCOPA
         ),
         labels=("first", "second"),
         start="SIQa",
@@ -139,7 +140,7 @@ FINETUNINGS = (
         kind="tags",
         train=_udpos("en", "train"),
         protocol=_protocol(epochs=10),
-        scored=tuple(Scored("UD-POS", lang, _udpos(lang, "test")) for lang in _UDPOS),
+        scored=tuple(ScoredRows("UD-POS", lang, _udpos(lang, "test")) for lang in _UDPOS),
         labels=tuple(UPOS),
     ),
     Finetuning(
@@ -148,7 +149,7 @@ FINETUNINGS = (
         train=Rows("unimelb-nlp/wikiann", "en/train/*.parquet", ("tokens", "ner_tags")),
         protocol=_protocol(epochs=10),
         scored=tuple(
-            Scored(
+            ScoredRows(
                 "WikiANN",
                 lang,
                 Rows("unimelb-nlp/wikiann", f"{lang}/test/*.parquet", ("tokens", "ner_tags")),
@@ -164,7 +165,7 @@ FINETUNINGS = (
         protocol=_protocol(**_QA),
         scored=(
             *(
-                Scored(
+                ScoredRows(
                     "XQuAD",
                     lang,
                     Rows("google/xquad", f"xquad.{lang}/validation/*.parquet", _QA_COLUMNS),
@@ -172,7 +173,7 @@ FINETUNINGS = (
                 for lang in _XQUAD
             ),
             *(
-                Scored(
+                ScoredRows(
                     "MLQA",
                     lang,
                     Rows("google/xtreme", f"MLQA.{lang}.{lang}/test/*.parquet", _QA_COLUMNS),
@@ -186,7 +187,9 @@ FINETUNINGS = (
         kind="spans",
         train=_tydiqa("train", "en"),
         protocol=_protocol(**_QA),
-        scored=tuple(Scored("TyDiQA-GoldP", lang, _tydiqa("validation", lang)) for lang in _TYDIQA),
+        scored=tuple(
+            ScoredRows("TyDiQA-GoldP", lang, _tydiqa("validation", lang)) for lang in _TYDIQA
+        ),
     ),
     Finetuning(
         name="SQuAD-retrieval",
@@ -195,7 +198,7 @@ FINETUNINGS = (
         protocol=_protocol(batch_sizes=(16,), max_length=256),
         scored=(
             *(
-                Scored(
+                ScoredRows(
                     "LAReQA",
                     lang,
                     Rows(
@@ -207,7 +210,7 @@ FINETUNINGS = (
                 for lang in _LAREQA
             ),
             *(
-                Scored(
+                ScoredRows(
                     "Tatoeba",
                     lang,
                     Rows(

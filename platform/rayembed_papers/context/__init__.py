@@ -1,1 +1,1 @@
-"""What context documents bring a contextual model, and how hard its batches are (CDE)."""
+"""Analyses of CDE: the gain by context documents, and the difficulty of its batches."""

@@ -1,55 +1,30 @@
 """Analyses of contextual embeddings: from arguments to a table, a picture and a sentence."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import data_of
-from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, with_sample
-from rayembed.pipeline.storage import absolute_storage
-
-Analysis = Callable[[argparse.Namespace, Run, str], None]
-"""Does it for the arguments, the run and the folder of its output."""
+from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
+from rayembed.pipeline.storage import placed
+from rayembed.pipeline.training_job import base_run
 
 RECIPE = "cde-quickstart"
 
 FOLDER = "analysis"
-"""In storage, for results of mteb and for tables."""
+"""Folder in storage for results of mteb and for tables."""
 
 _BATCH_SIZES = (16, 64, 256)
 _SMALLEST_CLUSTER = 8
-_SENTENCES = "WikiSentenceRetrieval"
+_TASKS = ("WikiSentenceRetrieval", "WikiDescriptionRetrieval")
 
 
-def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        args = _parser(about).parse_args(list(argv))
-        run = with_sample(override(base_run(args.recipe), args.assignments))
-        storage = absolute_storage(run.placement.storage_path)
-        placement = run.placement.model_copy(update={"storage_path": storage})
-        run = run.model_copy(update={"placement": placement})
-        log_to_stderr(__package__)
-        analyse: Analysis = args.analyse
-        analyse(args, run, args.output or join(storage, FOLDER, args.analysis))
-
-    return exit_code(work)
-
-
-def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
+def analyse_batches(run: Run, job: JobContext) -> None:
     """Difficulty of batches over sizes of clusters and of batches (CDE, Figure 6).
 
     Raises:
@@ -62,6 +37,7 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
     from rayembed_papers.context.difficulty import Difficulty, measure_batches
     from rayembed_papers.context.report import deliver, difficulty_report
 
+    args, output = job.args, _output(run, job, "batches")
     datasets = clustered_datasets(run, args.datasets)
     check_teachers(datasets)
     data, names = data_of(run), {dataset.name for dataset in datasets}
@@ -90,7 +66,7 @@ def analyse_batches(args: argparse.Namespace, run: Run, output: str) -> None:
             kept = total.setdefault(size, {})
             for batch, one in by_batch.items():
                 kept[batch] = kept[batch].with_more(one) if batch in kept else one
-    deliver(difficulty_report(total), output, sys.stdout)
+    deliver(difficulty_report(total), output, job.out)
 
 
 def clustered_datasets(run: Run, names: str | None) -> list[DatasetConfig]:
@@ -132,10 +108,10 @@ def asked_sizes(
     """
     smallest = min(pairs, key=lambda name: pairs[name])
     there = min(pairs[smallest], most)
-    for option, sizes in (("--cluster-sizes", cluster_sizes), ("--batch-sizes", batch_sizes)):
+    for flag, sizes in (("--cluster-sizes", cluster_sizes), ("--batch-sizes", batch_sizes)):
         if sizes and max(sizes) > there:
             raise ConfigError(
-                f"{option} {max(sizes)} is more than the {there} pairs of the data set "
+                f"{flag} {max(sizes)} is more than the {there} pairs of the data set "
                 f"{smallest!r}; ask for smaller ones, or raise --pairs (it is {most}) and the "
                 "data set's num_samples"
             )
@@ -150,7 +126,7 @@ def asked_sizes(
     return sorted(set(cluster_sizes or clusters)), sorted(set(batch_sizes or batches))
 
 
-def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
+def analyse_sizes(run: Run, job: JobContext) -> None:
     """Scores over the number of context documents (CDE, Figure 16).
 
     Raises:
@@ -168,6 +144,7 @@ def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
         tasks_of,
     )
 
+    args, output = job.args, _output(run, job, "sizes")
     reference = args.model or trained_model(run)
     _, places = contextual_folder(reference)
     tasks = tasks_of(run, args.tasks)
@@ -185,7 +162,7 @@ def analyse_sizes(args: argparse.Namespace, run: Run, output: str) -> None:
         tasks=args.tasks,
         **_where(run),
     )
-    deliver(size_report(found), output, sys.stdout)
+    deliver(size_report(found), output, job.out)
 
 
 def default_sizes(most: int) -> list[int]:
@@ -193,7 +170,7 @@ def default_sizes(most: int) -> list[int]:
     return [0, *(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
-def analyse_topics(args: argparse.Namespace, run: Run, output: str) -> None:
+def analyse_topics(run: Run, job: JobContext) -> None:
     """Scores of each topic's texts in the context of each topic (CDE, Figure 7).
 
     Raises:
@@ -207,6 +184,7 @@ def analyse_topics(args: argparse.Namespace, run: Run, output: str) -> None:
     from rayembed_papers.context.sizes import contextual_folder
     from rayembed_papers.context.topics import topic_scores, topic_tasks
 
+    args, output = job.args, _output(run, job, "topics")
     reference = args.model or trained_model(run)
     contextual_folder(reference)
     topic_tasks(run, args.task)
@@ -215,12 +193,17 @@ def analyse_topics(args: argparse.Namespace, run: Run, output: str) -> None:
     found = measured_on_ray(
         topic_scores, reference, run, task=args.task, draws=args.draws, **_where(run)
     )
-    deliver(topic_report(found), output, sys.stdout)
+    deliver(topic_report(found), output, job.out)
 
 
 def trained_model(run: Run) -> str:
-    """Where the run's training left its model."""
+    """Folder of the model that the run's training left."""
     return join(run.placement.storage_path, "runs", run.name, "models", run.stages[-1].name)
+
+
+def _output(run: Run, job: JobContext, analysis: str) -> str:
+    """The folder for the table and the picture."""
+    return job.args.output or join(run.placement.storage_path, FOLDER, analysis)
 
 
 def _where(run: Run) -> dict[str, Any]:
@@ -231,108 +214,8 @@ def _where(run: Run) -> dict[str, Any]:
     }
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    analyses = parser.add_subparsers(dest="analysis", required=True, metavar="ANALYSIS")
-
-    def add(name: str, analyse: Analysis, what: str) -> argparse.ArgumentParser:
-        made = analyses.add_parser(name, help=what, description=what, allow_abbrev=False)
-        made.set_defaults(analyse=analyse)
-        return made
-
-    batches = add(
-        "batches", analyse_batches, "how hard batches are, by sizes of clusters and batches"
-    )
-    _add_batches(batches)
-    sizes = add("sizes", analyse_sizes, "scores by the number of context documents")
-    sizes.add_argument(
-        "--sizes",
-        type=_numbers(0),
-        metavar="0,8,32",
-        help="numbers of documents; default: 0, powers of two, as many as the model takes",
-    )
-    sizes.add_argument(
-        "--tasks",
-        type=_names,
-        default=_names(f"{_SENTENCES},WikiDescriptionRetrieval"),
-        metavar="A,B",
-        help="retrieval tasks of the sample; default: both",
-    )
-    topics = add("topics", analyse_topics, "scores of each topic's texts in each topic's context")
-    topics.add_argument(
-        "--task",
-        default=_SENTENCES,
-        help="the retrieval task that is made of each topic; default: %(default)s",
-    )
-    for one in (sizes, topics):
-        one.add_argument(
-            "--model",
-            metavar="REFERENCE",
-            help="a saved CDE model; default: that of the recipe's run in storage",
-        )
-        one.add_argument(
-            "--draws",
-            type=_number(1),
-            default=3,
-            help="of the context documents, by other seeds; default: %(default)s",
-        )
-    for one in (batches, sizes, topics):
-        _add_run(one)
-    return parser
-
-
-def _add_batches(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--datasets", metavar="A,B", help="only these of the run; default: all")
-    parser.add_argument(
-        "--cluster-sizes",
-        type=_numbers(1),
-        metavar="16,64,256",
-        help="mean pairs of a cluster; default: powers of two up to a quarter of the pairs",
-    )
-    parser.add_argument(
-        "--batch-sizes",
-        type=_numbers(2),
-        metavar="16,64",
-        help="pairs of a batch; default: those of 16, 64 and 256 that fit the data",
-    )
-    parser.add_argument(
-        "--pairs",
-        type=_number(2),
-        default=100_000,
-        help="of each data set, a seeded sample of more; default: %(default)s",
-    )
-    parser.add_argument(
-        "--batches",
-        type=_number(1),
-        default=1000,
-        help="measured for each size of clusters and of batches; default: %(default)s",
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--recipe",
-        default=RECIPE,
-        metavar="NAME|run.yaml",
-        help="the run whose data or evaluation is taken; default: %(default)s",
-    )
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="path.to.setting=value",
-        help="change a setting of it, seed=1, say; may be given often",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="FOLDER",
-        help=f"where table.md, table.csv and plot.png go; default: {FOLDER}/ANALYSIS in storage",
-    )
-
-
 def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = names_in(text)
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing; expected names like A,B")
     return names
@@ -352,3 +235,79 @@ def _numbers(least: int) -> Callable[[str], list[int]]:
         return [_number(least)(part) for part in text.split(",")]
 
     return numbers
+
+
+_READER = Reader(
+    kind=Run,
+    base=base_run,
+    recipe="the run whose data or evaluation is taken",
+    default=RECIPE,
+    examples="seed=1",
+)
+
+_OUTPUT = option(
+    "--output FOLDER",
+    f"where table.md, table.csv and plot.png go; default: {FOLDER}/ANALYSIS in storage",
+)
+
+_OF_A_MODEL = (
+    option("--model REFERENCE", "a saved CDE model; default: that of the recipe's run in storage"),
+    option("--draws N", "draws of context documents, by other seeds", type=_number(1), default=3),
+)
+
+
+def _analysis(analyse: Callable[[Run, JobContext], None], *options: Option) -> Job[Run]:
+    return Job(
+        options=(*options, *_READER.options, _OUTPUT),
+        read=lambda args: placed(_READER(args)),
+        run=analyse,
+        log=(__package__,),
+    )
+
+
+ANALYSES = {
+    "batches": _analysis(
+        analyse_batches,
+        option("--datasets A,B", "only these of the run; default: all"),
+        option(
+            "--cluster-sizes 16,64,256",
+            "mean pairs of a cluster; default: powers of two up to a quarter of the pairs",
+            type=_numbers(1),
+        ),
+        option(
+            "--batch-sizes 16,64",
+            "pairs of a batch; default: those of 16, 64 and 256 that fit the data",
+            type=_numbers(2),
+        ),
+        option("--pairs N", "pairs of each data set", type=_number(2), default=100_000),
+        option("--batches N", "batches of each kind", type=_number(1), default=1000),
+    ),
+    "sizes": _analysis(
+        analyse_sizes,
+        option(
+            "--sizes 0,8,32",
+            "numbers of documents; default: 0, powers of two, as many as the model takes",
+            type=_numbers(0),
+        ),
+        option(
+            "--tasks A,B", "retrieval tasks of the sample", type=_names, default=",".join(_TASKS)
+        ),
+        *_OF_A_MODEL,
+    ),
+    "topics": _analysis(
+        analyse_topics,
+        option("--task NAME", "the retrieval task made of each topic", default=_TASKS[0]),
+        *_OF_A_MODEL,
+    ),
+}
+"""How hard batches are by sizes of clusters and batches; scores by the number of context documents;
+scores of each topic's texts in each topic's context."""
+
+
+def run_context_job(argv: Sequence[str], *, about: str | None) -> int:
+    """The exit code of the job that measures what CDE's batches and context do."""
+    parser = argparse.ArgumentParser(description=about, epilog="ANALYSIS --help: its options")
+    parser.add_argument("analysis", choices=ANALYSES, metavar="ANALYSIS", help=", ".join(ANALYSES))
+    name: str = parser.parse_args(argv[:1]).analysis
+    about_it, _, _ = str(ANALYSES[name].run.__doc__).partition("\n")
+    return ANALYSES[name](argv[1:], about=about_it)

@@ -1,15 +1,8 @@
-"""What an analysis of context leaves: a table, a picture, and a sentence of what they show."""
+"""The report of an analysis of context: a table, a picture, and a sentence of what they show."""
 
-import csv
-import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TextIO
-
-from rich.box import HORIZONTALS
-from rich.console import Console
-from rich.table import Table
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.errors import StorageError
@@ -20,7 +13,8 @@ from rayembed.evaluation.spread import (
     spread_markdown,
     spread_table,
 )
-from rayembed.evaluation.tables import heading, markdown_line
+from rayembed.evaluation.tables import heading
+from rayembed.tables import Cell, Table, console, show
 from rayembed_papers.context.difficulty import RANDOM
 from rayembed_papers.context.plots import (
     Difficulties,
@@ -31,23 +25,20 @@ from rayembed_papers.context.plots import (
 from rayembed_papers.context.sizes import SizeScores
 from rayembed_papers.context.topics import EVERY_TOPIC, NO_CONTEXT, TopicScores
 
-WIDTH = 132
-"""Columns where the output is not a terminal."""
-
 _SIZE = "documents"
 _TOPIC = "texts of"
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that is written and printed of an analysis."""
+    """Table, picture and sentence of an analysis."""
 
     table: Table
     markdown: str
     csv: str
     png: bytes
     sentence: str
-    """What the table shows, in figures."""
+    """The table's finding in a sentence with figures."""
 
 
 def deliver(report: Report, folder: str, out: TextIO) -> None:
@@ -68,15 +59,14 @@ def deliver(report: Report, folder: str, out: TextIO) -> None:
             raise StorageError(
                 f"cannot write to {folder!r}: {error}; or choose another --output"
             ) from error
-    width = None if out.isatty() else WIDTH
-    console = Console(file=out, width=width, highlight=False, markup=False)
-    console.print(report.table)
-    console.print(f"Written  {', '.join(join(folder, name) for name in files)}", soft_wrap=True)
-    console.print(report.sentence, soft_wrap=True)
+    printer = console(out)
+    printer.print(report.table)
+    printer.print(f"Written  {', '.join(join(folder, name) for name in files)}", soft_wrap=True)
+    printer.print(report.sentence, soft_wrap=True)
 
 
 def difficulty_report(found: Difficulties) -> Report:
-    """Of the difficulty of batches over sizes of clusters and of batches."""
+    """Report of the difficulty of batches over sizes of clusters and of batches."""
     heads = [
         "pairs of a cluster",
         "pairs of a batch",
@@ -99,16 +89,11 @@ def difficulty_report(found: Difficulties) -> Report:
         for size, by_batch in found.items()
         for pairs, one in by_batch.items()
     ]
-    table = Table(title="Difficulty of in-batch negatives", title_justify="left")
-    for head in heads:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    lines = [markdown_line(heads), markdown_line(["---:"] * len(heads)), *map(markdown_line, rows)]
+    table = Table(heads, rows, title="Difficulty of in-batch negatives", align="r")
     return Report(
         table=table,
-        markdown="\n".join(lines) + "\n",
-        csv=_csv(heads, rows),
+        markdown=show(table, "markdown"),
+        csv=show(table, "csv"),
         png=difficulty_lines(found),
         sentence=_of_difficulty(found),
     )
@@ -127,7 +112,7 @@ def _of_difficulty(found: Difficulties) -> str:
 
 
 def size_report(found: SizeScores) -> Report:
-    """Of scores over the number of context documents."""
+    """Report of scores over the number of context documents."""
     table = SpreadTable({str(size): scores for size, scores in sorted(found.items())})
     title = "Scores by the number of context documents, mean ± deviation over draws"
     return Report(
@@ -156,42 +141,34 @@ def _of_sizes(table: SpreadTable) -> str:
 
 
 def topic_report(found: TopicScores) -> Report:
-    """Of the scores of each topic's texts in the context of each topic."""
+    """Report of the scores of each topic's texts in the context of each topic."""
     name, metric = heading(found.task)
-    heads = [_TOPIC, *found.contexts]
     numbers = [str(number) for number, _ in enumerate(found.topics, start=1)]
-    table = Table(
-        title=f"{name}, {metric} × 100, by context",
-        title_justify="left",
-        box=HORIZONTALS,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column(_TOPIC, no_wrap=True)
-    for head in (*numbers, "all", "none"):
-        table.add_column(head, justify="right", no_wrap=True)
-    lines = [markdown_line(heads), markdown_line(["---", *["---:"] * len(found.contexts)])]
-    rows = []
+    marked, shown_means, rows = [], [], []
     for number, topic in zip(numbers, found.topics, strict=True):
-        cells = [f"{found.mean(topic, context):.3f}" for context in found.contexts]
+        means = [found.mean(topic, context) for context in found.contexts]
         near = [found.near_best(topic, context) for context in found.contexts]
-        marked = [f"**{c}**" if n else c for c, n in zip(cells, near, strict=True)]
-        means = [f"{100 * found.mean(topic, context):.1f}" for context in found.contexts]
-        shown_means = [f"{m}*" if n else m for m, n in zip(means, near, strict=True)]
-        table.add_row(f"{number:>2} {topic}", *shown_means)
-        lines.append(markdown_line([topic, *marked]))
+        both = list(zip(means, near, strict=True))
+        marked.append([topic, *(Cell(mean, best=is_near) for mean, is_near in both)])
+        short = [f"{100 * mean:.1f}{'*' if is_near else ''}" for mean, is_near in both]
+        shown_means.append([f"{number:>2} {topic}", *short])
         rows += [
-            [topic, context, str(draw), repr(score)]
+            [topic, context, draw, score]
             for context in found.contexts
             for draw, score in enumerate(found.scores[topic][context])
         ]
-    table.caption = "columns: context documents of these topics; * within one point of the best"
-    table.caption_justify = "left"
     return Report(
-        table=table,
-        markdown="\n".join(lines) + "\n\nBold: within one point of the best of its row.\n",
-        csv=_csv([_TOPIC, "context of", "draw", "score"], rows),
+        table=Table(
+            [_TOPIC, *numbers, "all", "none"],
+            shown_means,
+            title=f"{name}, {metric} × 100, by context",
+            align="lr",
+            look="open",
+            caption="columns: context documents of these topics; * within one point of the best",
+        ),
+        markdown=show(Table([_TOPIC, *found.contexts], marked, align="lr"), "markdown")
+        + "\nBold: within one point of the best of its row.\n",
+        csv=show(Table([_TOPIC, "context of", "draw", "score"], rows), "csv"),
         png=topic_squares(found),
         sentence=_of_topics(found),
     )
@@ -205,11 +182,3 @@ def _of_topics(found: TopicScores) -> str:
         f"topic's {found.mean_of_others:.3f}, with all topics' {found.mean_of(EVERY_TOPIC):.3f}, "
         f"without context {found.mean_of(NO_CONTEXT):.3f}."
     )
-
-
-def _csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
-    return text.getvalue()

@@ -1,4 +1,4 @@
-"""Which topic's documents help a contextual model on which topic's texts (Figure 7).
+"""The effect of each topic's documents as context on each topic's texts (CDE, Figure 7).
 
 "We randomly sample inputs from D from a domain and use them as input to the downstream task d"
 (arXiv 2410.02525, section 7). The paper's domains are forums of CQADupstack; here they are the
@@ -37,10 +37,10 @@ NO_CONTEXT = "no context"
 """Contexts beside those of one topic: documents of all of them, and the null token."""
 
 NEAR = 0.01
-"""How far below the best of its row a score may be to be marked, as in the paper."""
+"""Distance below the best of its row within which a score is marked, as in the paper."""
 
 MIN_DOCUMENTS = 20
-"""Of a topic that is scored; fewer tell nothing."""
+"""Least documents of a topic that is scored; fewer tell nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TopicScores:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """Those that are scored, each of which is a context too."""
+        """Topics that are scored, each of which is a context too."""
         return tuple(self.scores)
 
     @property
@@ -62,7 +62,7 @@ class TopicScores:
         return (*self.topics, EVERY_TOPIC, NO_CONTEXT)
 
     def mean(self, topic: str, context: str) -> float:
-        """Over draws."""
+        """Mean score over draws of a topic's texts in a context."""
         return fmean(self.scores[topic][context])
 
     def best(self, topic: str) -> float:
@@ -74,17 +74,17 @@ class TopicScores:
         return self.mean(topic, context) >= self.best(topic) - NEAR
 
     def mean_of(self, context: str) -> float:
-        """Of all topics in a context of `EVERY_TOPIC` or `NO_CONTEXT`."""
+        """Mean over all topics in a context of `EVERY_TOPIC` or `NO_CONTEXT`."""
         return fmean(self.mean(topic, context) for topic in self.topics)
 
     @property
     def mean_of_own(self) -> float:
-        """Of all topics, each in the context of its own documents."""
+        """Mean over all topics, each in the context of its own documents."""
         return fmean(self.mean(topic, topic) for topic in self.topics)
 
     @property
     def mean_of_others(self) -> float:
-        """Of all topics in the context of each other one."""
+        """Mean over all topics in the context of each other one."""
         return fmean(self.mean(t, c) for t in self.topics for c in self.topics if t != c)
 
 

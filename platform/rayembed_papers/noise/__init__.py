@@ -1,1 +1,1 @@
-"""How much unrelated text behind every text lowers a model's scores (Causal2Vec)."""
+"""The loss of scores when unrelated text is appended to every text (Causal2Vec, Table 3)."""

@@ -1,21 +1,20 @@
 """The noise job: from its arguments to a table of what unrelated text takes from models' scores."""
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import join, write_atomic
-from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
-from rayembed.pipeline.command_line import base_run, exit_code, log_to_stderr, with_sample
-from rayembed.pipeline.storage import absolute_storage
-from rayembed_papers.noise.scores import NoiseScores
+from rayembed.pipeline.job import Job, JobContext, Reader, option
+from rayembed.pipeline.storage import placed
+from rayembed.pipeline.training_job import base_run
+from rayembed.tables import Table, console, show
+
+if TYPE_CHECKING:
+    from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
 
@@ -25,33 +24,8 @@ QUICKSTARTS = {
 }
 """Labels and names of the runs that are compared where no model is given."""
 
-_WIDTH = 120
 
-
-def run_noise_job(argv: Sequence[str], *, about: str | None) -> int:
-    """The exit code: 0, 1 when it failed, 2 when it was asked wrongly.
-
-    Args:
-        argv: arguments without the script's name.
-        about: what `--help` begins with.
-    """
-
-    def work() -> None:
-        args = _parser(about).parse_args(list(argv))
-        run = with_sample(override(base_run(args.recipe), args.assignments))
-        models = dict(map(_labelled, args.model)) or _quickstarts(run)
-        log_to_stderr(__package__)
-        scores = measure(run, models, num_words=args.words)
-        print_scores(scores, sys.stdout)
-        storage = absolute_storage(run.placement.storage_path)
-        place = join(storage, "noise", f"noise-{args.words}-words.md")
-        write_atomic(place, markdown(scores).encode())
-        sys.stdout.write(f"Table {place}\n")
-
-    return exit_code(work)
-
-
-def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, NoiseScores]:
+def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, "NoiseScores"]:
     """Scores of each model, by its label, with and without noise behind the texts of the tasks.
 
     Args:
@@ -66,14 +40,14 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     from rayembed_papers.noise.scores import noise_scores
 
     connect()
-    placement = run.placement
+    placement = placed(run).placement
     return {
         label: measured_on_ray(
             noise_scores,
             reference,
             run,
             name=label.replace(" ", "-"),
-            results_folder=join(absolute_storage(placement.storage_path), "noise"),
+            results_folder=join(placement.storage_path, "noise"),
             num_words=num_words,
             placement=placement,
         )
@@ -81,37 +55,25 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     }
 
 
-def print_scores(scores: Mapping[str, NoiseScores], out: TextIO) -> None:
-    """Write a table: tasks in rows; of each model the score, that with noise, and the drop."""
-    table = Table(title="Unrelated words behind every text", title_justify="left")
-    table.add_column("task", no_wrap=True)
-    for label in scores:
-        table.add_column(label, justify="right")
-    for name, cells in _rows(scores):
-        table.add_row(name, *cells)
-    Console(file=out, width=_WIDTH, highlight=False, markup=False).print(table)
+def noise_table(scores: Mapping[str, "NoiseScores"]) -> Table:
+    """Tasks in rows; of each model the score, that with noise, and the drop."""
+    title = "Unrelated words behind every text"
+    return Table(["task", *scores], _rows(scores), title=title, align="lr")
 
 
-def markdown(scores: Mapping[str, NoiseScores]) -> str:
-    """The same as a Markdown table."""
-    lines = ["| task | " + " | ".join(scores) + " |", "|---|" + "---|" * len(scores)]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in _rows(scores)]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(scores: Mapping[str, NoiseScores]) -> list[tuple[str, list[str]]]:
+def _rows(scores: Mapping[str, "NoiseScores"]) -> list[list[str]]:
     """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
     tasks = list(next(iter(scores.values())).clean)
     rows = []
     for task in tasks:
         name, score = heading(task)
         cells = [_cell(found.clean[task], found.noisy[task]) for found in scores.values()]
-        rows.append((f"{name}, {score}" if score else name, cells))
+        rows.append([f"{name}, {score}" if score else name, *cells])
     means = [
         _cell(_mean([f.clean[t] for t in tasks]), _mean([f.noisy[t] for t in tasks]))
         for f in scores.values()
     ]
-    return [*rows, ("mean", means)]
+    return [*rows, ["mean", *means]]
 
 
 def _cell(clean: float, noisy: float) -> str:
@@ -123,7 +85,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _quickstarts(run: Run) -> dict[str, str]:
-    storage = absolute_storage(run.placement.storage_path)
+    storage = placed(run).placement.storage_path
     last = run.stages[-1].name
     return {
         label: join(storage, "runs", name, "models", last) for label, name in QUICKSTARTS.items()
@@ -137,41 +99,43 @@ def _labelled(text: str) -> tuple[str, str]:
     return label, reference
 
 
-def _parser(about: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="LABEL=REFERENCE",
-        help="a saved model; may be given often. Default: the runs "
-        + " and ".join(QUICKSTARTS.values()),
-    )
-    parser.add_argument(
-        "--words",
-        type=_positive,
-        default=16,
-        help="words of noise behind every text; default: %(default)s",
-    )
-    parser.add_argument(
-        "--recipe",
-        default=RECIPE,
-        metavar="NAME|run.yaml",
-        help="the run whose tasks are scored; default: %(default)s",
-    )
-    parser.add_argument(
-        "--set",
-        dest="assignments",
-        action="append",
-        default=[],
-        metavar="path.to.setting=value",
-        help="change a setting of it, seed=1, say; may be given often",
-    )
-    return parser
-
-
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
     return value
+
+
+def _measure(run: Run, context: JobContext) -> None:
+    words = context.args.words
+    models = dict(map(_labelled, context.args.model)) or _quickstarts(run)
+    scores = measure(run, models, num_words=words)
+    table = noise_table(scores)
+    console(context.out).print(table)
+    place = join(placed(run).placement.storage_path, "noise", f"noise-{words}-words.md")
+    write_atomic(place, show(table, "markdown").encode())
+    context.out.write(f"Table {place}\n")
+
+
+_READER = Reader(
+    kind=Run,
+    base=base_run,
+    recipe="the run whose tasks are scored",
+    default=RECIPE,
+    examples="seed=1",
+)
+
+_MODEL = option(
+    "--model LABEL=REFERENCE",
+    f"a saved model; default: the runs {' and '.join(QUICKSTARTS.values())}",
+    often=True,
+)
+_WORDS = option("--words N", "words of noise behind every text", type=_positive, default=16)
+
+run_noise_job = Job(
+    options=(_MODEL, _WORDS, *_READER.options),
+    read=_READER,
+    run=_measure,
+    log=(__package__,),
+)
+"""The job that measures what unrelated text takes from models' scores."""

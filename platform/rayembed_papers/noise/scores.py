@@ -51,7 +51,7 @@ class NoiseScores:
 
     @property
     def drops(self) -> dict[str, float]:
-        """What the noise took, by task; negative where it helped."""
+        """Loss of score by task; negative where the noise helped."""
         return {task: score - self.noisy[task] for task, score in self.clean.items()}
 
 

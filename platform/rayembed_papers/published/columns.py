@@ -1,4 +1,4 @@
-"""What papers print of a model, as a column of a comparison."""
+"""Figures that papers print of a model, as a column of a comparison."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -27,7 +27,7 @@ _SAME_AVERAGES: Mapping[tuple[str, str, str], tuple[str, str]] = {
 
 
 def published(model: str, benchmark: str, lines: Sequence[Line]) -> Column:
-    """What papers report of a model on a benchmark.
+    """Scores that papers report of a model on a benchmark.
 
     Averages are those that are printed, and where none is, the mean of the printed scores. Papers
     agree on what several of them print (a test sees to it), and the first counts.

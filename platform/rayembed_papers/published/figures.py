@@ -25,7 +25,7 @@ PAPERS: Mapping[str, str] = {
 """Name of a data file → what its paper is called."""
 
 Level = Literal["task", "category", "average", "benchmark"]
-"""What a figure is about: one task, all tasks of a category, some other part, the whole."""
+"""Scope of a figure: one task, all tasks of a category, some other part, the whole."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Figure:
     """One number of one table."""
 
     paper: str
-    """What the paper is called."""
+    """Name of the paper."""
     table: str
     model: str
     """Our short name of the model, the same in all tables."""
@@ -45,7 +45,7 @@ class Figure:
     """The language, where the figure is of one language of a task; else empty."""
     metric: str
     score: float
-    """In the unit; as printed."""
+    """Score in the unit, as printed."""
     unit: str
     """`percent`: 100 times what mteb writes."""
     row: str

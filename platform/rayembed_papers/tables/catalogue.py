@@ -19,7 +19,7 @@ from rayembed.pipeline.sweep_job import PrintedSweep, Sweeps, named_sweep
 from rayembed_papers.tables import encoder_rows, llm_rows
 
 SEEDS = {"seed": ("0", "1", "2")}
-"""Of every table at the quickstart's size."""
+"""Seeds of every table at the quickstart's size."""
 
 QUICKSTART = "-quickstart"
 
@@ -45,7 +45,7 @@ _ALL_TASKS = MetricConfig(
         1.0,
     ),
 )
-"""Where the paper's column is an average over kinds of tasks."""
+"""Metric of tables whose column is an average over kinds of tasks."""
 
 _RETRIEVAL = MetricConfig(of="evaluation")
 
@@ -59,7 +59,7 @@ class _Table:
     space: Mapping[str, tuple[str, ...]]
     metric: MetricConfig
     tasks: tuple[str, ...] = ()
-    """Of NanoBEIR, at the size of the paper."""
+    """Tasks of NanoBEIR, at the size of the paper."""
 
 
 def get_table(name: str) -> PrintedSweep:
@@ -72,7 +72,7 @@ def get_table(name: str) -> PrintedSweep:
 
 
 def table_sweeps() -> Sweeps:
-    """All tables by name."""
+    """Sweeps of all tables, by name."""
     return {name: partial(_sweep, name, table) for name, table in _tables().items()}
 
 

@@ -20,7 +20,7 @@ from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
-from rayembed_papers.tables.llm_rows import Printed
+from rayembed_papers.tables.llm_rows import PrintedFigures
 
 _BATCHES = (1, 2, 4)
 
@@ -30,7 +30,7 @@ def _nomic_7_row(every: int, times: int) -> str:
     return f"{layers}, batch × {times}"
 
 
-def printed_nomic_7() -> Printed:
+def printed_nomic_7() -> PrintedFigures:
     """6 and 12 of 12 layers with batches of 2,048, 4,096 and 8,192."""
     figures = {2: (44.13, 45.36, 45.89), 1: (44.28, 44.89, 45.48)}
     return {
@@ -121,7 +121,7 @@ _TEACHERS = {
         "Query: ",
     ),
 }
-"""Where they lie, and what their authors put before queries; the paper does not say."""
+"""References of the teachers, and their authors' query prompts; the paper does not say."""
 
 _NOMIC_8: tuple[tuple[str, float | None, int, tuple[float, float, float, float]], ...] = (
     ("Arctic Embed Large", None, 4, (52.87, 42.68, 59.47, 56.45)),
@@ -141,17 +141,17 @@ def _nomic_8_row(teacher: str, margin: float | None, number: int) -> str:
     return f"{teacher}, margin {'none' if margin is None else margin}, {number} negatives"
 
 
-def printed_nomic_8() -> Printed:
-    """All rows."""
+def printed_nomic_8() -> PrintedFigures:
+    """Printed figures of all rows of Nomic's Table 8."""
     return {
         _nomic_8_row(teacher, margin, number): dict(zip(_NOMIC_8_COLUMNS, scores, strict=True))
         for teacher, margin, number, scores in _NOMIC_8
     }
 
 
-def printed_nomic_8_small() -> Printed:
-    """By margin and number, a column for each of the teachers that have several rows: the figures
-    of different teachers tell nothing of a margin.
+def printed_nomic_8_small() -> PrintedFigures:
+    """Printed figures by margin and number, a column for each of the teachers that have several
+    rows: the figures of different teachers tell nothing of a margin.
     """
     found: dict[str, dict[str, float]] = {}
     for teacher, margin, number, (average, *_) in _NOMIC_8:
@@ -251,8 +251,8 @@ def _mining(teacher: str, margin: float | None, number: int, *, max_length: int)
 _CDE_1 = ("neither", "contextual batches", "contextual architecture", "both")
 
 
-def printed_cde_1() -> Printed:
-    """Without contextual batches the paper's have 16,384 pairs, with them 512."""
+def printed_cde_1() -> PrintedFigures:
+    """Printed figures of CDE's Table 1; batches have 16,384 pairs, contextual ones 512."""
     figures = (59.9, 61.7, 62.4, 63.1)
     return {row: {"NDCG@10": score} for row, score in zip(_CDE_1, figures, strict=True)}
 

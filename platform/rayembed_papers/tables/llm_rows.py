@@ -10,7 +10,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import changed
 from rayembed.recipes import causal2vec, nvembed
 
-Printed = Mapping[str, Mapping[str, float]]
+PrintedFigures = Mapping[str, Mapping[str, float]]
 """Row → column → figure, of 100."""
 
 NVEMBED_2 = {
@@ -27,18 +27,18 @@ def _both(small: float, large: float) -> dict[str, float]:
     return {_SLLAMA: small, _MISTRAL: large}
 
 
-CAUSAL2VEC_2: Printed = {
+CAUSAL2VEC_2: PrintedFigures = {
     "neither": _both(61.81, 64.84),
     "Contextual token": _both(62.19, 65.44),
     "Contextual token and concatenation": _both(62.83, 65.85),
 }
-CAUSAL2VEC_5: Printed = {
+CAUSAL2VEC_5: PrintedFigures = {
     "model.num_contextual_tokens=1": _both(62.83, 65.85),
     "model.num_contextual_tokens=2": _both(62.77, 65.76),
     "model.num_contextual_tokens=4": _both(62.51, 65.72),
     "model.num_contextual_tokens=8": _both(62.67, 65.68),
 }
-CAUSAL2VEC_12: Printed = {
+CAUSAL2VEC_12: PrintedFigures = {
     "model.representation=concat": _both(62.83, 65.85),
     "model.representation=concat_encoder": _both(62.44, 65.59),
     "model.representation=average": _both(62.67, 65.55),
@@ -46,7 +46,7 @@ CAUSAL2VEC_12: Printed = {
 }
 
 
-def by_backbone(printed: Printed) -> Printed:
+def by_backbone(printed: PrintedFigures) -> PrintedFigures:
     """The figures of both LLMs as rows of their own, as at the size of the paper."""
     return {
         f"{backbone}, {row}": {"MTEB-MINI (30)": figures[backbone]}
@@ -55,8 +55,8 @@ def by_backbone(printed: Printed) -> Printed:
     }
 
 
-def printed_nvembed_2() -> Printed:
-    """After the second stage."""
+def printed_nvembed_2() -> PrintedFigures:
+    """Printed figures of NV-Embed's Table 2, after the second stage."""
     figures = {
         "eos": ((67.85, 58.39), (66.50, 56.59)),
         "mean": ((68.97, 58.71), (68.13, 57.88)),
@@ -83,8 +83,8 @@ def nvembed_2_small() -> dict[str, Run]:
     return {"": nvembed.quickstart()}
 
 
-def printed_nvembed_4() -> Printed:
-    """All rows; two stages with examples and S3 are one run."""
+def printed_nvembed_4() -> PrintedFigures:
+    """Printed figures of NV-Embed's Table 4; two stages with examples and S3 are one run."""
     figures = {
         "single stage, in-batch": (70.83, 61.25),
         "single stage": (71.94, 61.37),
@@ -102,9 +102,10 @@ def printed_nvembed_4() -> Printed:
     }
 
 
-def printed_nvembed_4_small() -> Printed:
-    """Of the quickstart's rows. It has no added and no synthetic data, as the paper's S0 and S1
-    have none: its two stages are S1 beside S0, and the whole model beside the other rows.
+def printed_nvembed_4_small() -> PrintedFigures:
+    """Printed figures of the quickstart's rows. It has no added and no synthetic data, as the
+    paper's S0 and S1 have none: its two stages are S1 beside S0, and the whole model beside the
+    other rows.
     """
     printed = printed_nvembed_4()
 
@@ -166,7 +167,7 @@ def nvembed_4_small() -> dict[str, Run]:
 
 
 def causal2vec_bases() -> dict[str, Run]:
-    """Both LLMs of the ablations."""
+    """References of both LLMs of the ablations."""
     return {_SLLAMA: causal2vec.sheared_llama_1_3b(), _MISTRAL: causal2vec.mistral_7b()}
 
 

@@ -82,7 +82,8 @@ def _cluster(
             f"data set {dataset.name!r} has {count} rows, fewer than one batch of "
             f"clusters.batch_pairs {config.batch_pairs}; lower it or add rows"
         )
-    vectors = embed_parts(context, dataset.name, parent.parts, config)
+    teacher = writer.settled(context, config)
+    vectors = embed_parts(context, dataset.name, parent.parts, teacher)
     job = _Job(context, dataset.name, config, writer, tuple(parent.parts), vectors)
     id_hash = read_index(parent.parts).id_hash
     trained = job.find_centroids(id_hash)
@@ -97,6 +98,7 @@ def _cluster(
     batches = pack(cluster, sample_keys(id_hash, context.seed), tour, config.batch_pairs)
     gathered = job.rewrite(batches)
     more = {
+        "teacher_dtype": teacher.dtype,
         "batch_pairs": config.batch_pairs,
         "batches": len(batches),
         "clusters": len(used),

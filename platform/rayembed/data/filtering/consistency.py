@@ -66,7 +66,8 @@ def _filter(
         raise DataError(f"data set {name!r} has no rows; the consistency filter needs some")
     folder, working = writer.folder, writer.working_folder
     items = [PartItem(part) for part in parts]
-    vectors = embed_parts(context, name, parts, config)
+    teacher = writer.settled(context, config)
+    vectors = embed_parts(context, name, parts, teacher)
 
     counted = run_resumable(folder, f"languages {name}", CountLanguages(), items, execute)
     shards = Shards.for_rows(_rows_of(counted), config.shard_rows, context.seed)
@@ -95,6 +96,7 @@ def _filter(
         {INCONSISTENT: gone},
         shards=len(shards.languages),
         languages=languages,
+        teacher_dtype=teacher.dtype,
         ranks=bins,
         examples=sorted(examples, key=lambda example: str(example["id"]))[:_EXAMPLES],
     )

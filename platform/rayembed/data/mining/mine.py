@@ -75,7 +75,7 @@ def _mine(
     """Run the mining; `weights` and `cross_encoder` are fingerprints."""
     config = dataset.mining
     assert config is not None
-    teachers = _teachers(config)
+    teachers = [writer.settled(context, teacher) for teacher in _teachers(config)]
     vectors = [_embedded(context, dataset, records, documents, teacher) for teacher in teachers]
     working = writer.working_folder
     task = MinePart(
@@ -96,7 +96,7 @@ def _mine(
         results,
         [part for result in results for part in result["parts"]],
         teachers=[
-            {"teacher": teacher.teacher, "weights": one}
+            {"teacher": teacher.teacher, "weights": one, "dtype": teacher.dtype}
             for teacher, one in zip(teachers, weights, strict=True)
         ],
         **add_up_mining(results, working),
@@ -164,7 +164,6 @@ def _embedded(
     teacher: Teacher,
 ) -> Vectors:
     """Teacher's vectors of everything to be scored."""
-    teacher = context.teacher_loader.settled(teacher)
     vectors = embed_parts(context, dataset.name, records, teacher)
     digits = file_name(vectors.folder)
     load, execute = context.teacher_loader.load, context.execute

@@ -9,6 +9,7 @@ from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Record
+from rayembed.tables import Table, show
 
 _EXAMPLES = 3
 _SHOWN_CHARACTERS = 240
@@ -74,6 +75,11 @@ def audit_dataset(
         "positive": [len(r.positives[0].split()) for r in records],
         "negative": [len(n.text.split()) for r in records for n in r.negatives],
     }
+    lengths = [
+        [role, *(f"{value:.0f}" for value in np.percentile(counts, [50, 95])), max(counts)]
+        for role, counts in words.items()
+        if counts
+    ]
     negatives = np.array([len(r.negatives) for r in records])
     lines = [
         f"## {name}",
@@ -89,13 +95,8 @@ def audit_dataset(
         f"- task: {records[0].task}; query instruction: {records[0].query_instruction!r}; "
         f"document instruction: {records[0].document_instruction!r}",
         "",
-        "| words | median | 95 % | longest |",
-        "|---|---|---|---|",
+        show(Table(["words", "median", "95 %", "longest"], lengths), "markdown").rstrip(),
     ]
-    for role, counts in words.items():
-        if counts:
-            middle, high = np.percentile(counts, [50, 95])
-            lines.append(f"| {role} | {middle:.0f} | {high:.0f} | {max(counts)} |")
     places = np.linspace(0, len(records) - 1, min(_EXAMPLES, len(records))).astype(int)
     for number, place in enumerate(places, 1):
         lines += ["", *_example(number, records[place])]

@@ -16,7 +16,12 @@ from rayembed.config.sources import (
     NLISource,
     RecordsSource,
 )
-from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
+from rayembed.data.artifacts import (
+    ArtifactWriter,
+    DatasetArtifact,
+    PipelineContext,
+    held_out_entry,
+)
 from rayembed.data.cleaning.clean import clean
 from rayembed.data.cleaning.overlap import overlap_identity
 from rayembed.data.parts import Part
@@ -41,7 +46,7 @@ from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 _EXAMPLES_SHOWN = 5
@@ -82,18 +87,27 @@ def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
         case source:
             files = {name: tuple(list_pieces(path)) for name, path in paths_of(source).items()}
             columns = {f"source.{name}": column for name, column in columns_of(source).items()}
+            if (column := getattr(dataset.held_out, "column", None)) is not None:
+                columns["held_out.column"] = column
             check_columns(files["path"][0], columns)
             if isinstance(source, BeirSource):
                 joins.check_texts(source, files["corpus"][0], files["queries"][0])
             told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
-            unread = unread_columns(files["path"][0], columns.values())
+            unread = unread_columns(files["path"], columns.values())
             return ResolvedDataset(dataset, fingerprint(told), files, unread)
 
 
 def make_records(
-    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut
+    context: PipelineContext,
+    checked: ResolvedDataset,
+    held_out: HeldOut,
+    part: DatasetArtifact | None = None,
 ) -> DatasetArtifact:
     """Make or reuse the folder of a data set's records.
+
+    Args:
+        held_out: rows and texts that are left out.
+        part: the data set's own held-out part, which the manifest names.
 
     Raises:
         DataError: no usable row, or more bad ones than `max_rejected_share`.
@@ -109,6 +123,7 @@ def make_records(
             "settings": dataset.model_dump(
                 mode="json",
                 exclude={
+                    "held_out": True,
                     "consistency": True,
                     "mining": True,
                     "clusters": True,
@@ -118,28 +133,39 @@ def make_records(
             ),
             "source": checked.content,
             "held_out": fingerprint(sorted(map(str, held_out.texts))),
+            **({} if part is None else {"held_out_part": part.fingerprint}),
             "overlap": overlap_identity(dataset.cleaning.overlap, context.root),
             "seed": context.seed,
         },
     )
-    made = writer.get_or_make(lambda: _converted_and_cleaned(context, checked, held_out, writer))
-    _accept(dataset, made.manifest)  # another run may have taken more bad rows
+    made = writer.get_or_make(
+        lambda: _converted_and_cleaned(context, checked, held_out, part, writer)
+    )
+    accept(dataset, made.manifest)  # another run may have taken more bad rows
     return made
 
 
 def _converted_and_cleaned(
-    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
+    context: PipelineContext,
+    checked: ResolvedDataset,
+    held_out: HeldOut,
+    part: DatasetArtifact | None,
+    writer: ArtifactWriter,
 ) -> DatasetArtifact:
     dataset = checked.dataset
     results = _converted(context, checked, held_out, writer)
-    told = _told_of(results)
-    _accept(dataset, told)
+    told = told_of(results)
+    accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
     parts = [Part(join(writer.parts_folder, name), rows) for name, rows in made]
     cleaned = clean(context, dataset, writer, parts)
     log.info("records %s: %s", dataset.name, _summary(told, cleaned.dropped))
-    unread = {"unread_columns": dict(checked.unread)} if checked.unread else {}
-    return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **unread)
+    more: dict[str, Any] = {"unread_columns": dict(checked.unread)} if checked.unread else {}
+    if part is not None:
+        more["held_out"] = held_out_entry(context.storage, part)
+    if lost := sum(result.get("negatives_held_out", 0) for result in results):
+        more["negatives_held_out"] = lost
+    return writer.finish(results, cleaned.parts, cleaned.dropped, removed=cleaned.removed, **more)
 
 
 def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
@@ -220,7 +246,7 @@ def _of_files(
     return run_resumable(writer.folder, what, task, files["path"], context.execute)
 
 
-def _told_of(results: Sequence[Result]) -> dict[str, Any]:
+def told_of(results: Sequence[Result]) -> dict[str, Any]:
     """Manifest entries on rows and records, from results."""
     rows_in, made, rejected = add_up(results)
     examples = [example for result in results for example in result["examples"]]
@@ -232,14 +258,14 @@ def _told_of(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
+def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     """Raise when there are too few rows or too many bad ones.
 
     The share in the settings is not part of the folder's name, so that raising it needs no new
     conversion.
 
     Args:
-        told: a manifest, or as much of it as `_told_of` gives.
+        told: a manifest, or as much of it as `told_of` gives.
     """
     rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
     path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)

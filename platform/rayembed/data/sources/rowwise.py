@@ -1,5 +1,6 @@
 """Conversion task for sources whose rows become records individually."""
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from rayembed.config.data import DatasetConfig
@@ -30,25 +31,46 @@ class ConvertRows:
         """Report `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out)
         columns = columns_of(self.dataset.source).values()
-        for row in read_rows(item, columns):
-            if isinstance(row, BadRow):
-                writer.reject(row.reason, row.shown)
-                continue
-            try:
-                made = self._records(item, row)
-            except RowError as problem:
-                writer.reject(str(problem), row.values)
+        for row, made in converted(self.dataset, item, columns, self.seed, self.examples):
+            shown = row.shown if isinstance(row, BadRow) else row.values
+            if isinstance(made, str):
+                writer.reject(made, shown)
             else:
-                writer.take(made, row.values)
+                writer.take(made, shown)
         return writer.finish()
 
-    def _records(self, piece: Piece, row: Row) -> list[Record]:
-        match self.dataset.source:
-            case PairsSource():
-                json_lists = piece.kind in ("csv", "tsv")
-                return pair_records(self.dataset, row.values, row.origin, json_lists=json_lists)
-            case ClassesSource(names=names):
-                examples = open_examples(self.examples, self.seed, tuple(sorted(names.values())))
-                return [class_record(self.dataset, row.values, row.origin, examples)]
-            case _:
-                return sts_records(self.dataset, row.values, row.origin)
+
+def converted(
+    dataset: DatasetConfig,
+    piece: Piece,
+    columns: Collection[str],
+    seed: int = 0,
+    examples: ExampleFiles | None = None,
+) -> Iterator[tuple[Row | BadRow, list[Record] | str]]:
+    """Each row of a piece with its records, or with the reason why it has none.
+
+    Args:
+        columns: those that are read.
+    """
+    for row in read_rows(piece, columns):
+        if isinstance(row, BadRow):
+            yield row, row.reason
+            continue
+        try:
+            yield row, _records(dataset, piece, row, seed, examples or ExampleFiles())
+        except RowError as problem:
+            yield row, str(problem)
+
+
+def _records(
+    dataset: DatasetConfig, piece: Piece, row: Row, seed: int, examples: ExampleFiles
+) -> list[Record]:
+    match dataset.source:
+        case PairsSource():
+            json_lists = piece.kind in ("csv", "tsv")
+            return pair_records(dataset, row.values, row.origin, json_lists=json_lists)
+        case ClassesSource(names=names):
+            opened = open_examples(examples, seed, tuple(sorted(names.values())))
+            return [class_record(dataset, row.values, row.origin, opened)]
+        case _:
+            return sts_records(dataset, row.values, row.origin)

@@ -1,7 +1,7 @@
 """Conversion tasks: write parts of records and reject rows with reasons."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayembed.data.hashes import text_hash
@@ -13,26 +13,64 @@ EXAMPLES_PER_ITEM = 3
 _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TEXT = "has a held-out text"
+HELD_OUT_ROW = "held out"
 NOT_SIMILAR = "not similar"
 NOT_RELEVANT = "not relevant"
 NO_ENTAILMENT = "premise without entailment"
 ONLY_EXAMPLE = "only example of its class"
 
-NOT_BAD = frozenset({HELD_OUT_TEXT, NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE})
+NOT_BAD = frozenset(
+    {
+        *(HELD_OUT_TEXT, HELD_OUT_ROW),
+        *(NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE),
+    }
+)
 """Rejection reasons of good rows; they do not count against `max_rejected_share`."""
 
 
 @dataclass(frozen=True)
+class HeldOutRows:
+    """Rows of one data set that are held out, known by their texts, wherever a row stands."""
+
+    documents: frozenset[int]
+    """Hashes of the held-out documents."""
+    queries: frozenset[int] | None = None
+    """Hashes of the held-out queries; None: every query of a held-out document."""
+
+    def has(self, record: Record) -> bool:
+        """Whether the record's row is held out: a positive is, and so is the query."""
+        if self.queries is not None and text_hash(record.query.strip()) not in self.queries:
+            return False
+        return any(text_hash(text.strip()) in self.documents for text in record.positives)
+
+
+@dataclass(frozen=True)
 class HeldOut:
-    """Texts excluded from training."""
+    """Rows and texts excluded from training."""
 
     texts: frozenset[int] = frozenset()
     """Hashes of the texts that an evaluation may show."""
+    rows: HeldOutRows | None = None
+    """Held-out rows of the data set that is converted."""
 
     def touches(self, record: Record) -> bool:
-        """Whether any of the record's texts is held out."""
-        texts = [record.query, *record.positives, *(n.text for n in record.negatives)]
-        return bool(self.texts) and any(text_hash(text.strip()) in self.texts for text in texts)
+        """Whether the record's query or one of its positives is held out."""
+        return bool(self.texts) and any(map(self._has, (record.query, *record.positives)))
+
+    def without_negatives(self, record: Record) -> tuple[Record, int]:
+        """The record without held-out negatives, and how many these were.
+
+        A row is worth more than one of its negatives: with seven of each and a tenth of the
+        documents held out, half of all rows have a held-out one.
+        """
+        if not self.texts or not record.negatives:
+            return record, 0
+        kept = tuple(negative for negative in record.negatives if not self._has(negative.text))
+        lost = len(record.negatives) - len(kept)
+        return (replace(record, negatives=kept) if lost else record), lost
+
+    def _has(self, text: str) -> bool:
+        return text_hash(text.strip()) in self.texts
 
 
 class RecordWriter:
@@ -44,16 +82,25 @@ class RecordWriter:
         self.parts: list[Part] = []
         self.rows_used = 0
         self.rejected: dict[str, int] = {}
+        self.negatives_held_out = 0
         self.examples: list[dict[str, str]] = []
 
     def take(self, records: Sequence[Record], shown: Any, rows: int = 1) -> None:
-        """Add the records made from `rows` rows, unless one has a held-out text."""
+        """Add the records made from `rows` rows, unless the row or one of its texts is held out;
+        of the negatives only those that are held out are left out.
+        """
+        own = self.held_out.rows
+        if own is not None and own.has(records[0]):
+            self.reject(HELD_OUT_ROW, shown, rows)
+            return
         if any(map(self.held_out.touches, records)):
             self.reject(HELD_OUT_TEXT, shown, rows)
             return
         self.rows_used += rows
         for record in records:
-            self.waiting.append(record)
+            kept, lost = self.held_out.without_negatives(record)
+            self.negatives_held_out += lost
+            self.waiting.append(kept)
             if len(self.waiting) == ROWS_PER_PART:
                 self._flush()
 
@@ -73,6 +120,7 @@ class RecordWriter:
             "rows_used": self.rows_used,
             "rows_out": sum(part.rows for part in self.parts),
             "rejected": self.rejected,
+            "negatives_held_out": self.negatives_held_out,
             "examples": self.examples,
             "parts": [[part.name, part.rows] for part in self.parts],
         }

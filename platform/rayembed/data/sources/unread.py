@@ -31,15 +31,25 @@ _ID = re.compile(r"[!-~]*")
 """A single ASCII word, as of ids. Some languages write texts without spaces, but not in ASCII."""
 
 _ROWS_LOOKED_AT = 1000
+_FILES_LOOKED_AT = 64
 
 
-def unread_columns(piece: Piece, read: Collection[str]) -> dict[str, str]:
-    """Unread column → what it looks like, from the first rows.
+def unread_columns(pieces: Sequence[Piece], read: Collection[str]) -> dict[str, str]:
+    """Unread column → what it looks like, from the first rows of each file.
 
     Args:
-        piece: of the files that the columns are of.
+        pieces: all pieces of the files; of very many files the first ones are looked at.
         read: columns, or paths into them, that settings name.
     """
+    firsts = list({piece.name: piece for piece in reversed(pieces)}.values())[::-1]
+    found: dict[str, str] = {}
+    for piece in firsts[:_FILES_LOOKED_AT]:
+        for name, look in _unread_in(piece, read).items():
+            found[name] = look if look == NEGATIVES else found.get(name, look)
+    return found
+
+
+def _unread_in(piece: Piece, read: Collection[str]) -> dict[str, str]:
     known = {name for column in read for name in names_at_the_top(column)}
     found = {}
     for name in _names(piece):

@@ -38,9 +38,9 @@ class AirBenchDataset:
     name: str
     """`default`, or the name of the long document."""
     num_documents: int
-    """As published."""
+    """Number of documents, as published."""
     num_queries: Mapping[Split, int] = field(hash=False)
-    """As published, for each split."""
+    """Number of queries of each split, as published."""
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -49,12 +49,12 @@ class AirBenchDataset:
 
     @property
     def repository(self) -> str:
-        """On the hub, with corpus and queries; its configuration is the version."""
+        """Repository on the hub with corpus and queries; its configuration is the version."""
         return f"{_ORGANISATION}/{self._place}"
 
     @property
     def labels_repository(self) -> str:
-        """On the hub, with the labels of dev splits; those of test splits are closed."""
+        """Repository on the hub with the labels of dev splits; those of test splits are closed."""
         return f"{_ORGANISATION}/qrels-{self._place}-dev"
 
     @property
@@ -76,7 +76,7 @@ class AirBenchDataset:
         return f"{self._place}_{self.name}"
 
     def result_path(self, split: Split) -> str:
-        """Where AIR-Bench's tools keep the search results, below a reranker's folder."""
+        """Path of the search results for AIR-Bench's tools, below a reranker's folder."""
         return f"{self.task}/{self.domain}/{self.language}_{self.name}_{split}.json"
 
     @property

@@ -34,7 +34,7 @@ _CHANGED = "AIR-Bench may have laid out its repositories anew"
 
 @dataclass(frozen=True)
 class AirBenchData:
-    """What a model searches in and for. Both have the columns `id` and `text`, strings."""
+    """Corpus and queries of a data set. Both have the columns `id` and `text`, strings."""
 
     corpus: Dataset
     queries: Mapping[Split, Dataset]
@@ -77,7 +77,7 @@ def load_labels(dataset: AirBenchDataset, cache: str | None = None) -> Labels:
 
 
 def unknown_ids(corpus: Dataset, ids: set[str]) -> list[str]:
-    """Those of the ids that no document of the corpus has, sorted; compared in Arrow."""
+    """Ids that no document of the corpus has, sorted; compared in Arrow."""
     asked = pyarrow.array(sorted(ids), pyarrow.string())
     known = _column(corpus, "id").combine_chunks().cast(pyarrow.string())
     missing = pyarrow.compute.invert(pyarrow.compute.is_in(asked, value_set=known))

@@ -24,7 +24,7 @@ from rayembed.evaluation.air_bench.scores import retrieval_scores
 from rayembed.evaluation.air_bench.task import MAIN_SCORES, query_instruction, task_metadata
 
 AIR_BENCH_RESULT = "air_bench_result"
-"""In an outcome: what `AirBenchJob.run` tells."""
+"""Key of the outcome of `AirBenchJob.run`."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class AirBenchJob:
     """Makes the result files of a data set, and scores its dev split if it has one."""
 
     dataset: AirBenchDataset
-    """With the splits that are wanted."""
+    """Data set, with the requested splits."""
     folder: str
-    """Of all results of AIR-Bench (`results.py`), local or in object storage."""
+    """Folder of all results of AIR-Bench (`results.py`), local or in object storage."""
     retriever: str = ""
     """Names the results; empty: the model's name."""
     cache: str | None = None
-    """Of the data sets; None: where `datasets` has it."""
+    """Cache of the data sets; None: the default of `datasets`."""
     batch_size: int = 1024
     """Texts that are handed to the model at once, for models that do not choose it themselves."""
 
     @property
     def name(self) -> str:
-        """As `AIR-Bench_24.05_qa_arxiv_en_default`; also the name of mteb's task."""
+        """Name of the job and of mteb's task, such as `AIR-Bench_24.05_qa_arxiv_en_default`."""
         return f"{self.dataset.version}_{self.dataset.label}"
 
     @property

@@ -45,10 +45,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True)
 class Record:
-    """Where a result file comes from."""
+    """Origin of a result file: model, data, versions and scores."""
 
     revision: str
-    """Of the model."""
+    """Revision of the model."""
     instruction: str
     """Offered to the model for the queries; whether it uses one is the model's affair."""
     dataset_revision: str
@@ -57,11 +57,11 @@ class Record:
     num_documents: int
     num_queries: int
     queries_sha256: str
-    """Of the sorted ids of all queries of the split."""
+    """SHA-256 of the sorted ids of all queries of the split."""
     result_sha256: str
-    """Of the result file, whose documents were all found in the corpus."""
+    """SHA-256 of the result file, whose documents were all found in the corpus."""
     scores: Mapping[str, float]
-    """Of dev splits, named as on the leaderboard (`ndcg_at_10`); empty for test splits."""
+    """Scores of dev splits, named as on the leaderboard (`ndcg_at_10`); empty for test splits."""
 
 
 @dataclass(frozen=True)

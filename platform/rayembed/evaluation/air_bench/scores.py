@@ -5,8 +5,6 @@ only from the leaderboard, after a submission; a dev score is no estimate of it 
 documents, which differ between the splits.
 """
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +16,7 @@ from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, Task, air_b
 from rayembed.evaluation.air_bench.hub_data import Labels
 from rayembed.evaluation.air_bench.results import AirBenchResults, Found, made_by
 from rayembed.evaluation.air_bench.task import MAIN_SCORES
-from rayembed.evaluation.tables import MISSING
+from rayembed.tables import Cell, Table, show
 
 CUTOFFS = (1, 3, 5, 10, 50, 100, 1000)
 
@@ -68,7 +66,7 @@ class DevScores:
     """Data set (`qa_arxiv_en_default`) → nDCG@10 for qa, Recall@10 for long-doc; None: not made."""
 
     def datasets(self, task: Task | None = None) -> tuple[AirBenchDataset, ...]:
-        """Those with a dev split, of all tasks or of one."""
+        """Data sets with a dev split, of all tasks or of one."""
         tasks = () if task is None else (task,)
         return air_bench_datasets(self.version, tasks=tasks, splits=("dev",))
 
@@ -113,39 +111,28 @@ def dev_markdown(rows: Sequence[DevScores]) -> str:
 
     Under the data sets of a task stands their mean.
     """
-    lines = [
-        _line(
-            ["Task", "Domain", "Language", "Data set", "Score", *(row.retriever for row in rows)]
-        ),
-        _line(["---"] * 5 + ["---:"] * len(rows)),
-    ]
+    lines: list[list[object]] = []
     for task, metric in MAIN_SCORES.items():
         for dataset in rows[0].datasets(task):
-            cells = [task, dataset.domain, dataset.language, dataset.name, metric]
-            lines.append(_line(cells + [_percent(row.scores.get(dataset.label)) for row in rows]))
+            about = [task, dataset.domain, dataset.language, dataset.name, metric]
+            lines.append([*about, *(_percent(row.scores.get(dataset.label)) for row in rows)])
         means = [_percent(row.mean(task)) for row in rows]
-        lines.append(_line([f"**{task}**", "", "", "**mean**", metric, *means]))
-    return "\n".join(lines) + "\n"
+        lines.append([f"**{task}**", "", "", "**mean**", metric, *means])
+    heads = ["Task", "Domain", "Language", "Data set", "Score", *(row.retriever for row in rows)]
+    return show(Table(heads, lines, align="lllllr"), "markdown")
 
 
 def dev_csv(rows: Sequence[DevScores]) -> str:
     """The same in full precision as fractions, without means; missing scores are empty."""
     assert len({row.version for row in rows}) == 1, "rows of one version"
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    retrievers = [row.retriever for row in rows]
-    writer.writerow(["version", "task", "domain", "language", "dataset", "metric", *retrievers])
+    lines = []
     for dataset in rows[0].datasets():
-        scores = [row.scores.get(dataset.label) for row in rows]
         about = [dataset.version, dataset.task, dataset.domain, dataset.language, dataset.name]
-        filled = ["" if score is None else score for score in scores]
-        writer.writerow([*about, MAIN_SCORES[dataset.task], *filled])
-    return text.getvalue()
+        scores = [Cell(row.scores.get(dataset.label)) for row in rows]
+        lines.append([*about, MAIN_SCORES[dataset.task], *scores])
+    about = ["version", "task", "domain", "language", "dataset", "metric"]
+    return show(Table([*about, *(row.retriever for row in rows)], lines), "csv")
 
 
-def _percent(score: float | None) -> str:
-    return MISSING if score is None else f"{100 * score:.2f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _percent(score: float | None) -> Cell:
+    return Cell(None if score is None else 100 * score, digits=2)

@@ -41,7 +41,7 @@ _SHOWN = 20
 
 
 def write_submission(folder: str, version: str, retriever: str, out: str) -> str:
-    """Where the zip file of a retriever's test results lies, `<out>/<retriever>_NoReranker.zip`.
+    """Write the zip file of a retriever's test results; return its path.
 
     The same results give the same bytes. An earlier zip file is replaced when the new one is whole.
 
@@ -97,7 +97,7 @@ def _checked(results: AirBenchResults, dataset: AirBenchDataset) -> tuple[bytes,
 
 
 def _wrong(values: Any, header: dict[str, str], record: Record) -> str:
-    """What AIR-Bench would stumble over in a result file; empty if nothing."""
+    """Reason why AIR-Bench would reject a result file; empty if there is none."""
     if not isinstance(values, dict) or set(values) != {*header, "search_results"}:
         return f"its fields are not {', '.join(header)} and search_results"
     for field, expected in header.items():

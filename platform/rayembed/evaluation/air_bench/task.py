@@ -1,4 +1,4 @@
-"""What mteb's models are told of an AIR-Bench data set: its metadata and the query instruction.
+"""Metadata and query instruction of an AIR-Bench data set, as mteb's models take them.
 
 The instructions are ours. AIR-Bench publishes none, and the published runs of instructed models
 use one sentence for everything. Documents get no instruction.
@@ -11,7 +11,7 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, Task
 
 MAIN_SCORES: Mapping[Task, str] = {"qa": "ndcg_at_10", "long-doc": "recall_at_10"}
-"""What the leaderboard ranks models by."""
+"""Score by which the leaderboard ranks models."""
 
 _INSTRUCTIONS: Mapping[Task, Mapping[str, str]] = {
     "qa": {

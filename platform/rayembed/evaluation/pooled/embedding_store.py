@@ -1,4 +1,4 @@
-"""Embeddings kept in files, so that no text is embedded twice for one model and one way.
+"""Embeddings kept in files, so that no text is embedded twice for one model and one encode spec.
 
 Texts are sorted into buckets by their hash. Corpora that share most of their texts (FEVER and
 Climate-FEVER) then share most of what a bucket's files hold, whatever the order and the number of
@@ -19,7 +19,7 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.storage import join, list_files
 from rayembed.config.document import fingerprint
 from rayembed.errors import ArtifactError, StorageError
-from rayembed.evaluation.way import Way
+from rayembed.evaluation.encode_spec import EncodeSpec
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ def _power_of_two(value: float) -> int:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket of a way's texts."""
+    """One bucket of an encode spec's texts."""
 
-    way: Way
+    encode_spec: EncodeSpec
     number: int
     of: int
 
@@ -74,9 +74,10 @@ class EmbeddingStore:
     """The files of one model under evaluation."""
 
     folder: str
-    """On disks or in object storage, the same for all workers; named by the model's fingerprint."""
+    """Folder on disks or in object storage, the same for all workers; named by the model's
+    fingerprint."""
     precision: Precision = "float32"
-    """In which embeddings are kept, and used: a first run rounds as a later one reads."""
+    """Number type of kept and of used embeddings: a first run rounds as a later one reads."""
 
     def read(self, bucket: Bucket, wanted: np.ndarray) -> dict[bytes, np.ndarray]:
         """Hash → embedding (D,) of those wanted (N, 16) hashes that are in the bucket's files.
@@ -118,8 +119,8 @@ class EmbeddingStore:
 
     def _folder(self, bucket: Bucket) -> str:
         # Of another precision there may be embeddings from another run; they are not mixed.
-        way = fingerprint(asdict(bucket.way))
-        return join(self.folder, self.precision, way, str(bucket.of), f"{bucket.number:06d}")
+        name = fingerprint(asdict(bucket.encode_spec))
+        return join(self.folder, self.precision, name, str(bucket.of), f"{bucket.number:06d}")
 
 
 @dataclass(frozen=True)

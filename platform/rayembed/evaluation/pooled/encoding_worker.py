@@ -1,4 +1,4 @@
-"""What a worker of the evaluation does: embeds units of texts, and searches in what it embedded.
+"""A worker of the evaluation: embeds units of texts, and searches in what it embedded.
 
 Only the best documents of each query leave a worker, never the embeddings of a corpus.
 
@@ -85,7 +85,7 @@ class EncodingWorker:
         missing = [place for place, key in enumerate(keys) if key not in known]
         if missing:
             texts = [unit.texts[place] for place in missing]
-            made = _finite(texts, np.asarray(self._embed_texts(texts, unit.bucket.way)))
+            made = _finite(texts, np.asarray(self._embed_texts(texts, unit.bucket.encode_spec)))
             if self._store is not None:
                 self._store.write(unit.bucket, hashes[missing], made)
                 made = self._store.rounded(made)
@@ -93,7 +93,7 @@ class EncodingWorker:
         return np.stack([known[key] for key in keys]).astype(np.float32)
 
     def search(self, asked: TopK | PairScores, queries: np.ndarray) -> Found:
-        """What is asked of the unit's documents, by the model's similarity.
+        """Results of a request for the unit's documents, by the model's similarity.
 
         Args:
             queries: (Q, D) as `comparable` gives them.

@@ -19,6 +19,7 @@ from mteb.types import PromptType
 from torch import Tensor
 
 from rayembed.evaluation.context import draw_context, packed
+from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.model_spec import ContextualSpec, ModelSpec
 from rayembed.evaluation.pooled.best_documents import BestDocuments
 from rayembed.evaluation.pooled.embedding_store import (
@@ -30,7 +31,6 @@ from rayembed.evaluation.pooled.embedding_store import (
 )
 from rayembed.evaluation.pooled.encoding_worker import PairScores, TopK, comparable
 from rayembed.evaluation.pooled.pool import Pool
-from rayembed.evaluation.way import Way
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 """Called with the task's name, its texts embedded by now, and all that are known of."""
 
 _ROWS_AT_ONCE = 8192
-"""Of a corpus that are read to be hashed."""
+"""Rows of a corpus that are read at once to be hashed."""
 
 
 class _Unit(NamedTuple):
@@ -86,10 +86,10 @@ class PooledModel:
         """
         texts = [text for batch in inputs for text in batch["text"]]
         key = task_metadata.name, hf_split, hf_subset
-        way, context = self._in_context(
-            self._spec.way(task_metadata, prompt_type), key, lambda: iter(texts)
+        encode_spec, context = self._in_context(
+            self._spec.encode_spec(task_metadata, prompt_type), key, lambda: iter(texts)
         )
-        return self._embed(texts, way, task_metadata.name, context)
+        return self._embed(texts, encode_spec, task_metadata.name, context)
 
     def index(self, corpus: Any, **_options: Any) -> None:
         """Keep the corpus for `search`, which embeds it."""
@@ -129,17 +129,18 @@ class PooledModel:
         )
         texts = [text for batch in loader for text in batch["text"]]
         key, task = (task_metadata.name, hf_split, hf_subset), task_metadata.name
-        query_way, document_way = (
-            self._spec.way(task_metadata, side) for side in (PromptType.query, PromptType.document)
+        query_spec, document_spec = (
+            self._spec.encode_spec(task_metadata, side)
+            for side in (PromptType.query, PromptType.document)
         )
-        query_way, context = self._in_context(query_way, key, lambda: _all_documents(corpus))
-        document_way = replace(document_way, context=query_way.context)
-        vectors = self._embed(texts, query_way, task, context)
+        query_spec, context = self._in_context(query_spec, key, lambda: _all_documents(corpus))
+        document_spec = replace(document_spec, context=query_spec.context)
+        vectors = self._embed(texts, query_spec, task, context)
         asked = self._pool.share(comparable(vectors, self._spec.similarity))
         if top_ranked is not None:
-            found = self._rerank(corpus, ids, asked, document_way, top_ranked, task, context)
+            found = self._rerank(corpus, ids, asked, document_spec, top_ranked, task, context)
         else:
-            found = self._best(corpus, len(ids), asked, document_way, top_k, task, context)
+            found = self._best(corpus, len(ids), asked, document_spec, top_k, task, context)
         return _by_id(corpus, ids, top_k, *found)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
@@ -157,9 +158,9 @@ class PooledModel:
         )
 
     def _in_context(
-        self, way: Way, key: tuple[str, str, str], texts: Callable[[], Iterator[str]]
-    ) -> tuple[Way, Any]:
-        """The way with its context, and what the pool made of the context's documents.
+        self, encode_spec: EncodeSpec, key: tuple[str, str, str], texts: Callable[[], Iterator[str]]
+    ) -> tuple[EncodeSpec, Any]:
+        """The encode spec with its context, and what the pool made of the context's documents.
 
         Args:
             key: what has one context.
@@ -167,20 +168,24 @@ class PooledModel:
         """
         spec = self._spec
         if not isinstance(spec, ContextualSpec) or not spec.num_context:
-            return way, None
+            return encode_spec, None
         if key not in self._contexts:
             drawn = draw_context(texts(), spec.num_context, seed=spec.context_seed)
             self._contexts[key] = "", None
             if drawn.documents:
                 self._contexts[key] = drawn.name, self._pool.share(packed(drawn.documents))
         name, shared = self._contexts[key]
-        return replace(way, context=name), shared
+        return replace(encode_spec, context=name), shared
 
-    def _embed(self, texts: Sequence[str], way: Way, task: str, context: Any = None) -> np.ndarray:
+    def _embed(
+        self, texts: Sequence[str], encode_spec: EncodeSpec, task: str, context: Any = None
+    ) -> np.ndarray:
         """(N, D) float32 embeddings of the texts."""
         assert texts, f"{task}: no texts to embed"
         vectors: np.ndarray | None = None
-        units = self._units(hashes_of(texts), way, lambda rows: [texts[row] for row in rows], task)
+        units = self._units(
+            hashes_of(texts), encode_spec, lambda rows: [texts[row] for row in rows], task
+        )
         by_texts: dict[int, _Unit] = {}
 
         def calls() -> Iterator[TextUnit]:
@@ -203,14 +208,16 @@ class PooledModel:
         corpus: Any,
         num_queries: int,
         queries: Any,
-        way: Way,
+        encode_spec: EncodeSpec,
         k: int,
         task: str,
         context: Any,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Queries, rows of the corpus and scores of the best, by query and falling score."""
         best = BestDocuments(num_queries, k)
-        units = self._units(_hashed(corpus), way, lambda rows: document_texts(corpus, rows), task)
+        units = self._units(
+            _hashed(corpus), encode_spec, lambda rows: document_texts(corpus, rows), task
+        )
         by_call: dict[int, _Unit] = {}
 
         def calls() -> Iterator[TopK]:
@@ -232,7 +239,7 @@ class PooledModel:
         corpus: Any,
         ids: Sequence[str],
         queries: Any,
-        way: Way,
+        encode_spec: EncodeSpec,
         top_ranked: Mapping[str, Sequence[str]],
         task: str,
         context: Any,
@@ -249,7 +256,9 @@ class PooledModel:
             logger.warning("%s: %d queries have no documents to rank", task, len(lost))
         wanted = np.unique(pairs_row)
         hashes = _hashed(corpus, wanted)
-        units = self._units(hashes, way, lambda rows: document_texts(corpus, wanted[rows]), task)
+        units = self._units(
+            hashes, encode_spec, lambda rows: document_texts(corpus, wanted[rows]), task
+        )
         place_of_pair = np.searchsorted(wanted, pairs_row)
         pairs_of = places_of(place_of_pair, len(wanted))
         by_call: dict[int, np.ndarray] = {}
@@ -273,7 +282,11 @@ class PooledModel:
         return pairs_query[order], pairs_row[order], scores[order]
 
     def _units(
-        self, hashes: np.ndarray, way: Way, texts_at: Callable[[np.ndarray], list[str]], task: str
+        self,
+        hashes: np.ndarray,
+        encode_spec: EncodeSpec,
+        texts_at: Callable[[np.ndarray], list[str]],
+        task: str,
     ) -> Iterator[_Unit]:
         """Units of all texts with these (N, 16) hashes; texts are looked up when a unit is taken.
 
@@ -291,7 +304,7 @@ class PooledModel:
             place = place.reshape(-1)
             texts = tuple(texts_at(rows[first]))
             order = np.argsort(place, kind="stable")
-            yield _Unit(TextUnit(Bucket(way, number, of), texts), rows[order], place[order])
+            yield _Unit(TextUnit(Bucket(encode_spec, number, of), texts), rows[order], place[order])
 
     def _count(self, texts: int, task: str) -> None:
         self._done += texts
@@ -304,7 +317,7 @@ def _all_documents(corpus: Any) -> Iterator[str]:
 
 
 def document_texts(corpus: Any, rows: Sequence[int] | np.ndarray) -> list[str]:
-    """What a model reads of the corpus's documents: title and text, as mteb joins them."""
+    """Texts of the corpus's documents for a model: title and text, as mteb joins them."""
     found = corpus[rows]
     bodies = found["text"]
     titles = found.get("title") or [None] * len(bodies)

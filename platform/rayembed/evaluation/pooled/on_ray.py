@@ -23,12 +23,12 @@ from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import Call, bucket_of, do
-from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, ProgressLog, Told
+from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, PoolProgress, ProgressLog
 
 logger = logging.getLogger(__name__)
 
 _CALLS_PER_WORKER = 2
-"""Of one runner: the next one is there when a worker has done one."""
+"""Calls of one runner in each worker: the next one is there when a worker has done one."""
 
 _SECONDS_WITHOUT_WORKERS = 600.0
 _SECONDS_BETWEEN_TELLS = 1.0
@@ -42,7 +42,7 @@ class Workers:
     cpus: float = 1.0
     """Reserved for each worker."""
     threads: int | None = None
-    """Of torch in each; None: `cpus`, rounded down, at least 1."""
+    """Threads of torch in each worker; None: `cpus`, rounded down, at least 1."""
     gpu: bool = False
     """One for each worker."""
     tasks_at_once: int | None = None
@@ -51,8 +51,8 @@ class Workers:
     cpus_per_task: float = 0.0
     """Reserved for each task that runs."""
     tries: int = 5
-    """Of texts whose worker dies. Also of those that only waited for it: which of them it died over
-    cannot be told."""
+    """Tries of texts whose worker dies, also of those that only waited for it: which of them it
+    died over cannot be told."""
 
     @property
     def runners(self) -> int:
@@ -103,22 +103,22 @@ class Worker:
 class SharedLoads:
     """The calls that all runners have given to the workers, as the runner of one task asks."""
 
-    def __init__(self, told: Any, task: str) -> None:
+    def __init__(self, progress: Any, task: str) -> None:
         """The loads.
 
         Args:
-            told: the `Told` of all runners, an actor.
+            progress: the `PoolProgress` of all runners, an actor.
         """
-        self._told, self._task = told, task
+        self._progress, self._task = progress, task
 
     def least_busy(self, loads: dict[int, int], open_for: list[int], home: int) -> int:
-        """As `Told.least_busy`."""
-        number: int = ray.get(self._told.least_busy.remote(self._task, loads, open_for, home))
+        """Ask the actor for `PoolProgress.least_busy`."""
+        number: int = ray.get(self._progress.least_busy.remote(self._task, loads, open_for, home))
         return number
 
     def settle(self) -> None:
-        """As `Told.settle`."""
-        self._told.settle.remote(self._task)
+        """Tell the actor `PoolProgress.settle`."""
+        self._progress.settle.remote(self._task)
 
 
 class RayPool:
@@ -169,7 +169,7 @@ class RayPool:
 
 @dataclass
 class _Turn:
-    """Who does what in one `run`."""
+    """Calls of one `run` by worker, and the workers that are down or gone."""
 
     workers: list[Any]
     most_tries: int
@@ -326,18 +326,19 @@ def run_jobs(
 def _run_in_one_process(
     jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
 ) -> Iterator[Done]:
-    """As `run_jobs`, by one Ray task that does one job after the other. Where its process dies,
-    another one does those that are left; a job over which it dies again and again is given up.
+    """Run the jobs as `run_jobs` does, by one Ray task that does one job after the other. Where its
+    process dies, another one does those that are left; a job over which it dies again and again is
+    given up.
     """
     threads = workers.threads or max(1, int(workers.cpus))
-    told = ray.remote(num_cpus=0)(Told).remote()
+    progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
     left = {job.name: job for job in longest_first(jobs)}
     log, deaths, given_up = ProgressLog(jobs), 0, 0
     while left:
-        stream = task.remote(list(left.values()), spec, store, threads, told)
+        stream = task.remote(list(left.values()), spec, store, threads, progress)
         try:
-            for done in _as_they_come(stream, log, told):
+            for done in _as_they_come(stream, log, progress):
                 del left[done.job.name]
                 deaths = given_up = 0
                 yield done
@@ -361,11 +362,11 @@ def _run_in_one_process(
             yield Done(job, error=lost)
 
 
-def _as_they_come(stream: Any, log: ProgressLog, told: Any) -> Iterator[Done]:
-    """What a streaming task yields, with a line of progress every few seconds meanwhile."""
+def _as_they_come(stream: Any, log: ProgressLog, progress: Any) -> Iterator[Done]:
+    """Outcomes of a streaming task, with a line of progress every few seconds meanwhile."""
     while True:
         ready, _ = ray.wait([stream], timeout=SECONDS_BETWEEN_LOGS, fetch_local=False)
-        log.show(ray.get(told.read.remote()))
+        log.show(ray.get(progress.read.remote()))
         if not ready:
             continue
         try:
@@ -378,25 +379,25 @@ def _as_they_come(stream: Any, log: ProgressLog, told: Any) -> Iterator[Done]:
 
 
 def _run_all(
-    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, threads: int, told: Any
+    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, threads: int, progress: Any
 ) -> Iterator[Done]:
-    """The jobs in this process, whose progress `told` hears of; a Ray task."""
+    """Run the jobs in this process and report their progress; a Ray task."""
     import torch
 
     torch.set_num_threads(threads)
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    yield from run_here(jobs, spec, store, progress=_telling(told))
+    yield from run_here(jobs, spec, store, progress=_telling(progress))
 
 
-def _telling(told: Any) -> Progress:
-    """Tells `told` of progress, not more often than a user could read."""
+def _telling(progress: Any) -> Progress:
+    """Function that reports progress to the actor, not more often than a user could read."""
     last = 0.0
 
     def tell(name: str, done: int, known: int) -> None:
         nonlocal last
         if time.monotonic() - last > _SECONDS_BETWEEN_TELLS:
             last = time.monotonic()
-            told.tell.remote(name, done, known)
+            progress.tell.remote(name, done, known)
 
     return tell
 
@@ -407,8 +408,8 @@ def run_on_workers(
     workers: Workers,
     handles: Sequence[Any],
 ) -> Iterator[Done]:
-    """As `run_jobs`, by workers that have loaded the spec's model."""
-    told = ray.remote(num_cpus=0)(Told).remote()
+    """Run the jobs as `run_jobs` does, by workers that have loaded the spec's model."""
+    progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     run = ray.remote(num_cpus=workers.cpus_per_task, max_retries=2, scheduling_strategy="SPREAD")(
         _run
     )
@@ -418,9 +419,9 @@ def run_on_workers(
     while waiting or flying:
         while waiting and len(flying) < workers.runners:
             job = waiting.popleft()
-            flying[run.remote(job, spec, handles, workers.tries, told)] = job
+            flying[run.remote(job, spec, handles, workers.tries, progress)] = job
         finished, _ = ray.wait(list(flying), timeout=SECONDS_BETWEEN_LOGS)
-        log.show(ray.get(told.read.remote()))
+        log.show(ray.get(progress.read.remote()))
         for reference in finished:
             job = flying.pop(reference)
             log.finished.add(job.name)
@@ -435,10 +436,10 @@ def _done(job: Job, reference: Any) -> Done:
     return done
 
 
-def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, told: Any) -> Done:
+def _run(job: Job, spec: ModelSpec, handles: Sequence[Any], tries: int, progress: Any) -> Done:
     """The job with its outcome, or its error as a value; a Ray task."""
     logging.basicConfig(level="WARNING", format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    tell, loads = _telling(told), SharedLoads(told, job.name)
+    tell, loads = _telling(progress), SharedLoads(progress, job.name)
 
     def make_model() -> PooledModel:
         pool = RayPool(handles, tries, loads)

@@ -29,7 +29,7 @@ class Pool(Protocol):
 
         Args:
             queries: what `share` gave, for searches.
-            context: what `share` gave of `packed` documents, where the calls' way names a context.
+            context: what `share` gave of `packed` documents, where the calls name a context.
         """
         ...
 
@@ -61,5 +61,5 @@ def do(
     worker: EncodingWorker, call: Call, queries: Any, context: np.ndarray | None = None
 ) -> np.ndarray | Found:
     """The call's result, by this worker."""
-    worker.learn(bucket_of(call).way.context, context)
+    worker.learn(bucket_of(call).encode_spec.context, context)
     return worker.embed(call) if isinstance(call, TextUnit) else worker.search(call, queries)

@@ -14,8 +14,8 @@ SECONDS_BETWEEN_LOGS = 5.0
 _SECONDS_BEFORE_GUESSES = 30.0
 
 
-class Told:
-    """What the runners say of their progress, and which worker has how much to do for them."""
+class PoolProgress:
+    """Progress of all runners, and the load of each worker."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[int, int]] = {}
@@ -26,7 +26,7 @@ class Told:
         self._of[task] = done, known
 
     def read(self) -> dict[str, tuple[int, int]]:
-        """Task → what was told of it last."""
+        """Texts of each task that are embedded, and all that are known of, by its last report."""
         return self._of
 
     def least_busy(self, task: str, loads: dict[int, int], open_for: list[int], home: int) -> int:
@@ -59,23 +59,23 @@ class ProgressLog:
         self.finished: set[str] = set()
         """Names of the jobs that are done."""
 
-    def show(self, told: dict[str, tuple[int, int]]) -> None:
+    def show(self, progress: dict[str, tuple[int, int]]) -> None:
         """Log a line, unless the last one is only seconds old."""
         now = time.monotonic()
         if now - self._logged < SECONDS_BETWEEN_LOGS:
             return
         self._logged = now
-        done = sum(texts for texts, _ in told.values())
+        done = sum(texts for texts, _ in progress.values())
         seconds = now - self._began
         rate = done / seconds
         left = sum(
-            max(size, told.get(name, (0, 0))[1]) - told.get(name, (0, 0))[0]
+            max(size, progress.get(name, (0, 0))[1]) - progress.get(name, (0, 0))[0]
             for name, size in self._sizes.items()
             if name not in self.finished
         )
         running = [
             f"{name} {100 * texts // max(known, self._sizes.get(name, 0), 1)} %"
-            for name, (texts, known) in told.items()
+            for name, (texts, known) in progress.items()
             if name not in self.finished
         ]
         parts = [f"{len(self.finished)}/{len(self._sizes)} tasks", f"{done:,} texts"]

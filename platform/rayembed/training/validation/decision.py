@@ -1,4 +1,4 @@
-"""Which step's weights a stage hands on, and whether it ends early: pure functions of scores.
+"""Choice of the step whose weights a stage hands on, and early stopping: pure functions of scores.
 
 Scores count in the order of their steps, never in that in which they arrive. Nothing is decided
 from a score while one of an earlier step is still to come, so how fast scores are taken, how many
@@ -17,12 +17,12 @@ Scores = Mapping[int, float | None]
 
 @dataclass(frozen=True)
 class Choice:
-    """What the scores decide so far."""
+    """Best step so far, and whether the stage ends."""
 
     step: int | None
-    """Whose weights are the best; None: no step has a score yet."""
+    """Step with the best score; None: no step has a score yet."""
     score: float | None
-    """That of this step."""
+    """Score of this step."""
     ends_at: int | None
     """Step by which early stopping ends the stage; scores of later steps count for nothing."""
     settled: bool
@@ -37,7 +37,7 @@ def validated_steps(num_steps: int, every: int) -> tuple[int, ...]:
 def choose(
     scores: Scores, steps: Collection[int], stopping: EarlyStoppingConfig | None = None
 ) -> Choice:
-    """What follows from the scores of the first steps, up to the first one that has none yet.
+    """Choice from the scores of the first steps, up to the first one that has none yet.
 
     The best step has the highest score, of equal ones the first. With early stopping the stage
     ends at the step whose score is the `patience`-th in a row that does not exceed the last
@@ -68,7 +68,7 @@ def choose(
     return Choice(best, _or_none(best, highest), None, settled=True)
 
 
-def handed_on(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
+def promoted_step(choice: Choice, steps: Collection[int], keep: Literal["best", "last"]) -> int:
     """The step whose weights a stage hands on when the choice is settled.
 
     Where no step has a score these are the last ones.
@@ -83,7 +83,7 @@ def still_needed(
     stopping: EarlyStoppingConfig | None,
     keep: Literal["best", "last"],
 ) -> set[int]:
-    """Which of the steps whose weights are `there` may still be scored or handed on."""
+    """Steps, of those whose weights are `there`, that may still be scored or handed on."""
     choice = choose(scores, steps, stopping)
     if choice.ends_at is not None:
         return {step for step in there if step == choice.step}

@@ -1,4 +1,4 @@
-"""What validation leaves in a stage's folder of storage: weights to score, and scores.
+"""Files of validation in a stage's folder of storage: weights to score, and scores.
 
     validation/step-0000200.safetensors    trainable weights after 200 steps, by worker 0
     validation/step-0000200.json           their score or why there is none, by the driver
@@ -32,8 +32,8 @@ _WEIGHTS, _RECORD = ".safetensors", ".json"
 
 
 @dataclass(frozen=True)
-class Validated:
-    """What came of scoring the weights of one step."""
+class ValidationResult:
+    """Scores of the weights of one step, or why there are none."""
 
     step: int
     content: str
@@ -41,12 +41,12 @@ class Validated:
     data: str
     """Fingerprint of what they were scored on."""
     score: float | None
-    """That decides, higher is better; None: there is none."""
+    """Score that decides, higher is better; None: there is none."""
     scores: dict[str, float]
-    """By task."""
+    """Scores by task."""
     seconds: float
     problem: str = ""
-    """Why there is no score."""
+    """Reason why there is no score."""
 
 
 class ValidationFolder:
@@ -63,7 +63,7 @@ class ValidationFolder:
         """Path of the weights after the step."""
         return join(self._folder, f"step-{step:07d}{_WEIGHTS}")
 
-    def hand_in(self, step: int, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
+    def submit(self, step: int, state: dict[str, Tensor], made_of: Mapping[str, str]) -> None:
         """Leave weights to be scored, unless these very ones have been.
 
         A stage that goes on from a checkpoint comes by the same steps again: with as many workers
@@ -90,7 +90,7 @@ class ValidationFolder:
                 found[match[2]].add(int(match[1]))
         return found[_WEIGHTS], found[_RECORD]
 
-    def read(self, step: int) -> Validated | None:
+    def read(self, step: int) -> ValidationResult | None:
         """The record of a step; None: there is none.
 
         Raises:
@@ -100,18 +100,18 @@ class ValidationFolder:
         if not exists(path):
             return None
         try:
-            return Validated(**json.loads(read_bytes(path)))
+            return ValidationResult(**json.loads(read_bytes(path)))
         except (ValueError, TypeError) as error:
             raise ArtifactError(
                 f"{path!r} holds no score: {error}; remove it to have the weights scored again"
             ) from None
 
-    def records(self) -> dict[int, Validated]:
-        """All records by step, in its order."""
+    def records(self) -> dict[int, ValidationResult]:
+        """Validation records by step, in the order of steps."""
         found = {step: self.read(step) for step in sorted(self.steps()[1])}
         return {step: record for step, record in found.items() if record is not None}
 
-    def write(self, record: Validated) -> None:
+    def write(self, record: ValidationResult) -> None:
         """Leave a record."""
         assert record.score is None or math.isfinite(record.score)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
@@ -121,7 +121,7 @@ class ValidationFolder:
         """Remove the weights of a step; its record stays."""
         remove_file(self.weights(step))
 
-    def hand_on(self, step: int, target: str) -> None:
+    def promote(self, step: int, target: str) -> None:
         """Put the weights of a step at `target` in storage."""
         move_file(self.weights(step), target)
 

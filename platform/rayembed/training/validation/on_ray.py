@@ -19,14 +19,14 @@ from rayembed.config.run import Run
 from rayembed.errors import RayembedError
 from rayembed.training.capacity import validation_resources
 from rayembed.training.validation.decision import validated_steps
-from rayembed.training.validation.folder import Validated, ValidationFolder
+from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 from rayembed.training.validation.scoring import Scoring
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _RETRIES = 1
-"""Of a task that was lost with its process or node."""
+"""Number of retries of a task that was lost with its process or node."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Validation:
     """Fingerprint of what is scored on."""
     deciding: Callable[[Mapping[str, float]], float]
     """One score of those by task; higher is better."""
-    on_scored: Callable[[Validated], None]
-    """Told in the driver of each step that has got its scores."""
+    on_scored: Callable[[ValidationResult], None]
+    """Callback in the driver for each step that has got its scores."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class ValidationOnRay:
             if self._running:
                 ray.wait(list(self._running), timeout=_POLL_SECONDS)
         self._cancel_all()
-        return self._scoring.hand_on(target)
+        return self._scoring.promote(target)
 
     def _watch(self) -> None:
         warned = False

@@ -13,10 +13,10 @@ from rayembed.training.validation.decision import (
     Choice,
     Scores,
     choose,
-    handed_on,
+    promoted_step,
     still_needed,
 )
-from rayembed.training.validation.folder import Validated, ValidationFolder
+from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Scoring:
         config: ValidationConfig,
         data: str,
         deciding: Callable[[Mapping[str, float]], float],
-        on_scored: Callable[[Validated], None],
+        on_scored: Callable[[ValidationResult], None],
     ) -> None:
         self._stage, self._folder, self._steps, self._config = stage, folder, tuple(steps), config
         self._data, self._deciding, self._on_scored = data, deciding, on_scored
@@ -60,7 +60,7 @@ class Scoring:
 
     @property
     def choice(self) -> Choice:
-        """What the scores decide so far."""
+        """Best step so far, by the scores that are there."""
         return choose(self._scores(), self._steps, self._config.early_stopping)
 
     def due(self, running: Collection[int]) -> list[int]:
@@ -83,7 +83,7 @@ class Scoring:
             self.failed(step, content, f"the score of {', '.join(bad)} is not a number", seconds)
             return
         score = self._deciding(scores)
-        record = Validated(step, content, self._data, score, dict(scores), seconds)
+        record = ValidationResult(step, content, self._data, score, dict(scores), seconds)
         if not self._keep(record):
             return
         by_task = ", ".join(f"{task} {value:.4f}" for task, value in scores.items())
@@ -97,7 +97,7 @@ class Scoring:
         """Keep that the weights of a step have no score. Another submission does not try again, so
         that it chooses as this one does.
         """
-        if self._keep(Validated(step, content, self._data, None, {}, seconds, problem)):
+        if self._keep(ValidationResult(step, content, self._data, None, {}, seconds, problem)):
             logger.warning(
                 "stage %s: the weights of step %d have no validation score, and training goes on "
                 "without it: %s",
@@ -125,11 +125,11 @@ class Scoring:
         there, recorded = self._folder.steps()
         self._absent = set(self._steps) - there - recorded
 
-    def hand_on(self, target: str) -> int:
+    def promote(self, target: str) -> int:
         """The step whose weights were put at `target`; the others are removed."""
         there = self._folder.steps()[0]
         choice = self.choice
-        step = handed_on(choice, self._steps, self._config.keep)
+        step = promoted_step(choice, self._steps, self._config.keep)
         if step not in there:
             # After a restart with another number of workers an earlier step may be the best again
             # when its weights, which were not then, have been removed.
@@ -148,14 +148,14 @@ class Scoring:
         logger.info("stage %s: the weights of step %d are handed on", self._stage, step)
         for other in sorted(there - {step}):
             self._folder.remove(other)
-        self._folder.hand_on(step, target)  # last: it says that the stage is done
+        self._folder.promote(step, target)  # last: it says that the stage is done
         return step
 
     def _scores(self) -> Scores:
         known: dict[int, float | None] = dict.fromkeys(self._absent)
         return known | {step: record.score for step, record in self._records.items()}
 
-    def _keep(self, record: Validated) -> bool:
+    def _keep(self, record: ValidationResult) -> bool:
         """Whether the record counts: not of weights that others have taken the place of."""
         if record.content != self._folder.content(record.step):
             logger.info("step %d was reached again with other weights", record.step)

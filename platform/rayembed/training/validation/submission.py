@@ -16,7 +16,7 @@ STEP = "step"
 
 
 class Engine(Protocol):
-    """What validation needs of an engine."""
+    """The methods of an engine that validation needs."""
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole weight, one after the other on all workers."""
@@ -58,7 +58,7 @@ class WorkerValidation:
             return False
         state = whole_weights(engine)
         if rank() == 0:
-            self._folder.hand_in(step, state, {**self._made_of, STEP: str(step)})
+            self._folder.submit(step, state, {**self._made_of, STEP: str(step)})
         return self.has_ended(step)
 
     def has_ended(self, step: int) -> bool:

@@ -6,14 +6,14 @@ from rayembed.models.contract import Role
 
 
 @dataclass(frozen=True)
-class Way:
+class EncodeSpec:
     """All that decides a text's vector besides the text and the model.
 
-    Texts of one way go through the model together, and tasks that share a way share vectors.
+    Texts of one encode spec go through the model together; tasks that share one share vectors.
     """
 
     role: Role
-    """Of a query or a document. Texts of symmetric tasks are queries."""
+    """Role of the texts, query or document. Texts of symmetric tasks are queries."""
     instruction: str = ""
     """For models with an instruction template the task definition that it takes, for all others
     the literal text before each text; empty for none."""

@@ -1,0 +1,226 @@
+"""The held-out part of a data set, made once: its rows, the texts that no training row may have,
+and a retrieval set in BEIR's layout.
+
+    storage/data/held_out/<data set>-<fingerprint>/parts/           its rows, as records
+                                                   texts.npz        hashes of its texts
+                                                   beir/corpus.jsonl, queries.jsonl, qrels/test.tsv
+                                                   manifest.json, audit.html
+
+The corpus has the distinct held-out documents, and every pair of a query and one of them that any
+row names is a judgement, so that the judgements are as complete as the data. Training rows are
+free of the queries and positives of held-out rows. The negatives of these may be trained on: they
+are not in the retrieval set, and banning them would cost many times the held-out rows.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rayembed.assets.array_files import load_arrays, save_arrays
+from rayembed.assets.storage import join, write_atomic
+from rayembed.config.data import DatasetConfig
+from rayembed.config.document import fingerprint
+from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
+from rayembed.config.sources import RecordsSource
+from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext, open_artifact
+from rayembed.data.hashes import seeded_keys, text_hash
+from rayembed.data.held_out.choice import candidates, choose, listed_values
+from rayembed.data.parts import Part, read_records
+from rayembed.data.records import Record
+from rayembed.data.sources.convert import ResolvedDataset
+from rayembed.data.sources.earlier import EarlierPart, open_earlier
+from rayembed.data.sources.files import Piece
+from rayembed.data.sources.kinds import paths_of
+from rayembed.data.sources.tasks import HeldOut as Banned
+from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
+from rayembed.data.work_items import Result, run_resumable
+from rayembed.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+CODE_VERSION = 1
+"""Code version of held-out parts; bump when the same inputs yield others."""
+
+KEPT = "kept for training"
+SET = "beir"
+"""Folder of the retrieval set below the part's."""
+TEXTS = "texts.npz"
+
+
+@dataclass(frozen=True)
+class HeldOutPart:
+    """A finished held-out part of a data set."""
+
+    artifact: DatasetArtifact
+    rows: HeldOutRows
+    texts: frozenset[int]
+    """Hashes of the texts that no training row may have."""
+
+
+def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart | None:
+    """Make or reuse the held-out part of a data set; None: it holds nothing out.
+
+    Records of an earlier job that held a part out hand on that part, and hold out no further one.
+
+    Raises:
+        DataError: too few documents would be held out, or the file of ids cannot be read.
+        ConfigError: records that have a held-out part shall hold out groups or ids.
+    """
+    dataset = checked.dataset
+    held_out, source = dataset.held_out, dataset.source
+    if isinstance(source, RecordsSource):
+        earlier = open_earlier(source)
+        if (folder := earlier.held_out_folder) is not None:
+            _check_is_handed_on(dataset.name, source, held_out)
+            return _opened(open_artifact(folder))
+        items: Sequence[Piece | EarlierPart] = [EarlierPart(part) for part in earlier.parts]
+    if held_out is None:
+        return None
+    if not isinstance(source, RecordsSource):
+        items = checked.files["path"]
+    writer = ArtifactWriter(
+        context.storage,
+        "held_out",
+        dataset.name,
+        {
+            "code": CODE_VERSION,
+            "held_out": held_out.model_dump(mode="json", exclude={"values", "file"}),
+            "values": fingerprint(sorted(listed_values(held_out, context.root))),
+            "source": checked.content,
+            "settings": dataset.model_dump(
+                mode="json",
+                include={"source", "task", "query_instruction", "document_instruction"},
+                exclude={"source": {*paths_of(dataset.source), "max_rejected_share"}},
+            ),
+        },
+    )
+    return _opened(writer.get_or_make(lambda: _made(context, dataset, items, writer)))
+
+
+@dataclass(frozen=True)
+class CollectRows:
+    """Task: write the held-out rows of a piece as records."""
+
+    folder: str
+    dataset: DatasetConfig
+    rows: HeldOutRows
+
+    def __call__(self, item: Piece | EarlierPart) -> Result:
+        """Report `parts` and counts; rows that are not held out count as kept for training."""
+        writer = RecordWriter(self.folder, Banned())
+        for candidate in candidates(self.dataset, item):
+            if isinstance(candidate.made, str):
+                writer.reject(candidate.made, candidate.shown)
+            elif self.rows.has(candidate.made):
+                writer.take([candidate.made], candidate.shown)
+            else:
+                writer.rejected[KEPT] = writer.rejected.get(KEPT, 0) + 1
+        return writer.finish()
+
+
+def _made(
+    context: PipelineContext,
+    dataset: DatasetConfig,
+    items: Sequence[Piece | EarlierPart],
+    writer: ArtifactWriter,
+) -> DatasetArtifact:
+    rows = choose(context, dataset, items, writer)
+    task = CollectRows(writer.parts_folder, dataset, rows)
+    what = f"held-out rows of {dataset.name}"
+    results = run_resumable(writer.folder, what, task, items, context.execute)
+    made = [part for result in results for part in result["parts"]]
+    parts = [Part(join(writer.parts_folder, name), count) for name, count in made]
+    queries, texts = set[int](), set[int]()
+    for record in _records(parts):
+        queries.add(text_hash(record.query.strip()))
+        texts.update(text_hash(text.strip()) for text in (record.query, *record.positives))
+    save_arrays(
+        join(writer.folder, TEXTS),
+        documents=_array(rows.documents),
+        queries=_array(queries),
+        texts=_array(texts),
+    )
+    assert dataset.held_out is not None
+    counts = write_retrieval_set(join(writer.folder, SET), parts, rows.documents, dataset.held_out)
+    log.info(
+        "held out of %s: %d of %d rows; scored are %d queries over %d documents",
+        *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
+        *(counts["queries"], counts["documents"]),
+    )
+    return writer.finish(results, made, None, **counts)
+
+
+def write_retrieval_set(
+    folder: str, parts: Sequence[Part], documents: frozenset[int], held_out: HeldOut
+) -> dict[str, int]:
+    """Write the retrieval set of held-out rows; how many queries, documents and judgements it has.
+
+    Ids are hashes of texts and everything is sorted by them, so that equal rows give equal files.
+    Queries and documents stand in memory: as many as `max_queries`, or the rows of chosen groups.
+
+    Args:
+        documents: hashes of those that make up the corpus.
+    """
+    hashes = _array({text_hash(record.query.strip()) for record in _records(parts)})
+    keys = seeded_keys(hashes, held_out.seed, "held-out queries")
+    chosen = set(hashes[np.argsort(keys)][: held_out.max_queries].tolist())
+    corpus, queries, judged = dict[str, str](), dict[str, str](), set[tuple[str, str]]()
+    for record in _records(parts):
+        query = record.query.strip()
+        for document in map(str.strip, record.positives):
+            if text_hash(document) not in documents:
+                continue
+            corpus[_id(document)] = document
+            if text_hash(query) in chosen:
+                queries[_id(query)] = query
+                judged.add((_id(query), _id(document)))
+    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in sorted(judged))]
+    _write_lines(join(folder, "corpus.jsonl"), _jsonl(corpus))
+    _write_lines(join(folder, "queries.jsonl"), _jsonl(queries))
+    _write_lines(join(folder, "qrels", "test.tsv"), lines)
+    return {"queries": len(queries), "documents": len(corpus), "judgements": len(judged)}
+
+
+def _check_is_handed_on(name: str, source: RecordsSource, held_out: HeldOut | None) -> None:
+    if isinstance(held_out, HeldOutGroups | HeldOutIds):
+        setting = f"data.datasets.{name}.held_out"
+        raise ConfigError(
+            f"{setting}.kind {held_out.kind!r}: the records at {source.path!r} come with a "
+            f"held-out part of their own, which is used as it is; set {setting}.kind=fraction to "
+            f"score it, or {setting}=null to score nothing of them"
+        )
+
+
+def _opened(artifact: DatasetArtifact) -> HeldOutPart:
+    found = load_arrays(join(artifact.folder, TEXTS))
+    hashes = {name: frozenset[int](array.tolist()) for name, array in found.items()}
+    return HeldOutPart(
+        artifact, HeldOutRows(hashes["documents"], hashes["queries"]), hashes["texts"]
+    )
+
+
+def _records(parts: Sequence[Part]) -> Iterator[Record]:
+    for part in parts:
+        yield from read_records(part.path)
+
+
+def _array(hashes: set[int] | frozenset[int]) -> np.ndarray:
+    return np.sort(np.fromiter(hashes, np.int64, len(hashes)))
+
+
+def _id(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
+def _jsonl(texts: dict[str, str]) -> list[str]:
+    rows: list[dict[str, Any]] = [{"_id": name, "text": texts[name]} for name in sorted(texts)]
+    return [json.dumps(row, ensure_ascii=False) for row in rows]
+
+
+def _write_lines(path: str, lines: Sequence[str]) -> None:
+    write_atomic(path, "".join(f"{line}\n" for line in lines).encode())

@@ -1,0 +1,83 @@
+"""Held-out parts of a run's data sets as sets to score, and what a reader is told of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import held_out_set
+from rayembed.config.run import Run
+from rayembed.config.scores import Scores
+from rayembed.config.settings import parse
+from rayembed.data.artifacts import DatasetArtifact
+from rayembed.data.held_out.part import SET
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.lineage import folders_of
+
+FEW_QUERIES = 50
+"""Below so many queries, which NanoBEIR's tasks have, one query moves a score by over 0.02."""
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """The retrieval set over a data set's held-out part."""
+
+    name: str
+    """Name of the task in tables."""
+    path: str
+    """Folder in BEIR's layout, in storage."""
+    instruction: str
+    queries: int
+    documents: int
+
+    @property
+    def summary(self) -> str:
+        """How many texts its scores are over."""
+        few = ""
+        if self.queries < FEW_QUERIES:
+            few = f", each {1 / self.queries:.3f} of a score: small differences say little"
+        return (
+            f"{self.name}: {self.queries:,} queries over {self.documents:,} documents that no "
+            f"training row has{few}"
+        )
+
+
+def held_out_set_of(dataset: DatasetConfig, records: DatasetArtifact) -> HeldOutSet | None:
+    """The held-out set that a data set's prepared records leave out; None: they leave none out."""
+    folder = records.held_out_folder
+    if folder is None:
+        return None
+    told = records.manifest["held_out"]
+    return HeldOutSet(
+        held_out_set(dataset.name),
+        join(folder, SET),
+        dataset.query_instruction,
+        int(told["queries"]),
+        int(told["documents"]),
+    )
+
+
+def held_out_sets(run: Run, plans: Mapping[str, str]) -> list[HeldOutSet]:
+    """The held-out sets of all data sets of the run that ask for one.
+
+    Args:
+        plans: stage name → folder of its batch plan.
+
+    Raises:
+        ArtifactError: a folder that a plan was made of is not there any more.
+    """
+    if not run.held_out_datasets:
+        return []
+    chains = {
+        n: found for p in plans.values() for n, found in folders_of(BatchPlan.open(p)).items()
+    }
+    found = (held_out_set_of(d, chains[d.name][-1]) for d in run.held_out_datasets)
+    return [one for one in found if one is not None]
+
+
+def with_sets(run: Run, sets: Sequence[HeldOutSet]) -> Run:
+    """The run with the held-out sets among what its models are scored on."""
+    own = [{"name": s.name, "path": s.path, "instruction": s.instruction or None} for s in sets]
+    evaluation, further = run.evaluation, parse(Scores, {"own_sets": own}).own_sets
+    scored = evaluation.model_copy(update={"own_sets": (*evaluation.own_sets, *further)})
+    return run.model_copy(update={"evaluation": scored})

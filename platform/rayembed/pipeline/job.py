@@ -1,0 +1,293 @@
+"""The shell of all jobs: what a job declares becomes a command with options and an exit code.
+
+A job declares its options, the reader that turns them into what it works on, its work, and what
+`--list`, `--dry-run` and the like do instead of it. Everything else stands here once: parsing,
+`--help`, messages of errors, signals, the log, exit codes. Imports neither Ray nor torch; a job
+imports them in its work, so that whatever only prints needs neither and starts nothing.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
+
+from rayembed.config.document import AnyDocument
+from rayembed.config.override import override
+from rayembed.config.settings import Settings, parse
+from rayembed.errors import ConfigError, RayembedError
+from rayembed.pipeline.stopping import hearing
+from rayembed.samples.wikipedia import with_sample
+
+T = TypeVar("T")
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+RUN = "run"
+"""The action of a job whose arguments ask for no other."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command."""
+
+    flag: str
+    arguments: Mapping[str, Any]
+    """Arguments of argparse's `add_argument`."""
+    sets: str | None = None
+    """Path of the setting that the option gives; None: the job reads the option itself."""
+    missing: str | None = None
+    """Message of the error where neither the option nor a file gives the setting."""
+
+    def value(self, args: argparse.Namespace) -> Any:
+        """The value given; None where the option is absent."""
+        name = self.arguments.get("dest", self.flag.removeprefix("--").replace("-", "_"))
+        given = getattr(args, name)
+        return None if given is False or given == [] else given
+
+
+def option(
+    usage: str,
+    what: str,
+    *,
+    sets: str | None = None,
+    missing: str | None = None,
+    often: bool = False,
+    **arguments: Any,
+) -> Option:
+    """An option as `--help` shows it: `--flag`, `--flag VALUE` or `--flag {one,other}`.
+
+    Args:
+        what: help text; that it may be given often and its default are added.
+        often: the value is a list, empty by default.
+    """
+    flag, _, metavar = usage.partition(" ")
+    if not metavar:
+        arguments["action"] = "store_true"
+    elif metavar.startswith("{"):
+        arguments["choices"] = metavar.strip("{}").split(",")
+    else:
+        arguments["metavar"] = metavar
+    if often:
+        what += "; may be given often"
+        arguments |= {"action": "append", "default": []}
+    elif arguments.get("default"):
+        what += "; default: %(default)s"
+    return Option(flag, {"help": what, **arguments}, sets, missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader(Generic[AnySettings]):
+    """Reads settings from a command: recipe, then options, then each `--set`, then `--name`."""
+
+    kind: type[AnySettings]
+    examples: str
+    """Examples of settings in the help text of `--set`."""
+    own: tuple[Option, ...] = ()
+    """Options of this command alone that give a setting each."""
+    base: Callable[[str], AnySettings] | None = None
+    """Gives the settings of what follows `--recipe`; None: the command has no such option."""
+    recipe: str = "a file that --dry-run printed"
+    """Help text of `--recipe`."""
+    default: str | None = None
+    """Recipe of a command that names none; None: it begins with nothing."""
+    named: bool = False
+    """Whether `--name` names the settings."""
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All options that the reader reads."""
+        file = "run.yaml" if self.default is None else "NAME|run.yaml"
+        recipe = option(f"--recipe {file}", self.recipe, default=self.default)
+        change = option(
+            "--set path.to.setting=value",
+            f"change a setting: {self.examples}",
+            often=True,
+            dest="assignments",
+        )
+        name = option("--name NAME", "name of the run; one submitted again under its name goes on")
+        return (
+            *self.own,
+            *([] if self.base is None else [recipe]),
+            change,
+            *([name] if self.named else []),
+        )
+
+    def __call__(self, args: argparse.Namespace) -> AnySettings:
+        """The settings that the arguments describe.
+
+        Raises:
+            ConfigError: an unknown recipe or setting, a wrong file or value, a missing setting.
+        """
+        values: dict[str, Any] = {}
+        if self.base is not None and args.recipe is not None:
+            values = self.base(args.recipe).model_dump(mode="json")
+        for each in self.own:
+            *groups, last = (each.sets or "").split(".")
+            given = each.value(args)
+            if last and given is not None:
+                group = values
+                for key in groups:
+                    group = group.setdefault(key, {})
+                group[last] = given
+            elif each.missing is not None and [*groups, last][0] not in values:
+                raise ConfigError(each.missing)
+        name = getattr(args, "name", None)
+        named = [] if name is None else [f"name={name}"]
+        return with_sample(override(parse(self.kind, values), [*args.assignments, *named]))
+
+
+def named_or_read(
+    recipe: str, names: Iterable[str], get: Callable[[str], AnyDocument], kind: type[AnyDocument]
+) -> AnyDocument:
+    """The recipe of one of the names, or what a YAML file holds.
+
+    Args:
+        get: the recipe of a name; refuses a name that it does not know.
+
+    Raises:
+        ConfigError: no such recipe, or a file that is none of the kind.
+    """
+    is_file = recipe.endswith((".yaml", ".yml")) or "/" in recipe or Path(recipe).is_file()
+    return kind.read(recipe) if is_file and recipe not in names else get(recipe)
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The names of a list with commas, each once."""
+    names = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """The arguments of a job that was started, and where it prints."""
+
+    args: argparse.Namespace
+    out: TextIO
+    err: TextIO
+
+
+Work = Callable[[T, JobContext], int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Generic[T]):
+    """A command: called with arguments, it does what they ask for and returns the exit code."""
+
+    options: tuple[Option, ...] = ()
+    """Options beside those of the fields below."""
+    read: Callable[[argparse.Namespace], T]
+    """Makes of the arguments what the job works on; starts nothing."""
+    run: Work[T]
+    """Does the work; returns the exit code, None for 0."""
+    lists: tuple[str, Callable[[JobContext], None]] | None = None
+    """Output of `--list`, in words, and its function; from the arguments alone."""
+    alone: Sequence[tuple[Option, Callable[[JobContext], None]]] = ()
+    """Other options that do something from the arguments alone, by what they do."""
+    shows: tuple[str, str, Work[T]] | None = None
+    """Output of `--dry-run` to stdout and to stderr, in words, and its function."""
+    instead: Sequence[tuple[Option, Work[T]]] = ()
+    """Options that do something else than `run`; the first given wins."""
+    log: tuple[str, ...] = ()
+    """Packages beside rayembed whose progress is logged."""
+    stopped: str = "stopped; the same command goes on from what is finished"
+    """Last line of a job that was interrupted."""
+
+    def __call__(self, argv: Sequence[str], *, about: str | None = None) -> int:
+        """The exit code: 0, what `run` returns, or that of `exit_code`.
+
+        Args:
+            argv: arguments without the script's name.
+            about: beginning of `--help`.
+        """
+
+        def work() -> int | None:
+            args = self.arguments(argv, about)
+            context = JobContext(args, sys.stdout, sys.stderr)
+            for each, act_alone in self._alone():
+                if each.value(args) is not None:
+                    return act_alone(context)
+            subject = self.read(args)
+            for each, act in self._instead():
+                if each.value(args) is not None:
+                    return act(subject, context)
+            log_to_stderr(*self.log)
+            return self.run(subject, context)
+
+        return exit_code(work, stopped=self.stopped)
+
+    def resolve(self, argv: Sequence[str]) -> tuple[T, str]:
+        """Read the arguments; return the job's document and its action: the flag of an option, or
+        `RUN`.
+
+        Raises:
+            RayembedError: as the job's reader.
+            SystemExit: as argparse has it, for `--help` (0) and unknown options (2).
+        """
+        args = self.arguments(argv)
+        asked = [each.flag for each, _ in self._instead() if each.value(args) is not None]
+        return self.read(args), [*asked, RUN][0]
+
+    def arguments(self, argv: Sequence[str], about: str | None = None) -> argparse.Namespace:
+        """The parsed arguments.
+
+        Raises:
+            SystemExit: as argparse has it.
+        """
+        parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+        others = (each for each, _ in (*self._instead(), *self._alone()))
+        for each in (*self.options, *others):
+            parser.add_argument(each.flag, **each.arguments)
+        return parser.parse_args(list(argv))
+
+    def _alone(self) -> list[tuple[Option, Callable[[JobContext], None]]]:
+        if self.lists is None:
+            return list(self.alone)
+        what, show = self.lists
+        return [(option("--list", f"print {what}; start nothing"), show), *self.alone]
+
+    def _instead(self) -> list[tuple[Option, Work[T]]]:
+        if self.shows is None:
+            return list(self.instead)
+        document, beside, show = self.shows
+        what = f"print {document} (stdout) and {beside} (stderr); start nothing"
+        return [(option("--dry-run", what), show), *self.instead]
+
+
+def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> int:
+    """Exit code of a job: what `work` returns (None: 0), 1 when it failed, 2 for invalid arguments,
+    130 or 143 when SIGINT or SIGTERM stopped it.
+
+    Errors that a user can act on are printed as their message, without a traceback.
+
+    Args:
+        stopped: the line that an interrupted job ends with.
+    """
+    with hearing() as heard:
+        try:
+            return work() or 0
+        except RayembedError as error:
+            if heard.number is None:
+                sys.stderr.write(f"error: {error}\n")
+                return 2 if isinstance(error, ConfigError) else 1
+        except KeyboardInterrupt:
+            pass
+        except Exception:
+            if heard.number is None:  # else it is what came of ending in the middle
+                raise
+        sys.stderr.write(f"{stopped}\n")
+        return heard.exit_code
+
+
+def log_to_stderr(*packages: str) -> None:
+    """Show the run's own progress; of the libraries only warnings.
+
+    Args:
+        packages: beside rayembed, whose progress is shown too.
+    """
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
+    )
+    for package in ("rayembed", *packages):
+        logging.getLogger(package).setLevel(logging.INFO)

@@ -1,0 +1,118 @@
+"""The training job: from its arguments to a run.
+
+Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from rayembed.config.adaptation import AnyRun
+from rayembed.config.run import Run
+from rayembed.config.settings import nearest
+from rayembed.config.sweep import Sweep
+from rayembed.errors import ConfigError
+from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
+from rayembed.recipes.catalogue import get_recipe, recipe_names
+
+A_RECIPE = "a recipe (see --list) or a file that --dry-run printed"
+
+SEND_METRICS = option(
+    "--send-metrics",
+    "send MLflow what it has not got of the run of that name, because it was away; start nothing",
+)
+
+STAGE = option(
+    "--stage NAME",
+    "run only this stage. It starts from model.backbone.path, which may be the model of an "
+    "earlier run",
+    often=True,
+    dest="stages",
+)
+
+
+def training_job(default_recipe: str) -> Job[Run]:
+    """The job that trains a recipe, evaluates the model and registers it."""
+    read = Reader(
+        kind=Run,
+        base=base_run,
+        recipe=A_RECIPE,
+        default=default_recipe,
+        examples="elements of lists go by their name, as in stages.blend.steps=10",
+        named=True,
+    )
+    trace = option(
+        "--trace-batch STAGE:STEP",
+        "print which rows of which sources that step of the run trains on (from 0), and what was "
+        "done with them; start nothing",
+        type=_stage_and_step,
+    )
+    return Job(
+        options=(*read.options, STAGE),
+        read=lambda args: of_stages(read(args), args.stages),
+        run=_train,
+        lists=("the recipes", _list),
+        shows=("the resolved run", "what it needs", _show),
+        instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
+    )
+
+
+def _train(run: Run, _: JobContext) -> None:
+    from rayembed.pipeline.train import train
+
+    train(run)
+
+
+def _list(context: JobContext) -> None:
+    from rayembed.pipeline.dry_run import print_recipes
+
+    print_recipes(map(get_recipe, recipe_names()), out=context.out)
+
+
+def _show(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.dry_run import print_dry_run
+
+    print_dry_run(run, out=context.out, tables=context.err)
+
+
+def _trace(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.batch_trace import print_trace
+
+    stage, step = context.args.trace_batch
+    print_trace(run, stage, step, context.out)
+
+
+def send_metrics(run: AnyRun | Sweep, context: JobContext) -> None:
+    """Send MLflow what it has not got of a run or a sweep."""
+    from rayembed.pipeline.pending_metrics import send_pending
+
+    send_pending(run, context.out)
+
+
+def of_stages(run: Run, names: Sequence[str]) -> Run:
+    """The run with the named stages alone, in its own order; with all where none is named.
+
+    Raises:
+        ConfigError: a name that no stage has.
+    """
+    known = [stage.name for stage in run.stages]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"the run {run.name!r} has no stage {name!r}; {nearest(name, known)}")
+    kept = tuple(stage for stage in run.stages if stage.name in names or not names)
+    return run.model_copy(update={"stages": kept})
+
+
+def base_run(recipe: str) -> Run:
+    """The run of a recipe's name or of a YAML file.
+
+    Raises:
+        ConfigError: no such recipe, or a file that is no run.
+    """
+    return named_or_read(recipe, recipe_names(), get_recipe, Run)
+
+
+def _stage_and_step(text: str) -> tuple[str, int]:
+    stage, colon, step = text.rpartition(":")
+    if not colon or not stage or not step.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not STAGE:STEP, such as blend:12")
+    return stage, int(step)

@@ -1,0 +1,201 @@
+"""Tables of all rooms and the one way to show them: in the terminal, as Markdown, as CSV.
+
+A table prints itself on a console of rich; `show` gives it as text. It knows nothing of what it
+shows.
+"""
+
+import csv
+import io
+import math
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich import table as rich_table
+    from rich.console import Console
+    from rich.text import Text
+
+MISSING = "–"
+"""Stands for a number that is not known."""
+
+WIDTH = 140
+"""Columns of the output where it is not a terminal, such as the log of a job."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table."""
+
+    value: float | None
+    """The number; None or NaN: there is none."""
+    difference: float | None = None
+    """Value less that of the base; None: not shown."""
+    best: bool = False
+    """Whether none of the numbers that it is compared with prints higher."""
+    gap: str = MISSING
+    """Placeholder of a missing number."""
+    digits: int = 3
+    """Decimals that are printed."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no number."""
+        return self.value is None or math.isnan(self.value)
+
+    def text(self, between: str) -> "Text":
+        """The number for a terminal: the best in bold, a gain in green, a loss in red.
+
+        Args:
+            between: what stands between the value and the difference.
+        """
+        from rich.text import Text
+
+        if self.is_missing:
+            return Text(self.gap, style="dim")
+        shown = Text.assemble((f"{self.value:.{self.digits}f}", "bold" if self.best else ""))
+        if self.difference is not None:
+            colour = "green" if self.difference > 0 else "red"
+            shown.append(f"{between}{self.difference:+.{self.digits}f}", style=colour)
+        return shown
+
+    def markdown(self) -> str:
+        """The number for Markdown: the best in bold, the difference in brackets."""
+        if self.is_missing:
+            return self.gap
+        value = f"{self.value:.{self.digits}f}"
+        bold = f"**{value}**" if self.best else value
+        if self.difference is None:
+            return bold
+        return f"{bold} ({self.difference:+.{self.digits}f})"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a number over repetitions, such as seeds."""
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation (n - 1); None for a single number."""
+    number: int
+
+    def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
+        """`0.712 ± 0.004`; a single number stands alone.
+
+        Args:
+            times: factor of what is shown, such as 100 for percent.
+        """
+        mean = f"{times * self.mean:{'+' if signed else ''}.{digits}f}"
+        if self.deviation is None:
+            return mean
+        return f"{mean} ± {times * self.deviation:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Spread of one or more numbers."""
+    deviation = stdev(values) if len(values) > 1 else None
+    return Spread(fmean(values), deviation, len(values))
+
+
+def best_of(values: Iterable[float | None], digits: int) -> float | None:
+    """The highest value as it is printed, so that values that print alike are all the best."""
+    known = (value for value in values if value is not None and not math.isnan(value))
+    return max((round(value, digits) for value in known), default=None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts and numbers under heads."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    """Cells of each row; what is no `Cell` is shown as it prints, in CSV numbers in full."""
+    title: str = ""
+    align: str = "l"
+    """`l` or `r` for each column; the last letter holds for all further columns."""
+    narrow: Sequence[str] = ()
+    """Heads for the terminal, with line breaks; none: those of all forms."""
+    look: Literal["boxed", "open", "lined"] = "boxed"
+    """Frame in the terminal: all around, between head and rows only, or between all rows."""
+    folds: bool = False
+    """Whether the terminal may break the first column's texts; else they stand whole."""
+    has_head: bool = True
+    """Whether the terminal shows the heads."""
+    sections: Collection[int] = ()
+    """Numbers of rows that head a section: bold in the terminal, with a line above."""
+    caption: str = ""
+    """Line that the terminal shows below the table."""
+
+    def right(self, column: int) -> bool:
+        """Whether a column's cells stand at its right end."""
+        return self.align[min(column, len(self.align) - 1)] == "r"
+
+    def __rich__(self) -> "rich_table.Table":
+        """The table for a console of rich."""
+        from rich import table as rich_table
+        from rich.box import HEAVY_HEAD, HORIZONTALS
+        from rich.text import Text
+
+        boxed = self.look == "boxed"
+        made = rich_table.Table(
+            title=Text(self.title, "table.title") if self.title else None,
+            title_justify="left",
+            caption=Text(self.caption, "table.caption") if self.caption else None,
+            caption_justify="left",
+            box=HEAVY_HEAD if boxed else HORIZONTALS,
+            show_header=self.has_head,
+            show_lines=self.look == "lined",
+            show_edge=boxed,
+            pad_edge=boxed,
+            padding=(0, 1) if boxed else (0, 1, 0, 0),
+        )
+        for number, head in enumerate(self.narrow or self.heads):
+            whole = number == 0 and not self.folds
+            justify: Literal["left", "right"] = "right" if self.right(number) else "left"
+            made.add_column(Text(head), justify=justify, no_wrap=whole, overflow="fold")
+        between = "\n" if self.look == "lined" else " "
+        for number, row in enumerate(self.rows):
+            if number in self.sections and number:
+                made.add_section()
+            cells = [c.text(between) if isinstance(c, Cell) else Text(str(c)) for c in row]
+            made.add_row(*cells, style="bold" if number in self.sections else None)
+        return made
+
+
+def facts_table(title: str, facts: Mapping[str, object]) -> Table:
+    """A table without heads: names of facts and the facts."""
+    return Table(["", ""], list(facts.items()), title=title, has_head=False)
+
+
+def show(table: Table, form: Literal["markdown", "csv"]) -> str:
+    """The table as text that ends with a line break; CSV has numbers in full precision."""
+    if form == "markdown":
+        rule = ["---:" if table.right(i) else "---" for i in range(len(table.heads))]
+        return "".join(map(_markdown_line, (table.heads, rule, *table.rows)))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(table.heads)
+    for row in table.rows:
+        writer.writerow([cell.value if isinstance(cell, Cell) else cell for cell in row])
+    return text.getvalue()
+
+
+def _markdown_line(cells: Sequence[object]) -> str:
+    shown = [cell.markdown() if isinstance(cell, Cell) else str(cell) for cell in cells]
+    return "| " + " | ".join(text.replace("|", "\\|") for text in shown) + " |\n"
+
+
+def console(out: TextIO | None = None, *, soft_wrap: bool = False) -> "Console":
+    """A console for tables and lines, which are printed as they are.
+
+    Args:
+        out: where to print; None: standard output.
+        soft_wrap: whether lines that are too long are left to the terminal, never broken.
+    """
+    from rich.console import Console
+
+    stream = sys.stdout if out is None else out
+    width = None if stream.isatty() else WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, soft_wrap=soft_wrap)

@@ -1,0 +1,48 @@
+"""Own pairs through the training job: it ends with scores of their held-out part."""
+
+import csv
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from own_pairs import own_run
+from tiny_job import run_here
+
+from rayembed.data.artifacts import open_artifact
+from rayembed.data.parts import read_records
+
+pytestmark = [pytest.mark.job, pytest.mark.ray]
+
+
+def test_base_trained_and_bm25_stand_side_by_side(cluster, tmp_path: Path) -> None:
+    run = own_run(tmp_path)
+    (tmp_path / "run.yaml").write_text(run.to_yaml())
+    done = run_here("train_biencoder", "--recipe", f"{tmp_path}/run.yaml")
+    assert done.returncode == 0, done.stderr[-4000:]
+    folder = tmp_path / "outputs" / "runs" / "own"
+    with (folder / "scores.csv").open() as file:
+        header, *rows = csv.reader(file)
+    assert header == ["model", "pairs-held-out"]
+    scores = {name: float(score) for name, score in rows}
+    assert scores.keys() == {"untrained", "stage 1: finetune", "BM25"}
+    assert scores["untrained"] != scores["stage 1: finetune"]
+    assert "Held out   pairs-held-out: " in done.stdout
+    assert "queries over 20 documents that no training row has" in done.stdout
+    card = (folder / "models" / "finetune" / "README.md").read_text()
+    assert "pairs-held-out" in card
+    assert "queries over 20 documents" in card
+    assert str(tmp_path / "outputs" / "data") not in card  # where it lies is nobody else's business
+
+    (part,) = (tmp_path / "outputs" / "data" / "held_out").iterdir()
+    (records,) = (tmp_path / "outputs" / "data" / "records").iterdir()
+    lines = (part / "beir" / "corpus.jsonl").read_text().splitlines()
+    held_out = {json.loads(line)["text"] for line in lines}
+    trained = [r for p in open_artifact(str(records)).parts for r in read_records(p.path)]
+    assert len(held_out) == 20
+    assert held_out.isdisjoint(text for record in trained for text in record.positives)
+
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+    (version,) = mlflow.MlflowClient().search_model_versions("name='own'")
+    measured = mlflow.get_run(version.run_id).data.metrics
+    assert any("pairs-held-out" in name for name in measured), measured

@@ -1,0 +1,122 @@
+"""Training's way into the registry, which is that of the registry job."""
+
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+from made_up_articles import run_over
+from mlflow import MlflowClient
+from result_files import write_results
+from tiny_folders import save_biencoder
+
+from rayembed.errors import ArtifactError
+from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.pipeline.register_job import run_register_job
+from rayembed.pipeline.registration import Training, register_trained
+from rayembed.registry.registered_model import ModelReference, get_version, read_scores
+from rayembed.registry.tracking import Tracker
+
+DESCRIPTION, TOPICS = "WikiDescriptionRetrieval", "WikiTopicClassification"
+TABLE = "| Model | score |\n| --- | ---: |\n| stage 1: one | 0.5 |\n"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_biencoder(tmp_path_factory.mktemp("saved") / "model", seed=7)
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "models" / "one")
+
+
+@pytest.fixture
+def tracker(tmp_path):
+    run = run_over("articles.json")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    folder = tmp_path / "run"
+    opened = Tracker.open(
+        uri, "tests", run.name, run.fingerprint, {}, {}, folder=folder, total_steps=1
+    )
+    opened.log_resolved_run(run.to_yaml())
+    yield opened
+    opened.close("FINISHED")
+
+
+def put(folder, tracker, results=None):
+    table = "" if results is None else TABLE
+    return register_trained(
+        Training(run_over("articles.json"), {}, table), str(folder), tracker, results
+    )
+
+
+def client_of(tracker):
+    return MlflowClient(tracker.tracking_uri, tracker.tracking_uri)
+
+
+def test_a_run_registers_its_model_once_and_keeps_what_came_later(folder, tracker, tmp_path):
+    weights = weights_fingerprint(folder)
+    revision = f"{weights}-aaaaaaaa"
+    results = write_results(tmp_path / "out" / revision, {DESCRIPTION: 0.5})
+    made = put(folder, tracker, results)
+    assert (made.name, made.version, made.uri) == ("test", 1, "models:/test/1")
+    assert made.alias_uri == "models:/test@candidate"
+    client = client_of(tracker)
+    version = client.get_model_version_by_alias("test", "candidate")
+    assert (version.version, version.run_id) == (1, tracker.run_id)
+    card = (folder / "README.md").read_text()
+    assert TABLE.strip() in card
+    assert "models:/test@candidate" in card
+    assert version.description == card.partition("\n---\n")[2].strip()
+    steps = sum(stage.steps for stage in run_over("articles.json").stages)
+    model = client.get_logged_model(version.tags["rayembed.model_id"])
+    assert {(m.key, m.value, m.step) for m in model.metrics} == {
+        (f"model/{DESCRIPTION}", 0.5, steps),
+        ("model/category/Retrieval", 0.5, steps),
+        ("model/mean", 0.5, steps),
+    }
+    # Scored on more by the registry job, and submitted again: nothing is lost or made twice.
+    more = write_results(tmp_path / "more" / revision, {TOPICS: 0.25})
+    uri = ("--tracking-uri", tracker.tracking_uri)
+    job = ["--model", "models:/test/1", "--results", str(more), *uri]
+    assert run_register_job(job, about=None) == 0
+    written = (folder / "README.md").stat().st_mtime_ns
+    assert put(folder, tracker, results) == made
+    assert (folder / "README.md").stat().st_mtime_ns == written
+    assert [v.version for v in client.search_model_versions()] == [1]
+    version = get_version(client, ModelReference("test", 1, None))
+    assert [s.value for s in read_scores(client, version)] == [0.5, 0.25]
+    assert "| Classification | 1 | 0.2500 |" in version.description
+
+
+def test_a_run_without_scores_is_registered_without_an_alias(folder, tracker):
+    made = put(folder, tracker)
+    assert made.alias_uri == made.uri == "models:/test/1"
+    client = client_of(tracker)
+    assert dict(client.get_registered_model("test").aliases) == {}
+    card = (folder / "README.md").read_text()
+    assert "evaluate_model.py --model models:/test/VERSION --benchmark NanoBEIR" in card
+    assert "@candidate" not in card
+    assert client.get_model_version("test", "1").description == (
+        card.partition("\n---\n")[2].strip()
+    )
+
+
+def test_nothing_is_registered_with_other_scores_or_weights_that_are_not_finite(
+    folder, tracker, tmp_path
+):
+    other = write_results(tmp_path / "out" / ("0" * 12 + "-aaaaaaaa"), {DESCRIPTION: 0.5})
+    with pytest.raises(ArtifactError, match="are of the weights 000000000000, and this model has"):
+        put(folder, tracker, other)
+    (path,) = folder.rglob("*.safetensors")
+    tensors = safetensors.torch.load_file(path)
+    whole = dict(tensors)
+    tensors[min(tensors)].view(-1)[0] = torch.nan
+    safetensors.torch.save_file(tensors, path)
+    with pytest.raises(ArtifactError, match="not finite"):
+        put(folder, tracker)
+    assert client_of(tracker).search_registered_models() == []
+    tensors = {name: torch.nan_to_num(tensor) for name, tensor in whole.items()}
+    safetensors.torch.save_file(tensors, path)
+    assert put(folder, tracker).version == 1  # the control
