@@ -36,7 +36,7 @@ class Cell:
     best: bool = False
     """Whether none of the numbers that it is compared with prints higher."""
     gap: str = MISSING
-    """What stands for a missing number."""
+    """Placeholder of a missing number."""
     digits: int = 3
     """Decimals that are printed."""
 
@@ -126,7 +126,7 @@ class Table:
     sections: Collection[int] = ()
     """Numbers of rows that head a section: bold in the terminal, with a line above."""
     caption: str = ""
-    """What the terminal shows below the table."""
+    """Line that the terminal shows below the table."""
 
     def right(self, column: int) -> bool:
         """Whether a column's cells stand at its right end."""
