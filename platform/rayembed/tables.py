@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal, TextIO
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Cell:
     best: bool = False
     """Whether none of the numbers that it is compared with prints higher."""
     gap: str = MISSING
-    """What stands for a missing number."""
+    """Placeholder of a missing number."""
     digits: int = 3
     """Decimals that are printed."""
 
@@ -71,6 +72,33 @@ class Cell:
         return f"{bold} ({self.difference:+.{self.digits}f})"
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a number over repetitions, such as seeds."""
+
+    mean: float
+    deviation: float | None
+    """Sample standard deviation (n - 1); None for a single number."""
+    number: int
+
+    def text(self, *, digits: int = 3, times: float = 1.0, signed: bool = False) -> str:
+        """`0.712 ± 0.004`; a single number stands alone.
+
+        Args:
+            times: factor of what is shown, such as 100 for percent.
+        """
+        mean = f"{times * self.mean:{'+' if signed else ''}.{digits}f}"
+        if self.deviation is None:
+            return mean
+        return f"{mean} ± {times * self.deviation:.{digits}f}"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Spread of one or more numbers."""
+    deviation = stdev(values) if len(values) > 1 else None
+    return Spread(fmean(values), deviation, len(values))
+
+
 def best_of(values: Iterable[float | None], digits: int) -> float | None:
     """The highest value as it is printed, so that values that print alike are all the best."""
     known = (value for value in values if value is not None and not math.isnan(value))
@@ -98,7 +126,7 @@ class Table:
     sections: Collection[int] = ()
     """Numbers of rows that head a section: bold in the terminal, with a line above."""
     caption: str = ""
-    """What the terminal shows below the table."""
+    """Line that the terminal shows below the table."""
 
     def right(self, column: int) -> bool:
         """Whether a column's cells stand at its right end."""

@@ -11,8 +11,8 @@ from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.plan import find_results, retrieval_only, task_factories
 from rayembed.evaluation.result_writer import open_results
-from rayembed.evaluation.score import Scored
-from rayembed.pipeline.evaluate import Evaluated, evaluate
+from rayembed.evaluation.score import ModelScores
+from rayembed.pipeline.evaluate import EvaluationResult, evaluate
 from rayembed.pipeline.evaluation_job import run_evaluation_job
 from rayembed.pipeline.evaluation_report import benchmark_averages, print_evaluated
 
@@ -59,7 +59,7 @@ def test_a_benchmark_counts_its_own_subsets_where_another_one_asked_for_more(tmp
             write_result(tmp_path, name, META.revision, member.metadata.name, places)
     with open_results(tmp_path, META) as writer:
         scorings = find_results(factories, writer)
-    evaluated = Evaluated(run, Scored(META, str(tmp_path), tmp_path, scorings))
+    evaluated = EvaluationResult(run, ModelScores(META, str(tmp_path), tmp_path, scorings))
     assert evaluated.scored.scores[COUNTERFACTUAL] < 0.6
     assert benchmark_averages(evaluated)[ENGLISH_V1]["Classification"] == pytest.approx(0.9)
 
@@ -78,7 +78,7 @@ def test_miracl_is_reported_by_language_with_the_means_of_the_papers(tmp_path):
     write_result(tmp_path, name, META.revision, hard.name, some)
     with open_results(tmp_path, META) as writer:
         scorings = find_results([whole, hard, sts], writer)
-    evaluated = Evaluated(run, Scored(META, str(tmp_path), tmp_path, scorings))
+    evaluated = EvaluationResult(run, ModelScores(META, str(tmp_path), tmp_path, scorings))
     found = benchmark_averages(evaluated)
     mean = sum(scores.values()) / 18
     others = [score for (_, language), score in scores.items() if language not in {"de", "yo"}]

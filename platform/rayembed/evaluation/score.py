@@ -70,7 +70,7 @@ class Store:
 
 
 @dataclass
-class Scored:
+class ModelScores:
     """A model's scores, task by task, and where their files lie."""
 
     meta: ModelMeta
@@ -100,10 +100,10 @@ def score(
     about: Mapping[str, str] | None = None,
     beside: Sequence[Job] = (),
     on_done: Callable[[Done], None] = lambda done: None,
-) -> Scored:
+) -> ModelScores:
     """The model's scores on the tasks; what is scored already is read and not done again.
 
-    A task that fails stops no other: `Scored.failed` tells of it.
+    A task that fails stops no other: `ModelScores.failed` tells of it.
 
     Args:
         about: further files that say how the results were made, by their names.
@@ -122,7 +122,7 @@ def score(
     with open_results(results.local, meta) as writer:
         results.fetch()
         place = writer.place.relative_to(results.local).as_posix()
-        scored = Scored(meta, join(results.place, place), writer.place)
+        scored = ModelScores(meta, join(results.place, place), writer.place)
         scored.tasks = find_results(tasks, writer)
         for name, text in (about or {}).items():
             writer.keep(name, text)
@@ -155,7 +155,7 @@ def _of_bm25(tasks: Sequence[TaskFactory]) -> list[TaskFactory]:
 
 
 def _do_what_is_missing(
-    scored: Scored,
+    scored: ModelScores,
     model: ModelSpec | Bm25,
     pool: Pool,
     store: Store,

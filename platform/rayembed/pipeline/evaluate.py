@@ -20,7 +20,7 @@ from rayembed.evaluation.model_spec import ModelSpec, loader_of, make_spec
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import bm25_revision
-from rayembed.evaluation.score import Scored, Store, meta_of, score
+from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
@@ -50,11 +50,11 @@ class AirBench:
 
 
 @dataclass
-class Evaluated:
-    """What came of an evaluation."""
+class EvaluationResult:
+    """Scores of an evaluation, and its failures."""
 
     run: EvaluationRun
-    scored: Scored
+    scored: ModelScores
     air_bench: list[AirBench] = field(default_factory=list)
 
     @property
@@ -64,7 +64,7 @@ class Evaluated:
         return self.scored.failed + of_air_bench
 
 
-def evaluate(run: EvaluationRun) -> Evaluated:
+def evaluate(run: EvaluationRun) -> EvaluationResult:
     """Scores of the run's model on all its tasks; what is scored already is read.
 
     A task that fails stops no other: `failed` tells of it.
@@ -100,7 +100,7 @@ def evaluate(run: EvaluationRun) -> Evaluated:
     # No JSON: mteb takes every JSON file there for the result of a task.
     about = {"evaluation.yaml": run.to_yaml()}
     scored = score(model, factories, pool, store, about=about, beside=list(air), on_done=take)
-    evaluated = Evaluated(run, scored, list(air.values()))
+    evaluated = EvaluationResult(run, scored, list(air.values()))
     _write_dev_scores(evaluated.air_bench)
     return evaluated
 

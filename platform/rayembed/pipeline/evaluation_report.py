@@ -9,14 +9,14 @@ from rayembed.evaluation.air_bench.scores import dev_file, dev_markdown, read_de
 from rayembed.evaluation.averages import averages, miracl_averages
 from rayembed.evaluation.benchmark_lines import BY_LANGUAGE
 from rayembed.evaluation.benchmarks import benchmark_names, benchmark_tasks
-from rayembed.pipeline.evaluate import Evaluated
+from rayembed.pipeline.evaluate import EvaluationResult
 from rayembed.tables import Cell, Table, console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def benchmark_averages(evaluated: Evaluated) -> dict[str, dict[str, float]]:
+def benchmark_averages(evaluated: EvaluationResult) -> dict[str, dict[str, float]]:
     """Benchmark → category or mean → average, of those of mteb's benchmarks that were run.
 
     Of MIRACL: the languages that are scored, then the means over all 18 and over 16 of them.
@@ -32,7 +32,7 @@ def benchmark_averages(evaluated: Evaluated) -> dict[str, dict[str, float]]:
     return {name: values for name, values in found.items() if values}
 
 
-def _by_language(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
+def _by_language(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
     names = {task.name for task in benchmark_tasks(benchmark)}
     scores: dict[str, float] = {}
     for scoring in evaluated.scored.tasks:
@@ -41,7 +41,7 @@ def _by_language(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
     return scores | miracl_averages(scores)
 
 
-def _scores_in(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
+def _scores_in(benchmark: str, evaluated: EvaluationResult) -> dict[str, float]:
     """Score by task on the benchmark's own splits and subsets, of those that were asked for."""
     tasks = {task.name: task for task in benchmark_tasks(benchmark)}
     found = {}
@@ -53,7 +53,7 @@ def _scores_in(benchmark: str, evaluated: Evaluated) -> dict[str, float]:
     return found
 
 
-def print_evaluated(evaluated: Evaluated, out: TextIO, *, tracking_uri: str) -> None:
+def print_evaluated(evaluated: EvaluationResult, out: TextIO, *, tracking_uri: str) -> None:
     """Print scores by task, averages, what failed, where the files are, what to run next."""
     printer = console(out, soft_wrap=True)
     if evaluated.scored.tasks:
@@ -85,7 +85,7 @@ def print_evaluated(evaluated: Evaluated, out: TextIO, *, tracking_uri: str) -> 
     printer.print(f"Next       python jobs/compare_models.py --results {results}{chosen}")
 
 
-def _scores_table(evaluated: Evaluated) -> Table:
+def _scores_table(evaluated: EvaluationResult) -> Table:
     rows = []
     for scoring in evaluated.scored.tasks:
         metadata = scoring.factory.load().metadata
@@ -103,7 +103,7 @@ def _scores_table(evaluated: Evaluated) -> Table:
     )
 
 
-def _print_air_bench(evaluated: Evaluated, printer: "Console") -> None:
+def _print_air_bench(evaluated: EvaluationResult, printer: "Console") -> None:
     """Print AIR-Bench's dev scores, and how to submit the rest."""
     for version in dict.fromkeys(entry.job.dataset.version for entry in evaluated.air_bench):
         entries = [e for e in evaluated.air_bench if e.job.dataset.version == version]

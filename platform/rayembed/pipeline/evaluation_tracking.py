@@ -5,14 +5,14 @@ import hashlib
 from rayembed.assets.cache import cache_folder
 from rayembed.config.document import fingerprint
 from rayembed.evaluation.air_bench.scores import read_dev_scores
-from rayembed.pipeline.evaluate import Evaluated, dev_places
+from rayembed.pipeline.evaluate import EvaluationResult, dev_places
 from rayembed.pipeline.evaluation_report import benchmark_averages
 from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.tracking import Tracker
 
 
-def track(evaluated: Evaluated, tracking_uri: str) -> bool:
+def track(evaluated: EvaluationResult, tracking_uri: str) -> bool:
     """Whether MLflow has all of the evaluation now.
 
     The run of a model at its revision is one, however often and with whichever tasks it is scored:

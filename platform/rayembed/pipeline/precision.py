@@ -17,10 +17,10 @@ from rayembed.training.on_ray import worker_precision
 
 logger = logging.getLogger(__name__)
 
-Trained = TypeVar("Trained", Run, Adaptation)
+AnyRun = TypeVar("AnyRun", Run, Adaptation)
 
 
-def as_begun(run: Trained, folder: Path) -> Trained:
+def as_begun(run: AnyRun, folder: Path) -> AnyRun:
     """The run with the number type that its folder's `run.yaml` names, where it leaves it open.
 
     So that it goes on in that type on another machine; a run that begins stays as it is.
@@ -35,7 +35,7 @@ def as_begun(run: Trained, folder: Path) -> Trained:
     return run if found not in ("bfloat16", "float32") else _settled(run, found)
 
 
-def settled_on_ray(run: Trained) -> Trained:
+def settled_on_ray(run: AnyRun) -> AnyRun:
     """The run with the number type that its workers' nodes compute fast, said in one line.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.
@@ -86,7 +86,7 @@ def _tell(asked: DtypeSetting, precision: Precision) -> None:
         )
 
 
-def _settled(run: Trained, dtype: DtypeSetting) -> Trained:
+def _settled(run: AnyRun, dtype: DtypeSetting) -> AnyRun:
     """The run in the number type where it leaves it open."""
     if run.model.backbone.dtype != "auto":
         return run

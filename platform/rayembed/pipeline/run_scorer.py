@@ -12,7 +12,7 @@ from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import run_model
-from rayembed.evaluation.score import Scored, Store, score
+from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.export import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
@@ -45,7 +45,7 @@ class RunScorer:
         dimensions: int | None = None,
         without_context: bool = False,
         compared: bool = False,
-    ) -> Scored:
+    ) -> ModelScores:
         """Scores of a saved model on the run's tasks.
 
         Args:
@@ -78,7 +78,7 @@ class RunScorer:
         remove_folder(embeddings)
         return scored
 
-    def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, Scored]:
+    def further(self, tell: Callable[[str, dict[str, float]], None]) -> dict[ScoreKey, ModelScores]:
         """Scores of the last stage's model at smaller widths and without context, and of the
         baselines.
 

@@ -49,7 +49,7 @@ ENDED_TAG = "rayembed.sweep.ended_at_step"
 
 
 @dataclass(frozen=True)
-class Swept:
+class SweepResult:
     """Result of a sweep."""
 
     sweep: Sweep
@@ -62,7 +62,7 @@ class Swept:
 
 def sweep_runs(
     sweep: Sweep, printed: Mapping[str, Mapping[str, float]] | None = None, source: str = ""
-) -> Swept:
+) -> SweepResult:
     """Run a sweep or resume it; return its result after its tables were printed.
 
     Everything that a user can get wrong is checked before a worker starts.
@@ -86,7 +86,7 @@ def _sweep(
     files: StoredFolder,
     printed: Mapping[str, Mapping[str, float]],
     source: str,
-) -> Swept:
+) -> SweepResult:
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
@@ -132,7 +132,7 @@ def _sweep(
     finally:
         complete = tracker.close(status)
         files.keep()
-    swept = Swept(sweep, records, report, outcome)
+    swept = SweepResult(sweep, records, report, outcome)
     print_swept(sweep, records, report, outcome, printed, source, mlflow_complete=complete)
     _refuse_failed(records)
     return swept

@@ -6,7 +6,7 @@ from rayembed.assets.storage import join
 from rayembed.config.sweep import Sweep, deciding, metric_source
 from rayembed.errors import ArtifactError
 from rayembed.pipeline.population_scores import PopulationScores
-from rayembed.pipeline.train import Trained, TrialOf, train_trial
+from rayembed.pipeline.train import TrialOf, TrialResult, train_trial
 from rayembed.pipeline.validation import SCORE, kept_step
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.tuning.events import Event, Start
@@ -22,7 +22,7 @@ def run_trial(
     """
     validated = metric_source(sweep) == "validation"
 
-    def train_and(tell_score: Callable[[Event], None]) -> Trained:
+    def train_and(tell_score: Callable[[Event], None]) -> TrialResult:
         def on_scores(name: str, scores: dict[str, float], step: int) -> None:
             if validated and name == "validation":
                 tell_score(Event("score", step, deciding(sweep, scores), scores))
@@ -39,7 +39,7 @@ def run_trial(
     tell(Event("final", total, deciding(sweep, scores), scores, trained.scores))
 
 
-def _of_kept_weights(start: Start, trained: Trained) -> dict[str, float]:
+def _of_kept_weights(start: Start, trained: TrialResult) -> dict[str, float]:
     """Validation's scores of the weights that the last stage hands on, with their mean."""
     run, stage = start.run, start.run.stages[-1]
     step = int(kept_step(trained.last_weights) or stage.steps)

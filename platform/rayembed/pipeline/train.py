@@ -12,7 +12,7 @@ from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.lineage import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
-from rayembed.evaluation.score import Scored
+from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, Scored], Mapping[str, Any]], T]
+End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, ModelScores], Mapping[str, Any]], T]
 """Makes of a run's scores and its provenance what the caller wants."""
 
 
@@ -70,7 +70,7 @@ class TrialOf:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrialResult:
     """Result of a trial."""
 
     scores: dict[str, float]
@@ -102,7 +102,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
         return outcome
 
 
-def train_trial(run: Run, trial: TrialOf) -> Trained:
+def train_trial(run: Run, trial: TrialOf) -> TrialResult:
     """Train a run as a trial of a sweep: as `train`, but it is not registered.
 
     Where another process trains it, its end is waited for.
@@ -116,11 +116,11 @@ def train_trial(run: Run, trial: TrialOf) -> Trained:
         run: Run,
         folders: RunFolders,
         tracker: Tracker,
-        scores: dict[ScoreKey, Scored],
+        scores: dict[ScoreKey, ModelScores],
         found: Mapping[str, Any],
-    ) -> Trained:
+    ) -> TrialResult:
         scored = scores.get(ScoreKey(last))
-        return Trained(
+        return TrialResult(
             scored.scores if scored else {},
             folders.model(last),
             folders.weights(last),
@@ -172,7 +172,7 @@ def _train(
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
-        found["held_out"] = [one.summary for one in held_out]
+        found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
@@ -195,7 +195,7 @@ def _train_and_score(
     folders: RunFolders,
     tracker: Tracker,
     trial: TrialOf | None = None,
-) -> dict[ScoreKey, Scored]:
+) -> dict[ScoreKey, ModelScores]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
     names no tasks and holds nothing out.
     """
@@ -205,7 +205,7 @@ def _train_and_score(
         if trial is not None:
             trial.on_scores(name, values, step)
 
-    scores: dict[ScoreKey, Scored] = {}
+    scores: dict[ScoreKey, ModelScores] = {}
     scorer = RunScorer(with_sets(run, held_out), folders)
     if run.takes_scores and run.evaluation.before_training:
         export_on_ray(run, None, folders.model(scorer.untrained))
@@ -256,7 +256,7 @@ def _register(
     run: Run,
     folders: RunFolders,
     tracker: Tracker,
-    scores: dict[ScoreKey, Scored],
+    scores: dict[ScoreKey, ModelScores],
     found: Mapping[str, Any],
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
@@ -266,7 +266,7 @@ def _register(
     table = run_table(by_model, [stage.name for stage in run.stages])
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        markdown += "".join(f"\n{line}\n" for line in found["held_out"])
+        markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
         write_atomic(folders.local / "scores.md", markdown.encode())
         write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
@@ -296,7 +296,7 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
-        held_out=tuple(found["held_out"]),
+        held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
     )
 
 

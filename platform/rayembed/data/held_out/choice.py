@@ -138,7 +138,7 @@ def choose(
     items: Sequence[Piece | EarlierPart],
     writer: ArtifactWriter,
 ) -> HeldOutRows:
-    """Which rows of the data set are held out.
+    """Held-out rows of the data set.
 
     Raises:
         DataError: fewer than `MIN_DOCUMENTS` documents would be, the file of ids cannot be had,
