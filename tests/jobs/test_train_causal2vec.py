@@ -66,6 +66,7 @@ def test_the_trained_model_is_the_same_for_ours_sentence_transformers_and_mlflow
     folder, printed = trained
     model_folder = folder / "outputs" / "runs" / "tiny-causal2vec" / "models" / "retrieval"
     assert f".as_sentence_transformer('{model_folder}')" in printed
+    assert "version 1 (models:/tiny-causal2vec/1)\n           without scores, so no" in printed
     texts = ["The sentence number 3 speaks of own7", "Paris"]
     model = load_model(model_folder)
     ours = encode(model, texts, role="query", instruction=TASK)
@@ -74,7 +75,7 @@ def test_the_trained_model_is_the_same_for_ours_sentence_transformers_and_mlflow
     theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
     np.testing.assert_allclose(theirs.encode_query(texts, prompt=prompt), ours, atol=1e-5)
     mlflow.set_tracking_uri(f"sqlite:///{folder}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-causal2vec@candidate")
+    served = mlflow.pyfunc.load_model("models:/tiny-causal2vec/1")
     answer = served.predict({"input": texts, "role": "query", "instruction": TASK})
     found = np.array([item["embedding"] for item in answer["data"]])
     np.testing.assert_allclose(found, ours, atol=1e-5)

@@ -69,7 +69,7 @@ def test_both_stages_are_trained_and_the_export_is_the_same_everywhere(trained, 
     np.testing.assert_allclose(theirs.encode_query(texts), ours, atol=1e-5)
 
     mlflow.set_tracking_uri(f"sqlite:///{trained}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-cde@candidate")
+    served = mlflow.pyfunc.load_model("models:/tiny-cde/1")
     model.set_corpus(None)
     answer = served.predict({"input": texts, "role": "query"})
     found = np.array([item["embedding"] for item in answer["data"]])

@@ -101,7 +101,7 @@ def test_the_trained_model_is_the_same_everywhere_at_both_widths(trained):
     theirs = SentenceTransformer(str(model_folder), trust_remote_code=True, device="cpu")
     np.testing.assert_allclose(theirs.encode_query(texts), ours, atol=1e-5)
     mlflow.set_tracking_uri(f"sqlite:///{trained}/outputs/mlflow.db")
-    served = mlflow.pyfunc.load_model("models:/tiny-nomic@candidate")
+    served = mlflow.pyfunc.load_model("models:/tiny-nomic/1")
     short = ours[:, :16] / np.linalg.norm(ours[:, :16], axis=1, keepdims=True)
     for fields, expected in (({}, ours), ({"dimensions": 16}, short)):
         answer = served.predict({"input": texts, "role": "query"} | fields)

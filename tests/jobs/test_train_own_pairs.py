@@ -32,6 +32,7 @@ def test_base_trained_and_bm25_stand_side_by_side(cluster, tmp_path: Path) -> No
     card = (folder / "models" / "finetune" / "README.md").read_text()
     assert "pairs-held-out" in card
     assert "queries over 20 documents" in card
+    assert str(tmp_path / "outputs" / "data") not in card  # where it lies is nobody else's business
 
     (part,) = (tmp_path / "outputs" / "data" / "held_out").iterdir()
     (records,) = (tmp_path / "outputs" / "data" / "records").iterdir()

@@ -51,7 +51,6 @@ def prepare(
         "data": {
             "root": root,
             "datasets": [{"name": name, **dataset} for name, dataset in datasets.items()],
-            "held_out": {"num_titles": 0},
         },
     }
     context = PipelineContext(str(storage), 0, execute, root=root)

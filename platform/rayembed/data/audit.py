@@ -5,7 +5,6 @@ by putting them into its manifest.
 """
 
 import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -19,6 +18,7 @@ from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
+from rayembed.figures import new_figure, png_of
 
 AUDIT = "audit.html"
 
@@ -158,10 +158,7 @@ def _pictures(histograms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = new_figure(width=9.0, height=3.2)
     for name, counts in drawn.items():
         edges = np.linspace(-1, 1, len(counts) + 1)
         label = f"{_words(name)} ({counts.sum():,})"
@@ -173,9 +170,7 @@ def _histogram(drawn: Mapping[str, np.ndarray]) -> str:
     axes.set_xlabel("score")
     axes.set_ylabel("share of its texts")
     axes.legend(frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    return _png(buffer.getvalue())
+    return _png(png_of(figure, dpi=110))
 
 
 def _lengths(records: Sequence[Record]) -> list[tuple[str, str, str, str]]:

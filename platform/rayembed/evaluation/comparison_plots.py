@@ -6,7 +6,7 @@ from typing import Any
 from rayembed.evaluation.benchmark_lines import MEAN, Line
 from rayembed.evaluation.comparison import Column, Comparison, value
 from rayembed.evaluation.comparison_tables import metric_of
-from rayembed.evaluation.plots import COLOURS, GRID, INK, new_figure, png_of
+from rayembed.figures import COLOURS, GRID, INK, grouped_bars, new_figure, png_of
 
 _OURS = COLOURS[2:]
 _PAPERS = ("#9aa5b1", "#68737f", "#c4b8a6", "#8f8496", "#d3d8de", "#7f8f82")
@@ -34,23 +34,15 @@ def category_bars(comparison: Comparison) -> bytes:
     slanted = len(names) > 10 and max(map(len, names.values())) > _SHORT_TICK
     room = 0.62 if len(names) > 10 or len(columns) > 2 else 0.85
     figure, axes = new_figure(width=min(12.5, max(6.5, 0.19 * num_bars + room * len(names))))
-    width = 0.84 / max(1, len(columns))
     upright = len(columns) > 3 or len(names) > 10
-    lowest = 0.0
-    for column in columns:
-        places, heights = [], []
-        for i, name in enumerate(names):
-            shown = [other for other in columns if value(other, name) is not None]
-            height = value(column, name)
-            if height is not None:
-                places.append(i + (shown.index(column) - (len(shown) - 1) / 2) * width)
-                heights.append(height)
-        lowest = min([lowest, *heights])
-        style = {"label": _legend_label(column), "color": colours[column.label], "zorder": 2}
-        bars = axes.bar(places, heights, width * 0.9, **style)
-        numbers = [f"{height:.1f}" for height in heights]
-        turned = 90 if upright else 0
-        axes.bar_label(bars, numbers, fontsize=7, color=INK, padding=2, rotation=turned)
+    lowest = grouped_bars(
+        axes,
+        {_legend_label(c): [value(c, name) for name in names] for c in columns},
+        {_legend_label(c): colours[c.label] for c in columns},
+        "{:.1f}".format,
+        width=0.84,
+        rotation=90 if upright else 0,
+    )
     axes.set_xticks(range(len(names)), list(names.values()))
     axes.margins(x=0.015)
     axes.tick_params(axis="x", length=0, labelsize=8.5)

@@ -1,6 +1,5 @@
 """Pictures of a run: scores by model and the loss over the steps of its stages."""
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,39 +7,22 @@ from typing import Any
 import numpy as np
 
 from rayembed.evaluation.tables import ScoreTable, heading
-
-COLOURS = ("#9aa5b1", "#7fb3d5", "#1f6fb2", "#e0a458", "#7a9e7e", "#b56576", "#6d597a", "#355070")
-"""One for each row, the first a grey for what others are compared with."""
-INK = "#2b2f36"
-"""The colour of letters and numbers."""
-GRID = "#e3e6ea"
-"""The colour of lines that only guide the eye."""
+from rayembed.figures import COLOURS, grouped_bars, new_figure, set_title, write_png
 
 
 def score_bars(table: ScoreTable, path: str | Path) -> None:
     """Write a PNG with one group of bars a task and one bar a model; missing scores have none."""
     tasks, labels = table.tasks, list(table.rows)
     figure, axes = new_figure(width=min(12.0, max(6.0, 0.36 * (len(labels) + 1) * len(tasks))))
-    width = 0.86 / max(1, len(labels))
-    lowest = 0.0
-    for number, label in enumerate(labels):
-        places, heights = [], []
-        for i, task in enumerate(tasks):
-            shown = [other for other in labels if table.score(other, task) is not None]
-            score = table.score(label, task)
-            if score is not None:
-                places.append(i + (shown.index(label) - (len(shown) - 1) / 2) * width)
-                heights.append(score)
-        lowest = min([lowest, *heights])
-        colour = COLOURS[number % len(COLOURS)]
-        bars = axes.bar(places, heights, width * 0.92, label=label, color=colour, zorder=2)
-        axes.bar_label(bars, [_short(h) for h in heights], fontsize=7, color=INK, padding=1.5)
+    heights = {label: [table.score(label, task) for task in tasks] for label in labels}
+    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+    lowest = grouped_bars(axes, heights, colours, _short, width=0.86)
     axes.margins(x=0.015)
     axes.set_xticks(range(len(tasks)), ["\n".join(filter(None, heading(t))) for t in tasks])
     axes.tick_params(axis="x", length=0, labelsize=8.5)
     axes.set_ylim(min(0.0, 1.15 * lowest), 1.05)
     axes.set_ylabel("main score")
-    axes.set_title("Held-out scores", loc="left", fontsize=11, fontweight="bold", pad=26)
+    set_title(axes, "Held-out scores", pad=26)
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.005, 1.0),
@@ -96,7 +78,7 @@ def loss_curve(
             _validation_curve(axes[1], scored, shift, colour)
         end = float(steps[-1])
     upper.set_ylabel("loss")
-    upper.set_title("Training loss", loc="left", fontsize=11, fontweight="bold")
+    set_title(upper, "Training loss")
     if end:
         upper.legend(frameon=False, fontsize=8.5)
     for one in axes[:-1]:
@@ -144,37 +126,3 @@ def _by_stage(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[st
 
 def _short(score: float) -> str:
     return f"{score:.2f}".replace("0.", ".", 1)
-
-
-def new_figure(
-    *, width: float, height: float = 4.2, rows: tuple[float, ...] = (1.0,)
-) -> tuple[Any, Any]:
-    """A figure that needs no display, and its axes from top to bottom (one axes if one row)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(rows), 1, sharex=True, gridspec_kw={"height_ratios": rows})
-    for one in np.atleast_1d(axes):
-        one.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
-        one.set_axisbelow(True)
-        one.spines[["top", "right"]].set_visible(False)
-        one.spines[["left", "bottom"]].set_color("#c3c9d1")
-        one.tick_params(colors=INK, labelsize=8.5)
-        one.yaxis.label.set_color(INK)
-        one.xaxis.label.set_color(INK)
-    return figure, axes
-
-
-def png_of(figure: Any) -> bytes:
-    """The figure as a PNG."""
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=160, facecolor="white")
-    return data.getvalue()
-
-
-def write_png(figure: Any, path: str | Path) -> None:
-    """Write the figure; missing folders are made."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_bytes(png_of(figure))

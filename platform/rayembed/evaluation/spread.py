@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from rayembed.evaluation.tables import heading
-from rayembed.tables import MISSING, Table, show
+from rayembed.tables import MISSING, Table, show, spread
 
 MEAN = "Mean"
 """Heading of the mean over all tasks."""
@@ -57,8 +57,7 @@ def shown(scores: Sequence[float], *, signed: bool = False) -> str:
     """`0.712 ± 0.004`: mean and sample standard deviation; a single score stands alone."""
     if not scores or any(math.isnan(score) for score in scores):
         return MISSING
-    mean = f"{fmean(scores):+.3f}" if signed else f"{fmean(scores):.3f}"
-    return f"{mean} ± {stdev(scores):.3f}" if len(scores) > 1 else mean
+    return spread(scores).text(signed=signed)
 
 
 def spread_markdown(table: SpreadTable, corner: str) -> str:

@@ -1,7 +1,6 @@
-"""The adaptation job: from its arguments to a run. Imports neither Ray nor torch by itself."""
+"""The adaptation job: from its arguments to a run. Its functions import what they need."""
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.pipeline.adaptation_tables import print_adaptation, print_adaptations
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read
 from rayembed.pipeline.training_job import A_RECIPE, SEND_METRICS, send_metrics
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
@@ -12,16 +11,20 @@ def _base(recipe: str) -> Adaptation:
 
 
 def _adapt(run: Adaptation, _: JobContext) -> None:
-    from rayembed.pipeline.adapt import adapt  # Ray; a dry run needs none
+    from rayembed.pipeline.adapt import adapt
 
     adapt(run)
 
 
 def _list(context: JobContext) -> None:
+    from rayembed.pipeline.adaptation_tables import print_adaptations
+
     print_adaptations(map(get_adaptation, adaptation_names()), out=context.out)
 
 
 def _show(run: Adaptation, context: JobContext) -> None:
+    from rayembed.pipeline.adaptation_tables import print_adaptation
+
     print_adaptation(run, out=context.out, tables=context.err)
 
 

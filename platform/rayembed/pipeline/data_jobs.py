@@ -7,7 +7,6 @@ from rayembed.config.data_run import DataRun, data_of
 from rayembed.config.settings import nearest
 from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
-from rayembed.pipeline.data_tables import print_catalogue, print_data_run
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import data_recipe_names, get_data_recipe
@@ -52,7 +51,7 @@ def data_job(until: Step) -> Job[DataRequest]:
         options=(*_READER.options, _DATASETS),
         read=read,
         run=work,
-        lists=("data recipes and the catalogue", lambda context: print_catalogue(context.out)),
+        lists=("data recipes and the catalogue", _list),
         shows=("the resolved run", "what it does", _show),
     )
 
@@ -90,7 +89,15 @@ def _base(recipe: str) -> DataRun:
     return named_or_read(recipe, names, get, DataRun)
 
 
+def _list(context: JobContext) -> None:
+    from rayembed.pipeline.data_tables import print_catalogue
+
+    print_catalogue(context.out)
+
+
 def _show(request: DataRequest, context: JobContext) -> None:
+    from rayembed.pipeline.data_tables import print_data_run
+
     run = request.run
     context.out.write(f"# data run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     context.out.flush()

@@ -67,7 +67,7 @@ def print_prepared(run: DataRun, done: Mapping[str, Sequence[DatasetArtifact]]) 
         printer.print(f"  audit  {join(last.folder, AUDIT)}")
         dataset = next(dataset for dataset in run.data.datasets if dataset.name == name)
         if (held_out := held_out_set_of(dataset, folders[0])) is not None:
-            printer.print(f"  held out  {held_out.summary}")
+            printer.print(f"  held out  {held_out.summary} ({held_out.path})")
         if last.manifest["kind"] == "clustered":
             # As a source its rows would lose their batches.
             printer.print("  use    training with the same data set, seed and storage finds it")

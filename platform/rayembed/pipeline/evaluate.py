@@ -116,7 +116,7 @@ def evaluated_model(run: EvaluationRun, factories: Sequence[TaskFactory]) -> Mod
     own = [factory.name for factory in factories if not isinstance(factory, MtebTask)]
     placement = run.placement
     storage = absolute_storage(placement.storage_path)
-    tracking_uri = resolve_tracking_uri(placement.tracking_uri, storage)
+    tracking_uri = resolve_tracking_uri(placement.tracking_uri, storage, make_folder=False)
     device = "cuda" if placement.use_gpu else "cpu"
     return make_spec(run.model, tracking_uri=tracking_uri, own_tasks=own, device=device)
 

@@ -32,13 +32,13 @@ class HeldOutSet:
 
     @property
     def summary(self) -> str:
-        """How many texts its scores are over, and where they lie."""
+        """How many texts its scores are over."""
         few = ""
         if self.queries < FEW_QUERIES:
             few = f", each {1 / self.queries:.3f} of a score: small differences say little"
         return (
             f"{self.name}: {self.queries:,} queries over {self.documents:,} documents that no "
-            f"training row has{few} ({self.path})"
+            f"training row has{few}"
         )
 
 

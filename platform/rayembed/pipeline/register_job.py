@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
-from rayembed.pipeline.registration import Candidate, find_candidate, own_run, put
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.aliases import CHAMPION
 from rayembed.registry.card_parts import how_to_score
@@ -23,6 +22,8 @@ from rayembed.tables import console
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from rayembed.pipeline.registration import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
     except ValueError as error:
         raise ConfigError(f"--name {name!r}: {error}") from None
     storage = absolute_storage(args.storage_path)
+    makes = not (args.dry_run or args.rollback)
     return RegistryRequest(
         name=name,
         model=args.model,
@@ -84,7 +86,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
         dry_run=args.dry_run,
         card=args.card,
         experiment=args.experiment,
-        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage),
+        tracking_uri=resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes),
     )
 
 
@@ -113,6 +115,8 @@ def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
 
 def _register(client: Any, asked: RegistryRequest) -> int:
     """Register what is asked, keep its scores, promote it; nothing is changed before all checks."""
+    from rayembed.pipeline.registration import find_candidate, own_run, put  # torch and mteb
+
     assert asked.model is not None
     candidate = find_candidate(
         client,
@@ -197,7 +201,7 @@ def _print_outcome(name: str, outcome: Outcome, out: "Console") -> None:
 
 
 def _print_dry_run(
-    candidate: Candidate, asked: RegistryRequest, held: bool, out: "Console"
+    candidate: "Candidate", asked: RegistryRequest, held: bool, out: "Console"
 ) -> None:
     if candidate.number is not None:
         what = f"version {candidate.number} is there already"

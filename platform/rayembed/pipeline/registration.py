@@ -152,13 +152,16 @@ def register_trained(
     name = run.placement.registered_model or run.name
     dimensions = saved_dimensions(resolve(join(model, SETTINGS_FILE)))
     measured = () if results is None else read_results(results, task_facts)
+    card = _card(training, name, dimensions[0], measured).encode()
+    place = join(model, CARD_FILE)
     # Before the model is fetched: with a new file it is fetched again.
-    _write_if_other(join(model, CARD_FILE), _card(training, name, dimensions[0], measured).encode())
+    if not exists(place) or read_bytes(place) != card:
+        write_atomic(place, card)
     folder = resolve_model(model)
+    check_registrable(folder)
+    weights = weights_fingerprint(folder)
     client = connect(tracker.tracking_uri)
     with as_tracking_error(tracker.tracking_uri):
-        check_registrable(folder)
-        weights = weights_fingerprint(folder)
         number = find_version(client, name, weights)
         candidate = Candidate(model, folder, weights, number, training=training)
         candidate = _with_scores(client, candidate, name, results)
@@ -178,11 +181,6 @@ def _with_scores(
     place = find_results(results, candidate.weights, trusted=trusted)
     new = read_results(place, task_facts)
     return replace(candidate, kept_scores=kept, new_scores=new, results=place)
-
-
-def _write_if_other(path: str, data: bytes) -> None:
-    if not exists(path) or read_bytes(path) != data:
-        write_atomic(path, data)
 
 
 def check_registrable(folder: Path) -> None:

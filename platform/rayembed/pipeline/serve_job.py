@@ -34,7 +34,7 @@ def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
         return config, config.name or last.partition("@")[0], None
     reference = parse_reference(config.model)
     storage = absolute_storage(config.storage_path)
-    tracking_uri = resolve_tracking_uri(config.tracking_uri, storage)
+    tracking_uri = resolve_tracking_uri(config.tracking_uri, storage, make_folder=False)
     client = connect(tracking_uri)
     with as_tracking_error(tracking_uri):
         version = get_version(client, reference)

@@ -1,4 +1,4 @@
-"""From the arguments of the sweep job to its sweep. Imports neither Ray nor torch by itself."""
+"""From the arguments of the sweep job to its sweep. Its functions import what they need."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -13,7 +13,6 @@ from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.pipeline.dry_run import print_recipes
 from rayembed.pipeline.job import Job, JobContext, option
 from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, of_stages, send_metrics
 from rayembed.recipes.catalogue import get_recipe, recipe_names
@@ -186,6 +185,8 @@ def _usual_search(domains: Mapping[str, Any]) -> str:
 def _print_list(sweeps: Sweeps, out: TextIO) -> None:
     """Write a line for each named sweep, or for each recipe that can be searched."""
     if not sweeps:
+        from rayembed.pipeline.dry_run import print_recipes
+
         print_recipes(map(get_recipe, recipe_names()), out=out)
         return
     from rayembed.tables import Table, console

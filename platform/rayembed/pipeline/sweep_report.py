@@ -13,6 +13,7 @@ from rayembed.tuning.plots import importance_bars, parallel_coordinates, rows_wi
 from rayembed.tuning.results import (
     Row,
     paper_table,
+    percent,
     rows_of,
     rows_table,
     trials_csv,
@@ -137,8 +138,8 @@ def _of_the_best_row(rows: list[Row], found: TrialRecord) -> str:
     score = next(row.scores["score"] for row in rows if found in row.records)
     return (
         ". Each seed has held-out articles of its own, so settings are compared by their mean over "
-        f"the seeds: {score} for these, the highest among those with as many finished trials as "
-        f"any ({score.number}); of these trials this one has the highest score"
+        f"the seeds: {percent(score)} for these, the highest among those with as many finished "
+        f"trials as any ({score.number}); of these trials this one has the highest score"
     )
 
 

@@ -1,16 +1,16 @@
 """The synthesis job from its arguments to a finished folder of records."""
 
 import math
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rayembed.assets.storage import check_writable, join
 from rayembed.config.synthesis import OpenAICompatible, SynthesisRun
-from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.audit import AUDIT
-from rayembed.data.synthesis.synthesize import REJECTED
 from rayembed.pipeline.job import Job, JobContext, Reader
 from rayembed.pipeline.storage import placed
 from rayembed.tables import Table, console
+
+if TYPE_CHECKING:
+    from rayembed.data.artifacts import DatasetArtifact
 
 
 def _synthesize(run: SynthesisRun, context: JobContext) -> None:
@@ -29,8 +29,11 @@ def _synthesize(run: SynthesisRun, context: JobContext) -> None:
     _print_outcome(prepared, storage, out=context.out)
 
 
-def _print_outcome(prepared: DatasetArtifact, storage: str, *, out: TextIO) -> None:
+def _print_outcome(prepared: "DatasetArtifact", storage: str, *, out: TextIO) -> None:
     """Write what came of each kind, where it lies, and what to run next."""
+    from rayembed.data.audit import AUDIT
+    from rayembed.data.synthesis.synthesize import REJECTED
+
     found = prepared.manifest
     state = "was there" if prepared.reused else f"took {found['seconds']:.1f} s"
     rows = []

@@ -172,7 +172,7 @@ def _train(
         found = collect_provenance(worker_hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
-        found["held_out"] = [one.summary for one in held_out]
+        found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
@@ -266,7 +266,7 @@ def _register(
     table = run_table(by_model, [stage.name for stage in run.stages])
     markdown = show(score_table(table), "markdown") if scores else ""
     if scores:
-        markdown += "".join(f"\n{line}\n" for line in found["held_out"])
+        markdown += "".join(f"\n{one['summary']}\n" for one in found["held_out"])
         write_atomic(folders.local / "scores.md", markdown.encode())
         write_atomic(folders.local / "scores.csv", score_csv(table).encode())
         score_bars(table, folders.local / "scores.png")
@@ -296,7 +296,7 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
-        held_out=tuple(found["held_out"]),
+        held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
     )
 
 

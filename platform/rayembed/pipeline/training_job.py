@@ -1,4 +1,7 @@
-"""The training job: from its arguments to a run. Imports neither Ray nor torch by itself."""
+"""The training job: from its arguments to a run.
+
+Each of the functions below imports what it needs: `--help` takes no second, a dry run no Ray.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -8,7 +11,6 @@ from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
-from rayembed.pipeline.dry_run import print_dry_run, print_recipes
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -55,16 +57,20 @@ def training_job(default_recipe: str) -> Job[Run]:
 
 
 def _train(run: Run, _: JobContext) -> None:
-    from rayembed.pipeline.train import train  # Ray and torch; a dry run needs neither
+    from rayembed.pipeline.train import train
 
     train(run)
 
 
 def _list(context: JobContext) -> None:
+    from rayembed.pipeline.dry_run import print_recipes
+
     print_recipes(map(get_recipe, recipe_names()), out=context.out)
 
 
 def _show(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.dry_run import print_dry_run
+
     print_dry_run(run, out=context.out, tables=context.err)
 
 

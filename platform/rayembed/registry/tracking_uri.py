@@ -16,15 +16,16 @@ MAX_RETRIES = "3"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
-def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
+def resolve_tracking_uri(uri: str | None, storage_path: str, *, make_folder: bool = True) -> str:
     """MLflow address that is valid in every process of this machine.
 
     None is a SQLite file in the storage path. The path of a SQLite file is made absolute, because
-    MLflow takes it from each process's working directory, and its folder is made.
+    MLflow takes it from each process's working directory.
 
     Args:
         uri: `placement.tracking_uri`.
         storage_path: `placement.storage_path`.
+        make_folder: whether the folder of a SQLite file is made, which a dry run leaves.
 
     Raises:
         ConfigError: MLflow has no such store, or none can be made in object storage.
@@ -54,7 +55,8 @@ def resolve_tracking_uri(uri: str | None, storage_path: str) -> str:
                 f"placement.tracking_uri = {uri!r} names no file; write sqlite:///path/to/mlflow.db"
             )
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if make_folder:
+                path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"placement.tracking_uri = {uri!r}: its folder cannot be made: {error}"

@@ -8,7 +8,7 @@ import numpy as np
 
 from rayembed.config.space import Domain
 from rayembed.config.sweep import Sweep
-from rayembed.evaluation.plots import COLOURS, GRID, INK, new_figure, write_png
+from rayembed.figures import COLOURS, GRID, INK, new_figure, set_title, write_png
 from rayembed.tuning.results import Row
 from rayembed.tuning.trial_store import TrialRecord
 
@@ -60,7 +60,7 @@ def parallel_coordinates(
     axes.set_xticks(range(len(names) + 1), [*names, "score"], fontsize=8)
     axes.set_yticks([])
     axes.set_ylim(-0.08, 1.12)
-    axes.set_title(f"Trials of {sweep.name}", loc="left", fontsize=11, fontweight="bold")
+    set_title(axes, f"Trials of {sweep.name}")
     write_png(figure, path)
 
 
@@ -74,7 +74,7 @@ def importance_bars(shares: Mapping[str, float], path: str | Path) -> None:
     axes.set_yticks(places, [name for name, _ in ordered], fontsize=8)
     axes.set_xlim(0.0, 1.05)
     axes.set_xlabel("share of the variance of the score (fANOVA)", fontsize=9)
-    axes.set_title("What decides the score", loc="left", fontsize=11, fontweight="bold")
+    set_title(axes, "What decides the score")
     write_png(figure, path)
 
 

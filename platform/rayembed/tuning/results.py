@@ -1,34 +1,12 @@
 """Result tables of a sweep: each trial, and rows with their spread over seeds."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayembed.config.sweep import Sweep
-from rayembed.tables import Table, show
+from rayembed.tables import Spread, Table, show, spread
 from rayembed.tuning.trial_store import SEED, TrialRecord
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of a score over repetitions."""
-
-    mean: float
-    deviation: float | None
-    """Sample standard deviation (n - 1); None for a single value."""
-    number: int
-
-    def __str__(self) -> str:
-        if self.deviation is None:
-            return f"{100 * self.mean:.2f}"
-        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Spread of one or more values."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return Spread(statistics.fmean(values), deviation, len(values))
 
 
 @dataclass(frozen=True)
@@ -123,7 +101,7 @@ def rows_table(rows: Sequence[Row]) -> str:
     for row in rows:
         scores = row.scores
         number = scores["score"].number if "score" in scores else 0
-        shown = [str(scores[task]) if task in scores else "" for task in ("score", *tasks)]
+        shown = [percent(scores[task]) if task in scores else "" for task in ("score", *tasks)]
         lines.append([row.name or "(the recipe)", str(number), *shown])
     return show(Table(header, lines), "markdown")
 
@@ -145,7 +123,7 @@ def paper_table(rows: Sequence[Row], printed: Mapping[str, Mapping[str, float]])
             [
                 name,
                 str(scores["score"].number) if "score" in scores else "",
-                str(scores["score"]) if "score" in scores else "not measured",
+                percent(scores["score"]) if "score" in scores else "not measured",
                 *(f"{figures[column]:g}" if column in figures else "" for column in columns),
             ]
         )
@@ -176,6 +154,11 @@ def trials_csv(sweep: Sweep, records: Mapping[str, TrialRecord]) -> str:
         )
     heads = ["trial", "run", *paths, "state", "steps", "score", *tasks]
     return show(Table(heads, rows), "csv")
+
+
+def percent(found: Spread) -> str:
+    """Mean and spread of a score, 100 times."""
+    return found.text(digits=2, times=100)
 
 
 def _highest_first(record: TrialRecord) -> tuple[int, float]:

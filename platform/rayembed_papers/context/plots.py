@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rayembed.evaluation.plots import COLOURS, INK, new_figure, png_of
 from rayembed.evaluation.spread import MEAN, SpreadTable
 from rayembed.evaluation.tables import heading
+from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 from rayembed_papers.context.difficulty import Difficulty
 from rayembed_papers.context.topics import TopicScores
 
@@ -47,7 +47,7 @@ def difficulty_lines(found: Difficulties) -> bytes:
     lower.set_xlabel("mean pairs of a cluster")
     lower.set_ylabel("filtered, %")
     upper.set_ylabel("mean cosine with\nothers' documents")
-    _title(upper, "Difficulty of in-batch negatives (dashed: random batches)")
+    set_title(upper, "Difficulty of in-batch negatives (dashed: random batches)", size=10)
     upper.legend(frameon=False, fontsize=8.5)
     return png_of(figure)
 
@@ -78,7 +78,7 @@ def size_lines(table: SpreadTable) -> bytes:
     axes.set_xticks(places, list(table.rows))
     axes.set_xlabel("context documents; the null token stands in the other places")
     axes.set_ylabel("score")
-    _title(axes, "Scores by the number of context documents")
+    set_title(axes, "Scores by the number of context documents", size=10)
     # Below the axis, where no line can run through it.
     below: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "ncols": 3}
     axes.legend(frameon=False, fontsize=8.5, **below)
@@ -113,7 +113,7 @@ def topic_squares(found: TopicScores) -> bytes:
     axes.set_xlabel("context documents of")
     axes.set_ylabel("texts of")
     name, metric = heading(found.task)
-    _title(axes, f"{name}, {metric} × 100 (framed: within one point of the row's best)")
+    set_title(axes, f"{name}, {metric} × 100 (framed: within one point of the row's best)", size=10)
     return png_of(figure)
 
 
@@ -125,7 +125,3 @@ def _frame(x: int, y: int) -> Any:
 
 def _short(name: str) -> str:
     return name if len(name) <= 22 else f"{name[:21]}…"
-
-
-def _title(axes: Any, text: str) -> None:
-    axes.set_title(text, loc="left", fontsize=10, fontweight="bold")

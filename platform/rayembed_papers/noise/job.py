@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import Run
@@ -11,7 +12,9 @@ from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
 from rayembed.tables import Table, console, show
-from rayembed_papers.noise.scores import NoiseScores
+
+if TYPE_CHECKING:
+    from rayembed_papers.noise.scores import NoiseScores
 
 RECIPE = "causal2vec-quickstart"
 
@@ -22,7 +25,7 @@ QUICKSTARTS = {
 """Labels and names of the runs that are compared where no model is given."""
 
 
-def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, NoiseScores]:
+def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str, "NoiseScores"]:
     """Scores of each model, by its label, with and without noise behind the texts of the tasks.
 
     Args:
@@ -52,13 +55,13 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     }
 
 
-def noise_table(scores: Mapping[str, NoiseScores]) -> Table:
+def noise_table(scores: Mapping[str, "NoiseScores"]) -> Table:
     """Tasks in rows; of each model the score, that with noise, and the drop."""
     title = "Unrelated words behind every text"
     return Table(["task", *scores], _rows(scores), title=title, align="lr")
 
 
-def _rows(scores: Mapping[str, NoiseScores]) -> list[list[str]]:
+def _rows(scores: Mapping[str, "NoiseScores"]) -> list[list[str]]:
     """Name of a task and `clean → noisy (−drop)` of each model; the mean last."""
     tasks = list(next(iter(scores.values())).clean)
     rows = []

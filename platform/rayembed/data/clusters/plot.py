@@ -1,14 +1,14 @@
 """Plot of a clustering: cluster sizes, and similarity within batches."""
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rayembed.assets.storage import write_atomic
+from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 
-_CLUSTERED, _RANDOM, _INK = "#1f6fb2", "#9aa5b1", "#2b2f36"
+_CLUSTERED, _RANDOM = COLOURS[2], COLOURS[0]
 
 
 def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
@@ -20,20 +20,16 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
         path: local, `s3://…` or `gs://…`.
         manifest: `batch_pairs`, `sizes` and `similarity` of a clustered folder.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9.0, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = new_figure(width=9.0, height=3.6, columns=2)
     sizes, similar = manifest["sizes"], manifest["similarity"]
     _bars(left, sizes["edges"], sizes["counts"], _CLUSTERED)
-    left.axvline(manifest["batch_pairs"], color=_INK, linewidth=1.0, linestyle=":")
+    left.axvline(manifest["batch_pairs"], color=INK, linewidth=1.0, linestyle=":")
     left.set_xlabel("pairs of a cluster (dotted: pairs of a batch)")
     left.set_ylabel("clusters")
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
-    left.set_title("Sizes of clusters", loc="left", fontsize=10, fontweight="bold")
+    set_title(left, "Sizes of clusters", size=10)
     for name, counts, mean, colour in (
         ("random", similar["random_counts"], similar["random_mean"], _RANDOM),
         ("clustered", similar["counts"], similar["mean"], _CLUSTERED),
@@ -42,11 +38,9 @@ def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
         _bars(right, similar["edges"], share, colour, f"{name}, mean {mean:.3f}", alpha=0.75)
     right.set_xlabel("mean cosine of queries with others' documents")
     right.set_ylabel("share of batches")
-    right.set_title("Similarity within batches", loc="left", fontsize=10, fontweight="bold")
+    set_title(right, "Similarity within batches", size=10)
     right.legend(frameon=False, fontsize=8.5)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=160, facecolor="white")
-    write_atomic(path, content.getvalue())
+    write_atomic(path, png_of(figure))
 
 
 def _bars(
@@ -54,7 +48,13 @@ def _bars(
 ) -> None:
     places = np.asarray(edges)
     widths = np.diff(places)
-    axes.bar(places[:-1], heights, widths, align="edge", color=colour, alpha=alpha, label=label)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#c3c9d1")
-    axes.tick_params(colors=_INK, labelsize=8.5)
+    axes.bar(
+        places[:-1],
+        heights,
+        widths,
+        align="edge",
+        color=colour,
+        alpha=alpha,
+        label=label,
+        zorder=2,
+    )

@@ -148,8 +148,9 @@ def _made(
     assert dataset.held_out is not None
     counts = write_retrieval_set(join(writer.folder, SET), parts, rows.documents, dataset.held_out)
     log.info(
-        "held out of %s: %d rows; scored are %d queries over %d documents",
-        *(dataset.name, sum(part.rows for part in parts), counts["queries"], counts["documents"]),
+        "held out of %s: %d of %d rows; scored are %d queries over %d documents",
+        *(dataset.name, sum(part.rows for part in parts), sum(r["rows_in"] for r in results)),
+        *(counts["queries"], counts["documents"]),
     )
     return writer.finish(results, made, None, **counts)
 
