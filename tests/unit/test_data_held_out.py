@@ -329,6 +329,15 @@ def test_records_of_an_earlier_job_hand_their_part_on(tmp_path: Path) -> None:
         prepare(tmp_path / "second", {"later": {"source": source, "held_out": groups}})
 
 
+def test_a_part_is_found_beside_its_records_wherever_the_storage_was_moved() -> None:
+    records_in = "s3://bucket/runs/data/records/pairs-1?endpoint_override=host"
+    beside = DatasetArtifact(records_in, {"held_out": {"folder": "held_out/pairs-2"}})
+    found = "s3://bucket/runs/data/held_out/pairs-2?endpoint_override=host"
+    assert beside.held_out_folder == found
+    elsewhere = DatasetArtifact("/out/data/mined/pairs-1", {"held_out": {"folder": found}})
+    assert elsewhere.held_out_folder == found
+
+
 def test_records_without_a_part_have_one_held_out(tmp_path: Path) -> None:
     rows = [{"query": f"q {i}", "positive": f"d {i}", "of": f"c{i % 5}"} for i in range(200)]
     path = write(tmp_path / "pairs.jsonl", rows)

@@ -8,8 +8,10 @@ from waits import Clock, Replaced
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.pooled import on_ray
+from rayembed.evaluation.pooled.dispatch import on_ray as dispatch
+from rayembed.evaluation.pooled.dispatch.on_ray import RayPool
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
-from rayembed.evaluation.pooled.on_ray import RayPool, Workers, run_jobs
+from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 
 
 class Method:
@@ -53,8 +55,8 @@ class Calls:
 
 def test_workers_that_die_whenever_they_come_back_are_not_waited_for_without_end(monkeypatch):
     clock, calls = Clock(), Calls()
-    monkeypatch.setattr(on_ray, "ray", Replaced(ray, wait=calls.wait, get=calls.get))
-    monkeypatch.setattr(on_ray, "time", clock)
+    monkeypatch.setattr(dispatch, "ray", Replaced(ray, wait=calls.wait, get=calls.get))
+    monkeypatch.setattr(dispatch, "time", clock)
     pool = RayPool([DyingWorker(), DyingWorker()], 100_000, OwnLoads())
     with pytest.raises(WorkerError, match="no worker of the evaluation came back within 600 s"):
         list(pool.run([TextUnit(Bucket(EncodeSpec("query"), 0, 1), ("a text",))]))

@@ -1,5 +1,6 @@
 """The parts of a local head that need no Ray: token, ports, waiting, stopping, signals."""
 
+import importlib.util
 import os
 import signal
 import socket
@@ -251,6 +252,22 @@ def test_the_job_script_is_short_and_passes_arguments_on(named, family):
         sys.executable, f"jobs/train_{family}.py", "--recipe", f"{family}-quickstart",
         "--set", f"placement.storage_path={ROOT}/outputs", "--set", "seed=1",
     ]  # fmt: skip
+
+
+def test_a_wrong_setting_is_told_before_a_head_starts(monkeypatch, capsys):
+    path = ROOT / "jobs" / "run_quickstart.py"
+    spec = importlib.util.spec_from_file_location("run_quickstart", path)
+    quickstart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(quickstart)
+    started = []
+    monkeypatch.setattr(
+        quickstart, "run_on_local_head", lambda words, **_: started.append(words) or 0
+    )
+    assert quickstart.main(["cde", "--set", "sead=1"]) == 2
+    assert capsys.readouterr().err == "error: no setting 'sead'; did you mean 'seed'?\n"
+    assert started == []
+    assert quickstart.main(["cde", "--set", "seed=1"]) == 0
+    assert len(started) == 1, "the control"
 
 
 def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):

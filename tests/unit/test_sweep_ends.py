@@ -40,16 +40,16 @@ def report(step, score=0.5) -> Report:
 
 def test_another_sweep_of_the_name_is_refused_and_the_same_goes_on(tmp_path):
     sweep, place = make_sweep(tmp_path), tmp_path / "s"
-    job._check_folder(sweep, str(place))
+    job._as_begun(sweep, str(place))
     place.mkdir()
     (place / job.SWEEP_FILE).write_text(sweep.to_yaml())
-    job._check_folder(sweep, str(place))
+    job._as_begun(sweep, str(place))
     other = make_sweep(tmp_path, space={RATE: "grid(0.1, 0.02)"})
     with pytest.raises(ArtifactError, match=r"cannot go on in .*another --name"):
-        job._check_folder(other, str(place))
+        job._as_begun(other, str(place))
     (place / job.SWEEP_FILE).write_text("name: [")
     with pytest.raises(ArtifactError, match="cannot be read"):
-        job._check_folder(sweep, str(place))
+        job._as_begun(sweep, str(place))
 
 
 def test_failed_trials_are_told_at_the_end_with_what_to_do():

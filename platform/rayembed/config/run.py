@@ -34,8 +34,8 @@ class Run(Document):
     name: FileName
     """A run submitted again under its name goes on where it stopped."""
     seed: Seed = 0
-    """Of initialisation, dropout, sampling and the batch plan; 32 bits, as numpy's generators take
-    and as leaves torch's 64 room to tell stages and workers apart."""
+    """Seed of initialisation, dropout, sampling and the batch plan; 32 bits, as numpy's generators
+    take and as leaves torch's 64 room to tell stages and workers apart."""
     model: ModelConfig
     data: DataConfig
     stages: Annotated[tuple[StageConfig, ...], unique_names("stages")] = Field(min_length=1)
@@ -245,7 +245,7 @@ class Run(Document):
         return self.evaluation.validation.every_steps or stage.checkpoint_every_steps
 
     def identity(self) -> dict[str, Any]:
-        """What is fingerprinted: all that the trained weights depend on.
+        """Settings that are fingerprinted: all that the trained weights depend on.
 
         Left out are the name, the placement, where the data lies (its content is compared by the
         batch plan), and what is scored: a further baseline must not make another run of it. Only
@@ -307,7 +307,7 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
 
 
 def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
-    """What is wrong with a stage that asks for hard negatives of data sets without any."""
+    """Message for a stage that asks for hard negatives of data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
     pairs = [dataset.name for dataset in used if isinstance(dataset.source, PairsSource)]

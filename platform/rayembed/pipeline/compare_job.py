@@ -41,7 +41,7 @@ class InPrint:
     """Models with figures in print, to stand beside those that were measured."""
 
     labels: tuple[str, ...] = ()
-    """What tables call them."""
+    """Labels of the models in tables."""
     columns: Callable[[str, Sequence[Line]], list[Column]] = lambda _benchmark, _lines: []
     """Their figures on the lines of a benchmark."""
     benchmarks: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class InPrint:
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """Which results are compared, on what, and where the tables go."""
+    """Results to compare, their tasks, and the folder of the tables."""
 
     results: tuple[str, ...]
     """Folders with result files."""
@@ -132,7 +132,7 @@ def write_comparison(comparison: Comparison, folder: str) -> tuple[str, ...]:
 
 
 def comparison_request(args: argparse.Namespace) -> ComparisonRequest:
-    """What the arguments of `COMPARISON_OPTIONS` ask for.
+    """Comparison that the arguments of `COMPARISON_OPTIONS` ask for.
 
     Raises:
         ConfigError: models are chosen, and there is nothing to choose among.
@@ -197,7 +197,7 @@ def _matches(model: StoredModel, wanted: str) -> bool:
 
 
 def _names_of(model: StoredModel) -> tuple[str, str]:
-    """With the organisation and without."""
+    """Names of a model with the organisation and without."""
     return model.name, model.name.rpartition("/")[2]
 
 
@@ -227,7 +227,7 @@ def _check_one_revision(results: Results, wanted: Sequence[str]) -> None:
 
 
 def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
-    """What tables call the models: as short as tells them apart, and from the labels taken."""
+    """Labels of the models in tables: as short as tells them apart, and from the labels taken."""
     short = [model.name.rpartition("/")[2] for model in models]
     labels = []
     for model, name in zip(models, short, strict=True):

@@ -91,7 +91,7 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
 
 
 def _scores(run: Run) -> str:
-    """What the run's models are scored on, and which ones."""
+    """Tasks and models that the run scores."""
     if not run.takes_scores:
         return "none: no tasks are named, and nothing is held out"
     evaluation = run.evaluation

@@ -159,6 +159,17 @@ def names_in(text: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """The `type` of an option that is a whole number, refused below the least."""
+
+    def number(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
+        return int(text)
+
+    return number
+
+
 @dataclass(frozen=True)
 class JobContext:
     """The arguments of a job that was started, and where it prints."""

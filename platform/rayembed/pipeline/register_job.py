@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegistryRequest:
-    """What the registry job does, with which model, under which gates."""
+    """Model, action and gates of the registry job."""
 
     name: str
-    """Of the registered model."""
+    """Name of the registered model."""
     model: str | None
     """None: a rollback, which needs no model."""
     results: str | None

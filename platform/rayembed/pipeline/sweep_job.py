@@ -1,4 +1,4 @@
-"""From the arguments of the sweep job to its sweep. Its functions import what they need."""
+"""The job of a sweep, from its arguments on. Its functions import what they need."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class PrintedSweep:
     source: str = ""
     """The paper and the table."""
     about: str = ""
-    """What the sweep compares."""
+    """Description of what the sweep compares."""
 
 
 Sweeps = Mapping[str, Callable[[], PrintedSweep]]

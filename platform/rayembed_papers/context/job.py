@@ -10,7 +10,7 @@ from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
-from rayembed.pipeline.job import Job, JobContext, Option, Reader, names_in, option
+from rayembed.pipeline.job import Job, JobContext, Option, Reader, at_least, names_in, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
 
@@ -221,18 +221,9 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _number(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.strip().isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from {least} on")
-        return int(text)
-
-    return number
-
-
 def _numbers(least: int) -> Callable[[str], list[int]]:
     def numbers(text: str) -> list[int]:
-        return [_number(least)(part) for part in text.split(",")]
+        return [at_least(least)(part) for part in text.split(",")]
 
     return numbers
 
@@ -252,7 +243,7 @@ _OUTPUT = option(
 
 _OF_A_MODEL = (
     option("--model REFERENCE", "a saved CDE model; default: that of the recipe's run in storage"),
-    option("--draws N", "draws of context documents, by other seeds", type=_number(1), default=3),
+    option("--draws N", "draws of context documents, by other seeds", type=at_least(1), default=3),
 )
 
 
@@ -279,8 +270,8 @@ ANALYSES = {
             "pairs of a batch; default: those of 16, 64 and 256 that fit the data",
             type=_numbers(2),
         ),
-        option("--pairs N", "pairs of each data set", type=_number(2), default=100_000),
-        option("--batches N", "batches of each kind", type=_number(1), default=1000),
+        option("--pairs N", "pairs of each data set", type=at_least(2), default=100_000),
+        option("--batches N", "batches of each kind", type=at_least(1), default=1000),
     ),
     "sizes": _analysis(
         analyse_sizes,

@@ -1,6 +1,5 @@
 """The noise job: from its arguments to a table of what unrelated text takes from models' scores."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.run import Run
 from rayembed.errors import ConfigError
 from rayembed.evaluation.tables import heading
-from rayembed.pipeline.job import Job, JobContext, Reader, option
+from rayembed.pipeline.job import Job, JobContext, Reader, at_least, option
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.training_job import base_run
 from rayembed.tables import Table, console, show
@@ -99,13 +98,6 @@ def _labelled(text: str) -> tuple[str, str]:
     return label, reference
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {value}")
-    return value
-
-
 def _measure(run: Run, context: JobContext) -> None:
     words = context.args.words
     models = dict(map(_labelled, context.args.model)) or _quickstarts(run)
@@ -130,7 +122,7 @@ _MODEL = option(
     f"a saved model; default: the runs {' and '.join(QUICKSTARTS.values())}",
     often=True,
 )
-_WORDS = option("--words N", "words of noise behind every text", type=_positive, default=16)
+_WORDS = option("--words N", "words of noise behind every text", type=at_least(1), default=16)
 
 run_noise_job = Job(
     options=(_MODEL, _WORDS, *_READER.options),

@@ -1,0 +1,1 @@
+"""Calls of tasks, given to workers that hold the model."""

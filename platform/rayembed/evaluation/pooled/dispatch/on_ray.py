@@ -1,0 +1,230 @@
+"""Workers that hold the model, and the pool that gives a task's texts to the least busy ones.
+
+A worker that dies is replaced; what it had is given to others.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+
+from rayembed.errors import RayembedError, WorkerError
+from rayembed.evaluation.model_spec import ModelSpec
+from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
+from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
+from rayembed.evaluation.pooled.pool import Call, bucket_of, do
+
+logger = logging.getLogger(__name__)
+
+_CALLS_PER_WORKER = 2
+"""Calls of one runner in each worker: the next one is there when a worker has done one."""
+
+_SECONDS_WITHOUT_WORKERS = 600.0
+
+
+class Worker:
+    """An `EncodingWorker` in a process of its own. The model is loaded by the first call."""
+
+    def __init__(
+        self, spec: ModelSpec, store: EmbeddingStore | None, device: str, threads: int
+    ) -> None:
+        import torch
+
+        torch.set_num_threads(threads)
+        self._made = spec, store, device
+        self._worker: EncodingWorker | None = None
+
+    def ready(self) -> RayembedError | None:
+        """None when the model is loaded, or the error that says why it cannot be."""
+        try:
+            self._loaded()
+        except RayembedError as error:
+            return error
+        return None
+
+    def do(self, call: Call, queries: Any = None, context: Any = None) -> Any:
+        """The call's result, or an error of ours as a value: raised, it would come wrapped."""
+        try:
+            return do(self._loaded(), call, queries, context)
+        except RayembedError as error:
+            return error
+
+    def _loaded(self) -> EncodingWorker:
+        if self._worker is None:
+            self._worker = EncodingWorker(*self._made)
+        return self._worker
+
+
+class SharedLoads:
+    """The calls that all runners have given to the workers, as the runner of one task asks."""
+
+    def __init__(self, progress: Any, task: str) -> None:
+        """The loads.
+
+        Args:
+            progress: the `PoolProgress` of all runners, an actor.
+        """
+        self._progress, self._task = progress, task
+
+    def least_busy(self, loads: dict[int, int], open_for: list[int], home: int) -> int:
+        """Ask the actor for `PoolProgress.least_busy`."""
+        number: int = ray.get(self._progress.least_busy.remote(self._task, loads, open_for, home))
+        return number
+
+    def settle(self) -> None:
+        """Tell the actor `PoolProgress.settle`."""
+        self._progress.settle.remote(self._task)
+
+
+class RayPool:
+    """Workers on a cluster as one runner sees them.
+
+    A call whose worker dies is given to another one; the worker is used again when Ray has
+    restarted it.
+    """
+
+    def __init__(self, workers: Sequence[Any], tries: int, loads: SharedLoads) -> None:
+        self._workers, self._tries, self._loads = list(workers), tries, loads
+
+    def share(self, vectors: np.ndarray) -> Any:
+        """A reference that Ray replaces by the array where a worker is called."""
+        return ray.put(vectors)
+
+    def run(
+        self, calls: Iterable[Call], queries: Any = None, context: Any = None
+    ) -> Iterator[tuple[Call, Any]]:
+        """Each call with its result, as they come.
+
+        Raises:
+            RayembedError: what a worker raised.
+            WorkerError: a call killed worker after worker, or none is left.
+        """
+        waiting, again = iter(calls), deque[Call]()
+        turn = _Turn(self._workers, self._tries)
+        while True:
+            while open_for := turn.open_for():
+                call = again.popleft() if again else next(waiting, None)
+                if call is None:
+                    break
+                number = self._loads.least_busy(turn.loads(), open_for, bucket_of(call).number)
+                reference = self._workers[number].do.remote(call, queries, context)
+                turn.give(number, call, reference)
+            if not turn.flying:
+                self._loads.settle()
+                return
+            for call, result in turn.finished():
+                if isinstance(result, RayembedError):
+                    raise result
+                if isinstance(result, RayActorError):
+                    again.append(turn.failed(call, result))
+                    continue
+                turn.tries.pop(id(call), None)
+                yield call, result
+
+
+@dataclass
+class _Turn:
+    """Calls of one `run` by worker, and the workers that are down or gone."""
+
+    workers: list[Any]
+    most_tries: int
+    flying: dict[Any, tuple[int, Call]] = field(default_factory=dict)
+    """Reference → number of the worker and its call."""
+    down: dict[Any, int] = field(default_factory=dict)
+    """Reference of a `ready` that has not come back → number of the worker."""
+    gone: set[int] = field(default_factory=set)
+    tries: dict[int, int] = field(default_factory=dict)
+
+    def open_for(self) -> list[int]:
+        """Workers that take one more call."""
+        until = time.monotonic() + _SECONDS_WITHOUT_WORKERS
+        while not (loads := self.loads()):
+            if len(self.gone) == len(self.workers):
+                raise WorkerError(
+                    "all workers of the evaluation are gone; what they embedded is kept: give the "
+                    "cluster its nodes back and submit the job again"
+                )
+            self._wait_for_any(until)
+        return [number for number, calls in loads.items() if calls < _CALLS_PER_WORKER]
+
+    def loads(self) -> dict[int, int]:
+        """Worker → its calls, of those that can be used."""
+        loads = dict.fromkeys(range(len(self.workers)), 0)
+        for number, _ in self.flying.values():
+            loads[number] += 1
+        for number in (*self.down.values(), *self.gone):
+            loads.pop(number, None)
+        return loads
+
+    def give(self, number: int, call: Call, reference: Any) -> None:
+        """Note that the worker has the call."""
+        self.flying[reference] = number, call
+
+    def finished(self) -> Iterator[tuple[Call, Any]]:
+        """Calls that are done, with their result or the error of a worker that died."""
+        done, _ = ray.wait([*self.flying, *self.down], num_returns=1)
+        for reference in done:
+            if reference in self.down:
+                self._back(reference)
+                continue
+            number, call = self.flying.pop(reference)
+            try:
+                yield call, ray.get(reference)
+            except RayActorError as error:
+                if number not in (*self.down.values(), *self.gone):
+                    self.down[self.workers[number].ready.remote()] = number
+                yield call, error
+            except RayTaskError as error:
+                raise WorkerError(f"a worker of the evaluation failed: {error}") from error
+
+    def failed(self, call: Call, error: RayActorError) -> Call:
+        """The call, to be tried again.
+
+        Raises:
+            WorkerError: it has been tried often enough.
+        """
+        self.tries[id(call)] = self.tries.get(id(call), 0) + 1
+        if self.tries[id(call)] >= self.most_tries:
+            raise WorkerError(
+                f"{self.most_tries} workers died over the same texts: {error}\nIf memory ran out, "
+                "lower model.tokens_per_batch or placement.workers, or give the nodes more; submit "
+                "the job again. What was embedded is kept."
+            ) from error
+        logger.warning("a worker of the evaluation died; its texts go to another one")
+        return call
+
+    def _back(self, reference: Any) -> None:
+        number = self.down.pop(reference)
+        try:
+            error = ray.get(reference)
+        except ActorDiedError:
+            self.gone.add(number)
+            return
+        except RayActorError:
+            self.down[self.workers[number].ready.remote()] = number
+            time.sleep(1.0)
+            return
+        if error is not None:
+            raise error
+
+    def _wait_for_any(self, until: float) -> None:
+        """Wait for a worker that may be back. One that dies again and again while it loads the
+        model comes back from every wait, so the time is that of all waits together.
+        """
+        left = until - time.monotonic()
+        done = []
+        if left > 0:
+            done, _ = ray.wait(list(self.down), num_returns=1, timeout=left)
+        if not done:
+            raise WorkerError(
+                f"no worker of the evaluation came back within {_SECONDS_WITHOUT_WORKERS:.0f} s; "
+                "what they embedded is kept: submit the job again when the cluster has nodes"
+            )
+        for reference in done:
+            self._back(reference)
