@@ -245,8 +245,7 @@ def test_a_model_without_scores_is_no_candidate_until_it_has_some(folders, store
     text = client_of(store).get_model_version("tiny", "1").description
     assert 'load_model("models:/tiny@candidate")' in text
     assert "Not scored" not in text
-    assert job("--model", "models:/tiny/1", "--promote", *gate)[0] == 0
-    assert aliases(store) == {"candidate": 1, "champion": 1}
+    assert job("--model", "models:/tiny/1", "--promote", *gate, "--dry-run")[0] == 0
 
 
 def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path):
