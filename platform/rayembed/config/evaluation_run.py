@@ -31,7 +31,7 @@ class EvaluationPlacement(Settings):
     """CPUs that Ray reserves for each running task, which fits classifiers and clusters; 0: tasks
     share what there is."""
     keep_embeddings: Literal["float32", "float16", "none"] = "float32"
-    """How embeddings are kept in storage, for a restart and for other tasks with the same texts.
+    """Number type of embeddings kept in storage, for a restart and for tasks with the same texts.
     `float16` takes half the room and moves scores by about 1e-4; `none` keeps none."""
     tracking_uri: Reference | None = None
     """MLflow's address; None: a SQLite file in `storage_path`."""

@@ -42,7 +42,7 @@ class HeldOutFraction(_HeldOut):
 
     @property
     def num_ranked(self) -> int:
-        """How many documents are ranked: where there are as many, `max_queries` decides."""
+        """Number of documents that are ranked; of so many, the share is `max_queries`."""
         return int(self.max_queries / self.share) + 1
 
     @property

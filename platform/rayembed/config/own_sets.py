@@ -11,8 +11,8 @@ from rayembed.config.settings import Settings
 from rayembed.config.types import Distinct, FileName, Reference
 
 
-class OwnTask(Settings):
-    """What own sets of every kind have."""
+class OwnSetBase(Settings):
+    """Settings that own sets of every kind have in common."""
 
     name: FileName
     """The task's name in results and tables; not that of another task."""
@@ -29,20 +29,20 @@ class OwnTask(Settings):
         return (self.path,)
 
 
-class RetrievalSet(OwnTask):
+class RetrievalSet(OwnSetBase):
     """Queries, documents and judgements in BEIR's layout; the main score is NDCG@10."""
 
     kind: Literal["retrieval"] = "retrieval"
     path: Reference = Field(min_length=1)
     """Folder with `corpus`, `queries` and `qrels`, local or in object storage."""
     split: str = "test"
-    """Which judgements are taken, `qrels/<split>.tsv`."""
+    """Split whose judgements are read, from `qrels/<split>.tsv`."""
     languages: Distinct[str] = ()
     """Folders below `path` that each hold a set whose queries are in that language (`fra-Latn`);
     the score is the mean over them. None named: `path` itself is the set."""
 
 
-class ClassificationSet(OwnTask):
+class ClassificationSet(OwnSetBase):
     """Texts with their classes, told by logistic regression on a few examples of each class; the
     main score is accuracy.
     """
@@ -62,7 +62,7 @@ class ClassificationSet(OwnTask):
         return (self.path, self.train)
 
 
-class ClusteringSet(OwnTask):
+class ClusteringSet(OwnSetBase):
     """Rows of `text` and `label`, grouped by k-means; the main score is the V-measure."""
 
     kind: Literal["clustering"] = "clustering"
@@ -72,7 +72,7 @@ class ClusteringSet(OwnTask):
     """Draws of texts; the score is their mean."""
 
 
-class PairClassificationSet(OwnTask):
+class PairClassificationSet(OwnSetBase):
     """Rows of `sentence1`, `sentence2` and `label`, 1 for pairs that belong together and 0 for
     others; the main score is the average precision of the similarities.
     """
@@ -80,7 +80,7 @@ class PairClassificationSet(OwnTask):
     kind: Literal["pair_classification"] = "pair_classification"
 
 
-class STSSet(OwnTask):
+class STSSet(OwnSetBase):
     """Rows of `sentence1`, `sentence2` and `score`, a similarity on any scale; the main score is
     Spearman's correlation with the cosine of the vectors.
     """

@@ -1,4 +1,4 @@
-"""Which texts a model is scored on: one setting for training runs and evaluations alike."""
+"""Settings of the tasks that a model is scored on, the same for training runs and evaluations."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ class Scores(Settings):
     tasks: tuple[str, ...] = ()
     """Single tasks of mteb by name, beside those of the benchmarks."""
     languages: tuple[str, ...] = ()
-    """Only subsets of mteb's and AIR-Bench's tasks in these (`eng`, `deu`, …); none: all."""
+    """Languages that mteb's and AIR-Bench's tasks are restricted to (`eng`, …); none: all."""
     own_sets: Annotated[tuple[OwnSet, ...], kinds_by_default, unique_names("own sets")] = ()
     """Sets of the user's own, for retrieval where no `kind` is named."""
 

@@ -42,7 +42,7 @@ class Line:
     """One line of a benchmark."""
 
     name: str
-    """How tables show it: mteb's name of the task, with the language where there are several."""
+    """Name in tables: mteb's name of the task, with the language where there are several."""
     category: str
     """mteb's type of the task."""
     metric: str

@@ -29,7 +29,7 @@ class Origin:
     dataset_revisions: tuple[str, ...] = ()
     mteb_versions: tuple[str, ...] = ()
     date: str = ""
-    """When it was measured; empty if not known."""
+    """Date of the measurement; empty if not known."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How texts are embedded in a task: part of what an embedding is kept and found by."""
+"""The role, instruction and context of embedded texts: part of the key of a kept embedding."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ class EncodeSpec:
     role: Role
     """Role of the texts, query or document. Texts of symmetric tasks are queries."""
     instruction: str = ""
-    """For models with an instruction template the task definition that it takes, for all others
-    the literal text before each text; empty for none."""
+    """Task definition for models with an instruction template; for all others the literal text
+    before each text; empty for none."""
     task: str = ""
-    """Only for encoders that want mteb's whole task metadata: see `task_text`."""
+    """The task's metadata, for encoders that want all of it: see `task_text`."""
     prompt_type: str = ""
-    """Only for encoders of mteb and of sentence-transformers: mteb's own prompt type, empty for
-    symmetric tasks, which such encoders tell from queries."""
+    """Prompt type of mteb, for its encoders and those of sentence-transformers; empty for symmetric
+    tasks, which such encoders tell from queries."""
     context: str = ""
     """Names the corpus that the model is told about, for contextual models."""

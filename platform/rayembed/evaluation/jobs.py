@@ -29,7 +29,7 @@ class TaskFactory(Protocol):
 
     @property
     def num_texts(self) -> int:
-        """How many texts it embeds, as far as is known without its data; 0: not known."""
+        """Number of texts that it embeds, as far as is known without its data; 0: not known."""
         ...
 
     def load(self) -> Any:
@@ -47,7 +47,7 @@ class Job(Protocol):
 
     @property
     def num_texts(self) -> int:
-        """How many texts it embeds, roughly: the longest begin first."""
+        """Rough number of texts that it embeds; jobs with most of them begin first."""
         ...
 
     def run(self, model: Any) -> Outcome:

@@ -48,7 +48,7 @@ class _Module:
 
 @cache
 def foreign_code(loader: Any) -> str | None:
-    """How the loader runs code that comes with a model, in words; None: by its text it does not.
+    """Way in which the loader runs a model's own code, in words; None: by its text it does not.
 
     Args:
         loader: a class or function, without the `partial` around it.

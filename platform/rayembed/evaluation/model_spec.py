@@ -57,13 +57,13 @@ class ModelSpec(Protocol):
 
     @property
     def similarity(self) -> Similarity:
-        """How vectors are compared. They need not be of unit length: cosine normalises itself."""
+        """Similarity of vectors, which need not be of unit length: cosine normalises itself."""
         ...
 
     def encode_spec(
         self, task_metadata: TaskMetadata, prompt_type: PromptType | None
     ) -> EncodeSpec:
-        """How the task's texts of this prompt type (None: symmetric tasks) are embedded."""
+        """Encode spec of the task's texts of this prompt type (None: of symmetric tasks)."""
         ...
 
     def shown(self, encode_spec: EncodeSpec) -> str:

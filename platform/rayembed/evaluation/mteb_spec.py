@@ -238,7 +238,7 @@ def _check_supported(name: str, meta: ModelMeta) -> None:
 
 
 def _runs_code(meta: ModelMeta) -> str | None:
-    """How mteb's loader runs code that comes with the model, in words; None: it does not."""
+    """Way in which mteb's loader runs the model's own code, in words; None: it does not."""
     loader = getattr(meta.loader, "func", meta.loader)
     options = [meta.loader_kwargs, getattr(meta.loader, "keywords", {})]
     if any(map(gives_leave, options)):

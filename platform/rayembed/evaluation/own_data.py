@@ -27,7 +27,7 @@ from rayembed.assets.storage import join, list_files
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.beir import NO_DOCUMENT, NO_QUERY, id_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.errors import DataError
 
@@ -48,13 +48,13 @@ Judgements = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """Where the three parts of a set lie."""
+    """Files of a retrieval set: corpus, queries and judgements."""
 
     path: str
     split: str
-    corpus: tuple[Piece, ...]
-    queries: tuple[Piece, ...]
-    judgements: tuple[Piece, ...]
+    corpus: tuple[FilePiece, ...]
+    queries: tuple[FilePiece, ...]
+    judgements: tuple[FilePiece, ...]
 
     @property
     def key(self) -> str:
@@ -66,10 +66,10 @@ class OwnFiles:
 
 @dataclass(frozen=True)
 class About:
-    """What a written set holds and what was left out of it."""
+    """Counts of a written set: what it holds and what was left out of it."""
 
     fingerprint: str
-    """Of ids, texts and grades, in the order of the files."""
+    """Hash of ids, texts and grades, in the order of the files."""
     documents: int
     queries: int
     judgements: int
@@ -128,7 +128,7 @@ def find_files(path: str, split: str) -> OwnFiles:
     )
 
 
-def _part(path: str, names: list[str], part: str) -> tuple[Piece, ...]:
+def _part(path: str, names: list[str], part: str) -> tuple[FilePiece, ...]:
     found = [name for name in names if name.startswith((f"{part}.", f"{part}/"))]
     if not found:
         shown = ", ".join(names[:8])
@@ -140,7 +140,7 @@ def _part(path: str, names: list[str], part: str) -> tuple[Piece, ...]:
 
 
 def write_set(files: OwnFiles, folder: Path) -> About:
-    """What was written into the folder: three files of Arrow and `about.json`.
+    """Write three files of Arrow and `about.json` into the folder, and return the latter's content.
 
     Left out are queries that nobody judged or that no document is relevant to, judgements that
     are there twice, and documents without any text that nobody judged.
@@ -194,7 +194,7 @@ def write_set(files: OwnFiles, folder: Path) -> About:
 
 
 def read_about(folder: Path) -> About:
-    """What `write_set` wrote down of a set."""
+    """Read the counts of a set that `write_set` wrote."""
     return About(**json.loads((folder / ABOUT).read_text(encoding="utf-8")))
 
 
@@ -253,7 +253,7 @@ def _write_corpus(
     dropped: dict[str, int],
     digest: xxhash.xxh3_128,
 ) -> tuple[set[str], int]:
-    """Which of the wanted documents are there, and how many documents were written."""
+    """Write the documents; return the wanted ones that are there, and how many were written."""
     hashes = array("q")
     seen: set[str] = set()
     without_text = 0
@@ -298,7 +298,7 @@ def _find_repeated(files: OwnFiles, hashes: "array[int]", faults: Faults) -> Non
             known.add(name)
 
 
-def readable_rows(pieces: tuple[Piece, ...], part: str, faults: Faults | None) -> Iterator[Row]:
+def readable_rows(pieces: tuple[FilePiece, ...], part: str, faults: Faults | None) -> Iterator[Row]:
     """The rows that can be read; the others are faults."""
     for piece in pieces:
         for row in read_rows(piece):

@@ -116,16 +116,14 @@ class OwnTask:
 
     @property
     def size(self) -> tuple[int, str]:
-        """How large the set is, and in what this is counted; reads the data the first time."""
+        """Size of the set and the unit it is counted in; the first call reads the data."""
         if isinstance(self.settings, RetrievalSet):
             return sum(about.documents for about in self.abouts.values()), "documents"
         return self.num_texts, "rows"
 
     @property
     def abouts(self) -> dict[str, About]:
-        """What each part of a set for retrieval holds and what was left out of it, by language;
-        `default` without languages.
-        """
+        """Counts of each part of a retrieval set by language; `default` without languages."""
         assert isinstance(self.settings, RetrievalSet)
         return {
             code: read_about(folder) for code, folder in retrieval_folders(self.settings).items()
@@ -190,7 +188,7 @@ def _written_tables(splits: tuple[tuple[str, str], ...], form: Form) -> Path:
 
 
 class _Own:
-    """What tasks over own sets have in common."""
+    """Base class of mteb's tasks over own sets: their data are read once and kept."""
 
     dataset: Any
     data_loaded: bool

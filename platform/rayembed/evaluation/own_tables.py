@@ -18,7 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.errors import DataError
 from rayembed.evaluation.own_data import ABOUT, ArrowFile, Faults, readable_rows
 
@@ -45,16 +45,16 @@ _BINARY = {"0": 0, "1": 1, "false": 0, "true": 1}
 
 @dataclass(frozen=True)
 class OwnTable:
-    """Where the rows of one split lie."""
+    """Files with the rows of one split."""
 
     path: str
     split: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
 
 
 @dataclass(frozen=True)
 class AboutTables:
-    """What written tables hold."""
+    """Counts of written tables."""
 
     fingerprint: str
     """Hash of texts, classes and grades, in the order of the files."""
@@ -119,7 +119,7 @@ def write_tables(tables: tuple[OwnTable, ...], form: Form, folder: Path) -> Abou
 
 
 def read_about_tables(folder: Path) -> AboutTables:
-    """What `write_tables` wrote down."""
+    """Read the counts that `write_tables` wrote."""
     values = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     return AboutTables(**{**values, "classes": tuple(values["classes"])})
 

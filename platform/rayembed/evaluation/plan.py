@@ -1,4 +1,4 @@
-"""What an evaluation has to do: its tasks, the pieces that are missing, results joined again."""
+"""The work of an evaluation: its tasks, the pieces that are missing, results joined again."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -65,12 +65,12 @@ class Scoring:
     results: dict[TaskFactory, Any] = field(default_factory=dict)
     """Piece → mteb's result, as its file says it: the file may hold more than the piece."""
     result: Any | None = None
-    """Mteb's of the whole task; None: pieces are missing."""
+    """Result of mteb for the whole task; None: pieces are missing."""
     score: float | None = None
     """Mean main score over the splits and subsets that are asked; None: pieces are missing."""
     error: RayembedError | None = None
     seconds: float = 0.0
-    """Of the pieces that were done now; 0: all were there."""
+    """Seconds that the pieces done now took; 0: all were there."""
 
     @property
     def name(self) -> str:
@@ -78,7 +78,7 @@ class Scoring:
         return self.factory.name
 
     def missing(self) -> list[ScoreTask]:
-        """What is left to do."""
+        """Pieces without a result."""
         return [ScoreTask(piece) for piece in self.pieces if piece not in self.results]
 
     def take(self, piece: TaskFactory, result: Any, writer: ResultWriter) -> None:

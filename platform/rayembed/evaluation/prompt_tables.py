@@ -45,7 +45,7 @@ class PrefixTable:
     source: str
     prefixes: Mapping[str, str]
     otherwise: str
-    """For texts that no key names."""
+    """Prefix of texts that no key names."""
 
 
 def base_names(task: str) -> Iterator[str]:

@@ -43,7 +43,7 @@ class TaskFile:
     dataset_revision: str
     mteb_version: str
     date: datetime | None
-    """When it was scored; None: not written down."""
+    """Time of scoring; None: not written down."""
     scores: Mapping[Place, float]
     """(split, subset) → main score from 0 to 1; those that are no number are left out."""
 
@@ -114,7 +114,7 @@ def score_of(line: Line, results: Mapping[str, TaskFile]) -> TaskScore:
 
 
 def newest(results: Mapping[str, TaskFile]) -> datetime | None:
-    """When the last of the results was scored; None where no file says it."""
+    """Time at which the last of the results was scored; None where no file says it."""
     return max((file.date for file in results.values() if file.date is not None), default=None)
 
 

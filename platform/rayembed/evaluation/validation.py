@@ -117,7 +117,7 @@ def validate(model: EmbeddingModel, run: Run) -> dict[str, float]:
 
 
 def validation_prompts(run: Run) -> ModelPrompts:
-    """What stands before the texts of the run's validation: as in the scores after training."""
+    """Prompts of the run's validation, the same as of the scores after training."""
     given: dict[str, str] = {}
     assert run.evaluation.validation is not None, "the run has no validation"
     match run.evaluation.validation.data:

@@ -43,7 +43,7 @@ class InPrint:
     labels: tuple[str, ...] = ()
     """Labels of the models in tables."""
     columns: Callable[[str, Sequence[Line]], list[Column]] = lambda _benchmark, _lines: []
-    """Their figures on the lines of a benchmark."""
+    """Columns with the models' figures on the lines of a benchmark."""
     benchmarks: Mapping[str, tuple[Line, ...]] = field(default_factory=dict)
     """Benchmarks that mteb does not have → their lines."""
 
@@ -241,7 +241,7 @@ def _labels(models: Sequence[StoredModel], taken: Collection[str]) -> list[str]:
 
 
 def _telling(revisions: Sequence[str]) -> int:
-    """How many characters tell the revisions apart, at least ten: the weights may be the same."""
+    """Number of characters that tell the revisions apart, at least ten."""
     longest = max(map(len, revisions))
     lengths = range(10, longest)
     return next((n for n in lengths if len({r[:n] for r in revisions}) == len(revisions)), longest)

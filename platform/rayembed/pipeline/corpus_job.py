@@ -19,7 +19,7 @@ _SECONDS_BETWEEN_LOGS = 5.0
 def save_with_corpus(
     reference: str, documents: Iterable[str], output: Path, *, pick: str, seed: int
 ) -> int:
-    """How many context documents the model in `output` has; it is the one of the reference else.
+    """Save the model with context documents of a corpus in `output`, and return their number.
 
     Args:
         reference: asset reference of a saved CDE model, or a copy of a published one.

@@ -1,4 +1,4 @@
-"""How long a run will take on CPUs like this one, told before it starts.
+"""Estimates before a run starts of the time that it takes on CPUs like this one.
 
 Products make up most of a run on a CPU, so its floating-point operations are counted and divided by
 the speed of a product that is timed here. What is not a product (attention, norms, the optimiser,
@@ -50,7 +50,7 @@ class Estimate:
 
 
 def estimate(run: Run) -> Estimate | None:
-    """How long the run takes on workers with this machine's CPU; None: on GPUs, or not known.
+    """Estimate a run's time on workers with this machine's CPU; None: on GPUs, or not known.
 
     Preparation of data that is there already, and stages that are done, are counted all the same.
     """

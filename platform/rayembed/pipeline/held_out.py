@@ -15,7 +15,7 @@ from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.lineage import folders_of
 
 FEW_QUERIES = 50
-"""Below so many queries, which NanoBEIR's tasks have, one query moves a score by over 0.02."""
+"""Number of queries (of NanoBEIR's tasks) below which one query moves a score by over 0.02."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HeldOutSet:
 
     @property
     def summary(self) -> str:
-        """How many texts its scores are over."""
+        """Numbers of queries and documents that its scores are over, in words."""
         few = ""
         if self.queries < FEW_QUERIES:
             few = f", each {1 / self.queries:.3f} of a score: small differences say little"

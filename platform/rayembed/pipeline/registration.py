@@ -76,7 +76,7 @@ class Candidate:
 
     @property
     def scores(self) -> tuple[TaskScore, ...]:
-        """Kept scores, with the new ones in place of older ones, by task."""
+        """Scores by task: the kept ones, with the new ones in place of older ones."""
         merged = {score.task: score for score in (*self.kept_scores, *self.new_scores)}
         return tuple(merged[task] for task in sorted(merged))
 

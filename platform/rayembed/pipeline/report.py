@@ -34,7 +34,7 @@ class Outcome:
     data_warnings: tuple[str, ...] = ()
     """Warnings about settings that ask for what the data do not give."""
     held_out: tuple[str, ...] = ()
-    """How many texts of held-out parts the scores are over, and where these lie."""
+    """Held-out parts: how many texts the scores are over, and where these lie."""
 
 
 def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:

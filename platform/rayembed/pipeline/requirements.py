@@ -177,7 +177,7 @@ class StepLoad:
     texts: int
     """Queries, positives and hard negatives; equal texts are encoded once."""
     tokens: int
-    """If each text had its full length."""
+    """Tokens if each text had its full length."""
 
 
 def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
@@ -354,7 +354,7 @@ def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMe
 
 
 def machines(placement: Placement) -> str:
-    """How many workers there are, with their CPUs and GPUs in all, as a table shows them."""
+    """Number of workers, with their CPUs and GPUs in all, as a table shows them."""
 
     def of_all(each: float) -> str:
         numbers = (placement.fewest_workers, placement.workers)

@@ -18,8 +18,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STDERR = 2
 
 _RAY_LOOKS = ("RAY_get_check_signal_interval_milliseconds", "200")
-"""How often a process that waits for Ray looks for signals; Ray's own is a second. It is read when
-Ray is imported."""
+"""Milliseconds between looks for signals of a process that waits for Ray (Ray's own: a second).
+Ray reads it when it is imported."""
 
 
 @dataclass

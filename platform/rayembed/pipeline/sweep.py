@@ -166,7 +166,7 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
 
 
 def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
-    """Have all assets checked and the data of all trials in storage, each different one once.
+    """Check all assets and prepare the data of all trials, each different one once.
 
     Args:
         runs: of the trials that are known; none with Optuna.

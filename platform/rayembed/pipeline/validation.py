@@ -30,7 +30,7 @@ SCORE = "score"
 def validation_of(
     run: Run, offset: int, log_scores: Callable[[str, dict[str, float], int], None]
 ) -> Validation | None:
-    """How a stage's weights are scored; None: the run has no validation.
+    """Validation of a stage's weights; None: the run has none.
 
     Args:
         offset: steps of the stages before.

@@ -120,7 +120,7 @@ def how_to_score(reference: str, name: str | None = None) -> str:
 
 
 def registry_address(registered_model: str, *, scored: bool) -> str:
-    """How a card names the registered model: by its alias, or by a number without one."""
+    """Address of the registered model in its card: by its alias, or by a number without one."""
     return f"models:/{registered_model}" + (f"@{CANDIDATE}" if scored else "/VERSION")
 
 

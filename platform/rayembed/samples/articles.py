@@ -97,7 +97,7 @@ def held_out_in_order(articles: Iterable[Article], num_titles: int, seed: int) -
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What training rows may not touch."""
+    """Titles and texts that training rows may not touch."""
 
     titles: frozenset[str]
     texts: frozenset[str]

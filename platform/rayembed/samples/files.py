@@ -149,7 +149,7 @@ def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _digest(reference: str) -> str:
-    """What the content of the summaries is known by; nothing is fetched for what is pinned."""
+    """Fingerprint of the summaries; nothing is fetched for a pinned package."""
     if reference.startswith("pypi://"):
         return reference
     return hashlib.sha256(resolve(reference).read_bytes()).hexdigest()

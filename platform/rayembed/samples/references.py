@@ -49,7 +49,7 @@ TASK_NAMES: tuple[TaskName, ...] = tuple(
 """Tasks that need no other language, in the order in which tables show them."""
 
 RETRIEVAL_TASKS = TASK_NAMES[:2]
-"""Those with documents and queries."""
+"""Names of the tasks that have documents and queries."""
 
 
 def _split(value: Any) -> Any:
@@ -62,7 +62,7 @@ Languages = Annotated[
 
 
 class SampleFile(Settings):
-    """What decides the content of any file of the sample."""
+    """Settings that decide the content of any file of the sample."""
 
     source: Reference = SUMMARIES
     """Asset reference of the JSON file of summaries, with `{language}` in place of the language."""
@@ -103,7 +103,7 @@ class RowFile(SampleFile):
 
 
 class ScoreSizes(SampleFile):
-    """What decides the sets of the scores. The defaults are those of NV-Embed's quickstart."""
+    """Settings that decide the sets of the scores; defaults are those of NV-Embed's quickstart."""
 
     held_out: PositiveInt = 1000
     """Titles that the sets are made of, held out of training."""
@@ -120,7 +120,7 @@ class ScoreSizes(SampleFile):
     languages: Languages = ()
     """Other languages of the sample, whose articles find those of the same title."""
     topic: str = ""
-    """Only articles of this topic; empty: of all."""
+    """Topic of the articles; empty: all topics."""
 
     @model_validator(mode="after")
     def _there_are_as_many(self) -> "ScoreSizes":

@@ -1,4 +1,4 @@
-"""What the held-out tasks consist of: texts, labels and judgements sampled from articles.
+"""Texts, labels and judgements of the held-out tasks, sampled from articles.
 
 Plain data that `files` writes as own sets. All functions take the held-out articles only, in any
 order, and give the same sample for the same articles, sizes and seed. Titles are masked out of

@@ -125,7 +125,7 @@ def trial_resources(placement: BackbonePlacement) -> dict[str, float]:
 def trials_at_once(
     placement: BackbonePlacement, nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
 ) -> int:
-    """How many trials run side by side: what the settings say, or what the free resources hold.
+    """Number of trials that run at once: what the settings say, or what the free resources hold.
 
     Args:
         nodes: resources of each live node.
@@ -149,7 +149,7 @@ def trials_at_once(
 
 
 def _times(node: Mapping[str, float], needed: Mapping[str, float]) -> int:
-    """How often the resources hold what is needed."""
+    """Number of times that the resources hold what is needed."""
     return min(int(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in needed.items())
 
 

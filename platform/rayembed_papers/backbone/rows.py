@@ -13,7 +13,7 @@ from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.hub_retries import with_retries
 from rayembed.assets.storage import exists, join, write_atomic
 from rayembed.config.document import fingerprint
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed_papers.backbone.tasks import Finetuning, Kind, Rows
@@ -98,7 +98,7 @@ def _which(rows: Rows) -> str:
     return "" if rows.where is None else f" whose {rows.where[0]!r} begins with {rows.where[1]!r}"
 
 
-def _read(rows: Rows, pieces: list[Piece]) -> list[tuple[str, Row]]:
+def _read(rows: Rows, pieces: list[FilePiece]) -> list[tuple[str, Row]]:
     try:
         check_columns(pieces[0], {f"column {name}": name for name in rows.needed})
     except ConfigError as error:  # of the data set here, not of a setting
@@ -108,7 +108,7 @@ def _read(rows: Rows, pieces: list[Piece]) -> list[tuple[str, Row]]:
     return [found for piece in pieces for found in _of_piece(rows, piece)]
 
 
-def _of_piece(rows: Rows, piece: Piece) -> Iterator[tuple[str, Row]]:
+def _of_piece(rows: Rows, piece: FilePiece) -> Iterator[tuple[str, Row]]:
     for row in read_rows(piece, rows.needed):
         if isinstance(row, BadRow):
             raise DataError(f"row {row.origin} of {piece.path!r}: {row.reason}: {row.shown}")

@@ -13,7 +13,7 @@ _Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class FinetuneProtocol(Settings):
-    """How a model is finetuned on a task. Every combination of learning rate, batch and seed is a
+    """Settings of finetuning on a task. Every combination of learning rate, batch and seed is a
     trial.
     """
 

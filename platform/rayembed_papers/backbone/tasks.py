@@ -12,7 +12,7 @@ PARQUET = "refs/convert/parquet"
 `<configuration>/<split>/*.parquet`."""
 
 Kind = Literal["classes", "score", "choices", "tags", "spans", "retrieval"]
-"""What a model learns to tell, and so which columns rows have, in this order:
+"""Kinds of tasks by what a model learns to tell, with the columns of rows in their order:
 
 classes    one or two texts, number of the class
 score      two texts, a number

@@ -291,8 +291,8 @@ ANALYSES = {
         *_OF_A_MODEL,
     ),
 }
-"""How hard batches are by sizes of clusters and batches; scores by the number of context documents;
-scores of each topic's texts in each topic's context."""
+"""Analyses: difficulty of batches by sizes of clusters and batches; scores by the number of context
+documents; scores of each topic's texts in each topic's context."""
 
 
 def run_context_job(argv: Sequence[str], *, about: str | None) -> int:

@@ -1,4 +1,4 @@
-"""How much unrelated text behind every text lowers a model's scores (Causal2Vec, Table 3).
+"""Loss of a model's scores by unrelated text behind every text (Causal2Vec, Table 3).
 
 The tasks of the Wikipedia sample are scored twice: as they are, and with a few words of articles
 that no task holds behind each text. What a last token tells is then mostly of these words. The
@@ -166,7 +166,7 @@ class NoisyTask:
 
     @property
     def num_texts(self) -> int:
-        """As many as without noise."""
+        """Number of texts, the same as without noise."""
         return self.clean.num_texts
 
     def load(self) -> Any:

@@ -23,7 +23,7 @@ from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.convert import accept, told_of
 from rayembed.data.sources.earlier import EarlierPart
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow
 from rayembed.data.sources.rowwise import converted
@@ -51,7 +51,7 @@ class Candidate:
     """Cell of the column by which rows are held out; None without one."""
 
 
-def candidates(dataset: DatasetConfig, item: Piece | EarlierPart) -> Iterator[Candidate]:
+def candidates(dataset: DatasetConfig, item: FilePiece | EarlierPart) -> Iterator[Candidate]:
     """All rows of a piece, or all records of an earlier job's part, in order."""
     column = getattr(dataset.held_out, "column", None)
     if isinstance(item, EarlierPart):
@@ -84,9 +84,9 @@ class RankNames:
     dataset: DatasetConfig
     of: Literal["documents", "groups"]
     most: int | None
-    """How many are kept; None: all."""
+    """Number of hashes that are kept; None: all."""
 
-    def __call__(self, item: Piece | EarlierPart) -> Result:
+    def __call__(self, item: FilePiece | EarlierPart) -> Result:
         """Write their hashes to a file, whose name is in the result."""
         hashes, counts = set[int](), RecordWriter(self.folder, Banned())
         for candidate in candidates(self.dataset, item):
@@ -113,7 +113,7 @@ class FindTexts:
     values: frozenset[int]
     """Hashes of the values."""
 
-    def __call__(self, item: Piece | EarlierPart) -> Result:
+    def __call__(self, item: FilePiece | EarlierPart) -> Result:
         """Write their hashes, and those of the values found, to a file named in the result."""
         queries, documents, found = set[int](), set[int](), set[int]()
         counts = RecordWriter(self.folder, Banned())
@@ -135,10 +135,10 @@ class FindTexts:
 def choose(
     context: PipelineContext,
     dataset: DatasetConfig,
-    items: Sequence[Piece | EarlierPart],
+    items: Sequence[FilePiece | EarlierPart],
     writer: ArtifactWriter,
 ) -> HeldOutRows:
-    """Held-out rows of the data set.
+    """Choose the held-out rows of the data set.
 
     Raises:
         DataError: fewer than `MIN_DOCUMENTS` documents would be, the file of ids cannot be had,

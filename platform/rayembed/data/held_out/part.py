@@ -34,7 +34,7 @@ from rayembed.data.parts import Part, read_records
 from rayembed.data.records import Record
 from rayembed.data.sources.convert import ResolvedDataset
 from rayembed.data.sources.earlier import EarlierPart, open_earlier
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import paths_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
@@ -78,7 +78,7 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
         if (folder := earlier.held_out_folder) is not None:
             _check_is_handed_on(dataset.name, source, held_out)
             return _opened(open_artifact(folder))
-        items: Sequence[Piece | EarlierPart] = [EarlierPart(part) for part in earlier.parts]
+        items: Sequence[FilePiece | EarlierPart] = [EarlierPart(part) for part in earlier.parts]
     if held_out is None:
         return None
     if not isinstance(source, RecordsSource):
@@ -110,7 +110,7 @@ class CollectRows:
     dataset: DatasetConfig
     rows: HeldOutRows
 
-    def __call__(self, item: Piece | EarlierPart) -> Result:
+    def __call__(self, item: FilePiece | EarlierPart) -> Result:
         """Report `parts` and counts; rows that are not held out count as kept for training."""
         writer = RecordWriter(self.folder, Banned())
         for candidate in candidates(self.dataset, item):
@@ -126,7 +126,7 @@ class CollectRows:
 def _made(
     context: PipelineContext,
     dataset: DatasetConfig,
-    items: Sequence[Piece | EarlierPart],
+    items: Sequence[FilePiece | EarlierPart],
     writer: ArtifactWriter,
 ) -> DatasetArtifact:
     rows = choose(context, dataset, items, writer)

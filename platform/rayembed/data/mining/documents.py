@@ -22,7 +22,7 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table
 from rayembed.data.records import has_content
 from rayembed.data.sources.columns import read_column
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut
 from rayembed.data.vectors.embed import PartItem, PartTexts, Vectors, finite
@@ -47,7 +47,7 @@ _SHOWN_CHARACTERS = 300
 class DocumentPiece:
     """Work item: a piece of the document files."""
 
-    piece: Piece
+    piece: FilePiece
 
     @property
     def key(self) -> str:
@@ -131,7 +131,7 @@ class EmbedDocuments:
 
 def corpus_of(
     context: PipelineContext, corpus: settings.Corpus, held_out: HeldOut
-) -> tuple[ArtifactWriter, list[Piece]]:
+) -> tuple[ArtifactWriter, list[FilePiece]]:
     """Writer and inputs of the corpus' folder, which may not exist yet.
 
     Raises:
@@ -152,7 +152,7 @@ def make_documents(
     context: PipelineContext,
     corpus: settings.Corpus,
     writer: ArtifactWriter,
-    pieces: Sequence[Piece],
+    pieces: Sequence[FilePiece],
     held_out: HeldOut,
 ) -> DatasetArtifact:
     """Make or reuse the folder of the corpus' documents.

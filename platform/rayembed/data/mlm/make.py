@@ -27,7 +27,7 @@ from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineCon
 from rayembed.data.mlm.packing import token_budget
 from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, read_texts
 from rayembed.data.mlm.writer import SequenceWriter
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ class MakeSequences:
     corpus: CorpusConfig
     model: RotaryEncoderConfig
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report `parts` (name, rows), and counts of texts, tokens and sequences for each of
         `languages`.
         """

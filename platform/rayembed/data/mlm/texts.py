@@ -8,7 +8,7 @@ from rayembed.assets.storage import join
 from rayembed.config.adaptation import TextsConfig
 from rayembed.config.document import fingerprint
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, check_columns, read_rows
 
 NO_TEXT = "no text"
@@ -42,7 +42,7 @@ class FoundTexts:
     """Settings with the path resolved below the root."""
     content: str
     """Content fingerprint of the files."""
-    items: tuple[Piece, ...]
+    items: tuple[FilePiece, ...]
 
 
 def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
@@ -64,7 +64,7 @@ def find_texts(texts: TextsConfig, root: str) -> FoundTexts:
     return FoundTexts(texts, fingerprint(told), pieces)
 
 
-def read_texts(texts: TextsConfig, item: Piece) -> Iterator[Text | RejectedRow]:
+def read_texts(texts: TextsConfig, item: FilePiece) -> Iterator[Text | RejectedRow]:
     """Texts of a work item, in order.
 
     Raises:

@@ -26,7 +26,7 @@ from rayembed.data.parts import remedy
 from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.sources.tasks import NOT_RELEVANT, HeldOut, RecordWriter
@@ -72,7 +72,7 @@ class ScatterJudgements:
 
     shared: Scattering
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
         shared = self.shared
         writer = RecordWriter(shared.folder, HeldOut())
@@ -106,7 +106,7 @@ class ScatterTexts:
     needed: str | None = None
     """Path of the list of needed documents; None if the rows are queries."""
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
         shared, language = self.shared, self.shared.source.language
         scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)

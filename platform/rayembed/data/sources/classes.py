@@ -26,7 +26,7 @@ from rayembed.data.parts import read_table
 from rayembed.data.records import Record, has_content
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, read_rows
 from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
 from rayembed.data.work_items import Result
@@ -124,7 +124,7 @@ class CollectExamples:
     held_out: HeldOut
     seed: int
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report `pool`, the name of a Parquet file in the folder."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)
@@ -166,7 +166,7 @@ class FindFurtherClasses:
     """Path of the examples."""
     seed: int
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
         source = self.dataset.source
         assert isinstance(source, ClassesSource)

@@ -34,7 +34,7 @@ from rayembed.data.sources.classes import (
     merge_further,
 )
 from rayembed.data.sources.earlier import EarlierPart, TakeRecords, open_earlier
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.kinds import columns_of, paths_of
 from rayembed.data.sources.mteb_tasks import SplitOfTask, StageTask, check_task, staged
 from rayembed.data.sources.rows import check_columns
@@ -60,7 +60,7 @@ class ResolvedDataset:
     """Settings with the source's paths resolved below the root."""
     content: str
     """Content fingerprint of the source."""
-    files: Mapping[str, tuple[Piece, ...]] = field(default_factory=dict)
+    files: Mapping[str, tuple[FilePiece, ...]] = field(default_factory=dict)
     """Setting → pieces of its files, for sources of files."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Unread column of the files at `path` → what it looks like."""
@@ -212,7 +212,7 @@ def _converted(
 def _of_files(
     context: PipelineContext,
     dataset: DatasetConfig,
-    files: Mapping[str, Sequence[Piece]],
+    files: Mapping[str, Sequence[FilePiece]],
     held_out: HeldOut,
     writer: ArtifactWriter,
 ) -> list[Result]:

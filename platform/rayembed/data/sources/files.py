@@ -39,7 +39,7 @@ _BYTES_TO_TELL = 4096
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Part of a file that one task reads."""
 
     path: str
@@ -76,7 +76,7 @@ class _File:
     """Version of the file; empty if it must be computed from the content."""
 
 
-def list_pieces(path: str) -> list[Piece]:
+def list_pieces(path: str) -> list[FilePiece]:
     """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
     In folders, hidden files and those starting with `_` are skipped, as by Spark and Ray; on the
@@ -218,7 +218,7 @@ def _kind(name: str) -> Kind | None:
     return None if kind == "parquet" and plain != name else kind
 
 
-def _pieces_of(file: _File) -> list[Piece]:
+def _pieces_of(file: _File) -> list[FilePiece]:
     kind = _kind(file.name)
     if kind is None:
         raise DataError(
@@ -227,7 +227,7 @@ def _pieces_of(file: _File) -> list[Piece]:
         )
     filesystem, inside = open_source(file.path)
     version = file.version or _version(filesystem, inside, file.size)
-    piece = partial(Piece, file.path, file.name, kind, version=version)
+    piece = partial(FilePiece, file.path, file.name, kind, version=version)
     if kind == "parquet":
         try:
             with filesystem.open_input_file(inside) as stream:

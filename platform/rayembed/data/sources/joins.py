@@ -21,7 +21,7 @@ from rayembed.data.sources.beir import (
     ScatterTexts,
     merge_needed,
 )
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.nli import ConvertPremises, ScatterPremises
 from rayembed.data.sources.rows import check_columns
 from rayembed.data.sources.tasks import HeldOut
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 def convert_premises(
     context: PipelineContext,
     dataset: DatasetConfig,
-    pieces: Sequence[Piece],
+    pieces: Sequence[FilePiece],
     held_out: HeldOut,
     writer: ArtifactWriter,
 ) -> list[Result]:
@@ -53,7 +53,7 @@ def convert_premises(
 def convert_judged(
     context: PipelineContext,
     dataset: DatasetConfig,
-    files: Mapping[str, Sequence[Piece]],
+    files: Mapping[str, Sequence[FilePiece]],
     held_out: HeldOut,
     writer: ArtifactWriter,
 ) -> list[Result]:
@@ -87,7 +87,7 @@ def convert_judged(
     return [*judged, *made]
 
 
-def check_texts(source: BeirSource, corpus: Piece, queries: Piece) -> None:
+def check_texts(source: BeirSource, corpus: FilePiece, queries: FilePiece) -> None:
     """Check that documents and queries have ids and their text columns.
 
     The title may be missing if the settings do not name it explicitly.

@@ -22,7 +22,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSSource
 from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, name_in
-from rayembed.data.sources.files import Piece, list_pieces
+from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.work_items import Result
 from rayembed.errors import ConfigError, DataError
 
@@ -138,7 +138,7 @@ class SplitOfTask:
         return "split"
 
 
-def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[Piece, ...]]:
+def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[FilePiece, ...]]:
     """Data set that reads the staged files, with their pieces."""
     source = dataset.source
     assert isinstance(source, MtebSource)

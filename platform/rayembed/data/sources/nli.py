@@ -12,7 +12,7 @@ from rayembed.data.records import Record
 from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import NO_ENTAILMENT, HeldOut, RecordWriter
@@ -40,7 +40,7 @@ class ScatterPremises:
     dataset: DatasetConfig
     buckets: int
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered`; rows in are the rejected ones, others are counted
         later.
         """

@@ -22,7 +22,7 @@ from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
 from rayembed.data.sources.cells import is_unicode
 from rayembed.data.sources.columns import level_of
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.errors import ArtifactError, ConfigError
 
 _ROWS_TO_FIND_COLUMNS = 1000
@@ -48,7 +48,7 @@ class BadRow:
     shown: str
 
 
-def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
+def read_rows(piece: FilePiece, columns: Collection[str] | None = None) -> Iterator[Row | BadRow]:
     """Rows of a piece, in order.
 
     A line of JSONL that is a list has columns `0`, `1`, ….
@@ -76,7 +76,9 @@ def read_rows(piece: Piece, columns: Collection[str] | None = None) -> Iterator[
         raise ArtifactError(f"cannot read the rows {piece.path!r}: {error}") from error
 
 
-def check_columns(piece: Piece, columns: Mapping[str, str], lenient: Collection[str] = ()) -> None:
+def check_columns(
+    piece: FilePiece, columns: Mapping[str, str], lenient: Collection[str] = ()
+) -> None:
     """Check that the first rows of the piece have the columns.
 
     Args:
@@ -105,7 +107,7 @@ def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
     return [name for name in absent[0] if all(name in names for names in absent)] if absent else []
 
 
-def _beside(piece: Piece, column: str) -> dict[str, None]:
+def _beside(piece: FilePiece, column: str) -> dict[str, None]:
     """All names at the level where `column` ends."""
     rows = islice(read_rows(piece), _ROWS_TO_FIND_COLUMNS)
     levels = (level_of(row.values, column)[1] for row in rows if isinstance(row, Row))
@@ -113,7 +115,7 @@ def _beside(piece: Piece, column: str) -> dict[str, None]:
 
 
 def _read_parquet(
-    file: pyarrow.NativeFile, piece: Piece, columns: Collection[str] | None
+    file: pyarrow.NativeFile, piece: FilePiece, columns: Collection[str] | None
 ) -> Iterator[Row | BadRow]:
     # The hub and object storage answer slowly: ranges are read together, ahead.
     reader = open_parquet(file, pre_buffer="://" in piece.path)
@@ -161,7 +163,7 @@ def names_at_the_top(column: str) -> set[str]:
 
 
 def _read_jsonl(
-    filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
+    filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
 ) -> Iterator[Row | BadRow]:
     for place, line in _lines(filesystem, inside, piece):
         origin = f"{piece.name}@{place}"
@@ -183,7 +185,7 @@ def _read_jsonl(
 
 
 def _lines(
-    filesystem: pyarrow.fs.FileSystem, inside: str, piece: Piece
+    filesystem: pyarrow.fs.FileSystem, inside: str, piece: FilePiece
 ) -> Iterator[tuple[int, bytes]]:
     """Offset and content of the non-empty lines that start in the piece."""
     compressed = piece.name.endswith(".gz")
@@ -208,7 +210,7 @@ def _lines(
             place += len(line)
 
 
-def _read_csv(stream: pyarrow.NativeFile, piece: Piece) -> Iterator[Row | BadRow]:
+def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | BadRow]:
     csv.field_size_limit(_LARGEST_CELL)
     # Bytes that are not UTF-8 come through as halves of surrogate pairs, so that they cost one row.
     text = io.TextIOWrapper(

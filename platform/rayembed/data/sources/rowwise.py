@@ -8,7 +8,7 @@ from rayembed.config.sources import ClassesSource, PairsSource
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.classes import ExampleFiles, class_record, open_examples
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import columns_of
 from rayembed.data.sources.pairs import pair_records, sts_records
 from rayembed.data.sources.rows import BadRow, Row, read_rows
@@ -27,7 +27,7 @@ class ConvertRows:
     examples: ExampleFiles = field(default_factory=ExampleFiles)
     """Example pool for classification texts."""
 
-    def __call__(self, item: Piece) -> Result:
+    def __call__(self, item: FilePiece) -> Result:
         """Report `parts`, counts and examples of rejected rows."""
         writer = RecordWriter(self.folder, self.held_out)
         columns = columns_of(self.dataset.source).values()
@@ -42,7 +42,7 @@ class ConvertRows:
 
 def converted(
     dataset: DatasetConfig,
-    piece: Piece,
+    piece: FilePiece,
     columns: Collection[str],
     seed: int = 0,
     examples: ExampleFiles | None = None,
@@ -63,7 +63,7 @@ def converted(
 
 
 def _records(
-    dataset: DatasetConfig, piece: Piece, row: Row, seed: int, examples: ExampleFiles
+    dataset: DatasetConfig, piece: FilePiece, row: Row, seed: int, examples: ExampleFiles
 ) -> list[Record]:
     match dataset.source:
         case PairsSource():

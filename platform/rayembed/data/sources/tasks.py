@@ -51,7 +51,7 @@ class HeldOut:
     texts: frozenset[int] = frozenset()
     """Hashes of the texts that an evaluation may show."""
     rows: HeldOutRows | None = None
-    """Held-out rows of the data set that is converted."""
+    """Rows that the converted data set holds out; None: it holds out none."""
 
     def touches(self, record: Record) -> bool:
         """Whether the record's query or one of its positives is held out."""

@@ -9,7 +9,7 @@ from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.data import DatasetConfig
 from rayembed.config.sources import PairsSource
-from rayembed.data.sources.files import Piece
+from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, names_at_the_top, read_rows
 from rayembed.errors import ArtifactError, ConfigError
 
@@ -34,7 +34,7 @@ _ROWS_LOOKED_AT = 1000
 _FILES_LOOKED_AT = 64
 
 
-def unread_columns(pieces: Sequence[Piece], read: Collection[str]) -> dict[str, str]:
+def unread_columns(pieces: Sequence[FilePiece], read: Collection[str]) -> dict[str, str]:
     """Unread column → what it looks like, from the first rows of each file.
 
     Args:
@@ -49,7 +49,7 @@ def unread_columns(pieces: Sequence[Piece], read: Collection[str]) -> dict[str, 
     return found
 
 
-def _unread_in(piece: Piece, read: Collection[str]) -> dict[str, str]:
+def _unread_in(piece: FilePiece, read: Collection[str]) -> dict[str, str]:
     known = {name for column in read for name in names_at_the_top(column)}
     found = {}
     for name in _names(piece):
@@ -140,7 +140,7 @@ def _look(name: str) -> str | None:
     return next((look for look, form in _LOOKS.items() if re.fullmatch(form, plain)), None)
 
 
-def _names(piece: Piece) -> list[str]:
+def _names(piece: FilePiece) -> list[str]:
     """Columns of the piece, from its schema or its first rows."""
     if piece.kind != "parquet":
         rows = islice(read_rows(piece), _ROWS_LOOKED_AT)

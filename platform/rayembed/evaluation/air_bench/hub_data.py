@@ -140,7 +140,7 @@ def _commit(repository: str) -> str:
 
 
 def _columns(found: _Configuration, split: str, columns: tuple[str, ...]) -> Dataset:
-    """These columns of a split, which has them and is not empty."""
+    """Read some columns of a split, which has them and is not empty."""
     if split not in found.splits:
         raise DataError(
             f"{found.where} has no split {split!r} but {', '.join(found.splits)}. {_CHANGED}"

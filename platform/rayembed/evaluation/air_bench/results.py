@@ -53,7 +53,7 @@ class Record:
     """Offered to the model for the queries; whether it uses one is the model's affair."""
     dataset_revision: str
     mteb: str
-    """Its version."""
+    """Version of mteb."""
     num_documents: int
     num_queries: int
     queries_sha256: str

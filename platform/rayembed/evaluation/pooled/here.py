@@ -67,7 +67,7 @@ def finish(job: Job, make_model: Callable[[], Any]) -> Done:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Without the bar that mteb draws for each corpus it maps, which clutters a job's log."""
+    """Hide the bar that mteb draws for each corpus it maps, which clutters a job's log."""
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:

@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_TELLS = 1.0
 
 @dataclass(frozen=True)
 class Workers:
-    """How many workers, with what."""
+    """Number of workers and the resources of each."""
 
     number: int = 1
     cpus: float = 1.0

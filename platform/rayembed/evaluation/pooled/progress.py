@@ -1,4 +1,4 @@
-"""How far an evaluation is: what its runners tell, and the line that a user sees."""
+"""Progress of an evaluation: what its runners tell, and the line that a user sees."""
 
 import logging
 import time

@@ -31,7 +31,7 @@ _RETRIES = 1
 
 @dataclass(frozen=True)
 class Validation:
-    """How the weights of a stage are scored; handed in by whoever knows models and tasks."""
+    """Scoring of a stage's weights, handed in by a caller that knows models and tasks."""
 
     score: Callable[[Run, str, str], dict[str, float]]
     """Score by task, of (run, path of weights in storage, torch's device); runs in a Ray task."""
