@@ -138,7 +138,7 @@ def test_disk_and_load_of_a_step():
     assert checkpoint_bytes(few, size) == 100 * 2 * (1 * 12 + 2)
     assert export_bytes(run, size) == 940 * 2 * 3  # two stages and the untrained model
     assert export_bytes(override(run, ["evaluation.before_training=false"]), size) == 940 * 2 * 2
-    assert export_bytes(override(run, ["evaluation.benchmarks=[]"]), size) == 940 * 2 * 2
+    assert export_bytes(override(run, ["evaluation.own_sets=[]"]), size) == 940 * 2 * 2
     v2 = get_recipe("nvembed-v2")
     load = step_load(v2, v2.stages[0])
     assert (load.texts, load.tokens) == (128 * 9, 128 * 9 * 512)

@@ -8,13 +8,20 @@ import pytest
 from made_up_articles import COUNT, HELD_OUT, run_over, write_articles
 from run_scoring import evaluate, evaluate_reference, tasks_of
 from table_model import TableModel, changed, number, oracle
+from tiny_folders import save_biencoder
 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ConfigError, WorkerError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.bm25 import Bm25
 from rayembed.evaluation.mteb_model import model_meta
+from rayembed.evaluation.plan import task_factories
+from rayembed.evaluation.pooled.here import run_here
+from rayembed.evaluation.run_scores import run_model
+from rayembed.evaluation.score import Store, score
+from rayembed.registry.scores import read_results
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.references import TASK_NAMES
 from rayembed.samples.wikipedia import sizes_of
@@ -39,8 +46,8 @@ def random_model():
 def test_an_oracle_scores_one_on_every_task(run, tmp_path):
     scores = evaluate(oracle(), run, name="oracle", revision="1", results_folder=tmp_path)
     assert tuple(scores) == TASK_NAMES
-    for task, score in scores.items():
-        assert score == pytest.approx(1.0, abs=1e-4), task
+    for task, value in scores.items():
+        assert value == pytest.approx(1.0, abs=1e-4), task
 
 
 def test_a_model_that_knows_nothing_scores_as_chance(run, tmp_path, monkeypatch):
@@ -106,6 +113,23 @@ def test_results_are_read_back_by_mteb_and_nothing_is_embedded_again(run, tmp_pa
     meta = model_meta("org/m", folder.name)
     stored = mteb.ResultCache(tmp_path).load_task_result("WikiSentenceRetrieval", meta)
     assert stored.get_score() == first["WikiSentenceRetrieval"]
+
+
+def test_how_earlier_tasks_were_asked_stays_beside_their_results(run, tmp_path):
+    folder = save_biencoder(tmp_path / "model", seed=1)
+    spec = run_model(run, str(folder), name="m")
+    store = Store(str(tmp_path / "out"), str(tmp_path / "vectors"))
+    first, second = task_factories(run.scores)[:2]
+    for factories in ([first], [second], [first]):
+        (place,) = {score(spec, factories, run_here, store).local}
+        before = place / "prompts.yaml"
+    found = {s.task: s.measured_with for s in read_results(place, lambda name: None)}
+    assert found.keys() == {first.name, second.name}
+    assert all({"dtype", "software", "prompt of query"} <= how.keys() for how in found.values())
+    # Rows of scores that were taken otherwise are not taken over.
+    before.write_text(before.read_text().replace("dtype: float32", "dtype: bfloat16"))
+    score(spec, [first], run_here, store)
+    assert {row["task"] for row in read_yaml(before.read_text())["prompts"]} == {first.name}
 
 
 def test_other_weights_data_or_instructions_share_no_results(run, tmp_path):

@@ -255,7 +255,7 @@ def test_told_exactly_where_tokens_of_a_text_would_be_refused(run, folder, kind)
 def test_instructions_of_rows_are_checked_in_the_plan(run, folder, tmp_path):
     rows = [{"query": f"q {i}", "positive": f"p {i}", "task": "find"} for i in range(8)]
     source = f"{{kind: pairs, path: {tmp_path}/rows.jsonl, instruction: task}}"
-    run = override(run, [f"data.datasets.wiki.source={source}", "evaluation.benchmarks=[]"])
+    run = override(run, [f"data.datasets.wiki.source={source}", "evaluation.own_sets=[]"])
     tokenizer = check_inputs(run)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))

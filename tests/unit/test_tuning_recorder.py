@@ -17,7 +17,7 @@ RATE = "stages.retrieval.optimizer.learning_rate"
 
 
 def make_sweep(folder, space, **settings) -> Sweep:
-    run = override(make_run(folder), ["evaluation.benchmarks=[]"])
+    run = override(make_run(folder), ["evaluation.own_sets=[]"])
     values = {"name": "s", "runs": {"": run.model_dump(mode="json")}, "space": space, **settings}
     return parse(Sweep, values)
 

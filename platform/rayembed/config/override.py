@@ -25,13 +25,27 @@ def override(run: SettingsT, assignments: Sequence[str]) -> SettingsT:
     Raises:
         ConfigError: not an assignment, an unknown path (with the nearest name), a wrong value.
     """
-    values = run.model_dump(mode="json")
+    return overridden(type(run), run.model_dump(mode="json"), assignments)
+
+
+def overridden(
+    kind: type[SettingsT], values: dict[str, Any], assignments: Sequence[str]
+) -> SettingsT:
+    """Settings of plain values after overrides, which may give what the values alone lack.
+
+    Args:
+        values: by their names; changed in place.
+        assignments: as in `override`.
+
+    Raises:
+        ConfigError: as `override`.
+    """
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise ConfigError(f"--set {assignment!r}: expected path.to.setting=value")
-        _assign(type(run), values, path, text)
-    return parse(type(run), values)
+        _assign(kind, values, path, text)
+    return parse(kind, values)
 
 
 def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -> None:

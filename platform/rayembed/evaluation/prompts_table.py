@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import yaml
 from mteb.abstasks import AbsTask, AbsTaskRetrieval
 from mteb.abstasks.aggregated_task import AbsTaskAggregate
 from mteb.types import PromptType
 
+from rayembed.config.yaml_text import read_yaml
 from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
@@ -54,6 +56,23 @@ def prompts_record(spec: ModelSpec, tasks: Sequence[AbsTask]) -> dict[str, Any]:
         "conditions": {**spec.conditions, "software": code_version().scores[:8]},
         "prompts": [asdict(row) for row in prompts_table(spec, tasks)],
     }
+
+
+def with_earlier_tasks(record: dict[str, Any], earlier: str | None) -> dict[str, Any]:
+    """The record with the rows of tasks that only an earlier one has, taken in the same way.
+
+    Args:
+        earlier: text of the `prompts.yaml` beside the results; None: there is none.
+    """
+    try:
+        found = {} if earlier is None else read_yaml(earlier)
+        if found.get("conditions") != record["conditions"]:
+            return record
+        tasks = {row["task"] for row in record["prompts"]}
+        rows = [row for row in found["prompts"] if row["task"] not in tasks]
+    except (ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return record  # a file that somebody has changed
+    return {**record, "prompts": [*rows, *record["prompts"]]}
 
 
 def literal_prompts(prompts: ModelPrompts, tasks: Sequence[AbsTask]) -> dict[str, list[str]]:

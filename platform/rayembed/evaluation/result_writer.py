@@ -66,6 +66,11 @@ class ResultWriter:
         write_atomic(str(path), content.encode())
         return path
 
+    def kept(self, name: str) -> str | None:
+        """Content of a file of ours; None: there is none."""
+        path = self.place / name
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
     def keep_first(self, name: str, content: str) -> None:
         """Write a file as `keep` does, unless it is there already."""
         if not (self.place / name).exists():
