@@ -25,7 +25,7 @@ class MtebValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names that scores go by."""
+        """Names of the scored tasks."""
         return self.tasks
 
     @model_validator(mode="after")
@@ -51,7 +51,7 @@ class BeirValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names that scores go by."""
+        """Names of the scored tasks."""
         return (self.name,)
 
 
@@ -67,7 +67,7 @@ class OwnSetsValidation(Settings):
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """Names that scores go by."""
+        """Names of the scored tasks."""
         return tuple(own.name for own in self.sets)
 
 

@@ -15,7 +15,7 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 
 MEAN = "Mean"
-"""Names the mean over all lines among averages."""
+"""Name of the mean over all lines among averages."""
 
 MEAN_OF_16 = "Mean (16)"
 """Names the mean over MIRACL's languages without German and Yoruba (Nomic v2, Table 5)."""

@@ -55,7 +55,7 @@ class MtebTask:
     subsets: tuple[str, ...] | None = None
     """Subsets of the data set, mostly languages; None: all that the task has."""
     eval_splits: tuple[str, ...] | None = None
-    """None: those that the task evaluates on."""
+    """Splits that are scored; None: those that the task evaluates on."""
 
     def load(self) -> Any:
         """A fresh task, without its data.

@@ -42,7 +42,7 @@ class Job(Protocol):
 
     @property
     def name(self) -> str:
-        """Names it in logs and tables."""
+        """Name in logs and tables."""
         ...
 
     @property

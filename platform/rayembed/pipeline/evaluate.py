@@ -44,7 +44,7 @@ class AirBench:
 
     @property
     def retriever(self) -> str:
-        """Names the results of a finished data set."""
+        """Name of the model in the results of a finished data set."""
         assert self.outcome is not None
         return str(self.outcome[AIR_BENCH_RESULT]["retriever"])
 

@@ -35,7 +35,7 @@ class RegistryRequest:
     name: str
     """Name of the registered model."""
     model: str | None
-    """None: a rollback, which needs no model."""
+    """Reference of the model; None: a rollback, which needs none."""
     results: str | None
     trust_results: bool
     promote: bool

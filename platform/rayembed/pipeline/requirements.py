@@ -166,7 +166,7 @@ class WorkerMemory:
 
     @property
     def total(self) -> int:
-        """All three together."""
+        """Bytes of weights, gradients and optimiser together."""
         return self.weights + self.gradients + self.optimizer
 
 

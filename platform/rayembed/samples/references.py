@@ -85,7 +85,7 @@ class RowFile(SampleFile):
     held_out_of: Languages = ()
     """Further languages whose held-out titles no row touches; all that a run trains on."""
     seed: Seed = 0
-    """Chooses the held-out titles, and the sentence of an article."""
+    """Seed of the choice of held-out titles, and of the sentence of an article."""
 
     @model_validator(mode="after")
     def _another_language_for_translations(self) -> "RowFile":
@@ -110,7 +110,7 @@ class ScoreSizes(SampleFile):
     first: NonNegativeInt = 0
     """Place of the first of them among the held-out titles; those before it are left to others."""
     seed: Seed = 0
-    """Chooses the held-out titles and the samples."""
+    """Seed of the choice of held-out titles and samples."""
     documents: PositiveInt = 500
     """Documents of the retrieval corpora."""
     queries: PositiveInt = 200

@@ -75,7 +75,7 @@ class Wikipedia(Settings):
     languages: Languages = ("en",)
     """Languages that are trained on."""
     seed: Seed = 0
-    """Chooses the held-out titles."""
+    """Seed of the choice of held-out titles."""
     source: Reference = SUMMARIES
     """Asset reference of the summaries; see `SampleFile`."""
 

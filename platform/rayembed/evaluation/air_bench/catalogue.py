@@ -72,7 +72,7 @@ class AirBenchDataset:
 
     @property
     def label(self) -> str:
-        """Tells it from all others of its version: `qa_arxiv_en_default`."""
+        """Unique name of the data set within its version: `qa_arxiv_en_default`."""
         return f"{self._place}_{self.name}"
 
     def result_path(self, split: Split) -> str:

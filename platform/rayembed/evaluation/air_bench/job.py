@@ -36,7 +36,7 @@ class AirBenchJob:
     folder: str
     """Folder of all results of AIR-Bench (`results.py`), local or in object storage."""
     retriever: str = ""
-    """Names the results; empty: the model's name."""
+    """Name of the model in the results; empty: the model's own name."""
     cache: str | None = None
     """Cache of the data sets; None: the default of `datasets`."""
     batch_size: int = 1024

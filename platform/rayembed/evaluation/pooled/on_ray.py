@@ -34,16 +34,16 @@ class Workers:
 
     number: int = 1
     cpus: float = 1.0
-    """Reserved for each worker."""
+    """CPUs reserved for each worker."""
     threads: int | None = None
     """Threads of torch in each worker; None: `cpus`, rounded down, at least 1."""
     gpu: bool = False
-    """One for each worker."""
+    """Whether each worker has a GPU."""
     tasks_at_once: int | None = None
-    """None: one more than workers, so that none waits while a task computes its score; at most
-    8."""
+    """Tasks that run side by side; None: one more than workers, so that none waits while a task
+    computes its score, at most 8."""
     cpus_per_task: float = 0.0
-    """Reserved for each task that runs."""
+    """CPUs reserved for each running task."""
     tries: int = 5
     """Tries of texts whose worker dies, also of those that only waited for it: which of them it
     died over cannot be told."""
