@@ -7,6 +7,7 @@ import pytest
 from made_results import write_result
 
 from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.errors import ConfigError
 from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.plan import find_results, retrieval_only, task_factories
@@ -152,6 +153,21 @@ def test_bm25_says_what_it_does_not_take(tmp_path, capsys):
     assert "bm25 has no vectors and takes retrieval tasks alone, not STS12" in (
         capsys.readouterr().err
     )
+
+
+def test_what_is_scored_may_come_from_set_alone():
+    asked = ["--model", "bm25", "--set", "tasks=[NFCorpus]"]
+    asked += [
+        "--set",
+        "own_sets=[{name: shop, path: /data/shop}]",
+        "--set",
+        "own_sets.shop.split=dev",
+    ]
+    run, _ = run_evaluation_job.resolve(asked)
+    assert run.tasks == ("NFCorpus",)
+    assert [(own.name, own.split) for own in run.own_sets] == [("shop", "dev")]
+    with pytest.raises(ConfigError, match="nothing to score the model on"):
+        run_evaluation_job.resolve(["--model", "bm25"])
 
 
 def test_bm25_takes_the_aggregates_of_retrieval():

@@ -212,6 +212,9 @@ def test_a_run_of_an_earlier_version_is_told_what_its_settings_are_called_now(ru
     data = {**values["data"], "held_out": {"num_titles": 1000}}
     with pytest.raises(ConfigError, match=r"data: written for an earlier.*held_out\.num_titles"):
         parse(Run, {**values, "data": data})
+    old = {**values["data"]["datasets"][0], "source": {"kind": "wikipedia", "path": "a.json"}}
+    with pytest.raises(ConfigError, match=r"earlier version.*kind 'wikipedia' is now 'pairs'"):
+        parse(Run, {**values, "data": {**values["data"], "datasets": [old]}})
     validation = {"data": {"kind": "wikipedia", "num_titles": 300}}
     with pytest.raises(ConfigError, match=r"earlier version.*'wikipedia' is now.*'own_sets'"):
         parse(Run, {**values, "evaluation": {"validation": validation}})

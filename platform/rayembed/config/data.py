@@ -138,11 +138,21 @@ class DataConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _of_earlier_versions(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "num_titles" in (values.get("held_out") or {}):
+        if not isinstance(values, dict):
+            return values
+        if "num_titles" in (values.get("held_out") or {}):
             raise ValueError(
                 "written for an earlier version of rayembed: held_out.num_titles is gone, leave it "
                 "out; files such as sample://wikipedia/sentence.jsonl?held_out=1000 hold titles "
                 "out by themselves"
+            )
+        datasets = [d for d in values.get("datasets") or () if isinstance(d, dict)]
+        sources = [dataset.get("source") for dataset in datasets]
+        if any(isinstance(s, dict) and s.get("kind") == "wikipedia" for s in sources):
+            raise ValueError(
+                "written for an earlier version of rayembed: source.kind 'wikipedia' is now "
+                "'pairs' of a file such as sample://wikipedia/sentence.jsonl?held_out=1000, or "
+                "'classes' of sample://wikipedia/topics.jsonl?held_out=1000"
             )
         return values
 
