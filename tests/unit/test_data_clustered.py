@@ -82,7 +82,13 @@ def before(storage: Path, rows: list[Record], size: int) -> DatasetArtifact:
 
 
 def dataset(**changes: Any) -> DatasetConfig:
-    values = {"teacher": "t", "batch_pairs": 16, "restarts": 2, "iterations": 20}
+    values = {
+        "teacher": "t",
+        "dtype": "float32",
+        "batch_pairs": 16,
+        "restarts": 2,
+        "iterations": 20,
+    }
     return DatasetConfig(
         name="d",
         source=PairsSource(path="none"),

@@ -56,7 +56,7 @@ def test_the_quickstart_trains_on_three_languages_and_across_them():
     by_name = {dataset.name: dataset for dataset in run.data.datasets}
     pretrain, finetune = run.stages
     assert {"sentence-en", "sentence-fr", "sentence-es", "en-fr", "en-es"} == set(pretrain.datasets)
-    assert by_name["en-fr"].source.translations != by_name["en-es"].source.translations
+    assert by_name["en-fr"].source.path != by_name["en-es"].source.path
     assert finetune.loss.dimensions == (256,)
     assert PUBLISHED[run.model.backbone.path]["model_type"] in CONVERTIBLE
     dense = get_recipe("nomic-quickstart-dense")

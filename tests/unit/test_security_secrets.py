@@ -125,9 +125,13 @@ def test_a_registered_model_names_no_place_of_the_machine(at_home, tmp_path):
 
 ADDRESS = f"s3://KEYID:{SECRET}@bucket/folder"
 
-WORDS = "document_instruction document_prefix instruction_template instructions prompt_end"
+WORDS = (
+    "document_instruction document_prefix instruction instruction_template instructions prompt_end"
+)
 WORDS += " prompt_start query_instruction query_prefix"
-COLUMNS = "contradiction document document_id entailment first hypothesis label names positive"
+COLUMNS = (
+    "contradiction document document_id entailment first hypothesis label language names positive"
+)
 COLUMNS += " premise query query_id score second text"
 NAMES = "experiment registered_model split subset task"
 FREE_TEXTS = {*WORDS.split(), *COLUMNS.split(), *NAMES.split()}
