@@ -22,10 +22,13 @@ from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
 
 
-def task_factories(scores: Scores) -> list[TaskFactory]:
+def task_factories(scores: Scores, *, also: Sequence[str] = ()) -> list[TaskFactory]:
     """All tasks that are named, each once, without those of AIR-Bench.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
+
+    Args:
+        also: further names of benchmarks that an error may propose.
 
     Raises:
         ConfigError: an unknown benchmark, task or language.
@@ -34,7 +37,7 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
     for benchmark in scores.benchmarks:
         if benchmark in VERSIONS:
             continue
-        for task in benchmark_tasks(benchmark, also=VERSIONS):
+        for task in benchmark_tasks(benchmark, also=(*VERSIONS, *also)):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task
