@@ -69,12 +69,12 @@ class About:
     """Counts of a written set: what it holds and what was left out of it."""
 
     fingerprint: str
-    """Hash of ids, texts and grades, in the order of the files."""
+    """Hash of the set's ids, texts and grades, in the order of its files."""
     documents: int
     queries: int
     judgements: int
     dropped: dict[str, int]
-    """Reason → rows that were left out because no score depends on them."""
+    """Number of rows that were left out because no score depends on them, by the reason."""
 
 
 @dataclass

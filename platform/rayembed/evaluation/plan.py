@@ -68,12 +68,12 @@ class Scoring:
     results: dict[TaskFactory, Any] = field(default_factory=dict)
     """Piece → mteb's result, as its file says it: the file may hold more than the piece."""
     result: Any | None = None
-    """Result of mteb for the whole task; None: pieces are missing."""
+    """Result of mteb for the whole task; None while pieces are missing."""
     score: float | None = None
-    """Mean main score over the splits and subsets that are asked; None: pieces are missing."""
+    """Mean main score over the splits and subsets asked for; None while pieces are missing."""
     error: RayembedError | None = None
     seconds: float = 0.0
-    """Seconds that the pieces done now took; 0: all were there."""
+    """Time in seconds that scoring took now; 0 where all results were there before."""
 
     @property
     def name(self) -> str:
