@@ -104,12 +104,18 @@ def test_scores_are_those_of_plain_mteb_and_what_is_there_is_not_done_again(
         (("--tasks", "NFCorpus", "--languages", "xyz"), "no task that is named has the language"),
         (("--tasks", "NFCorpus", "--set", "placement.worker=2"), "no setting 'placement.worker'"),
         (("--own-set", "/nothing/there"), "/nothing/there"),
+        (("--benchmark", "Wikipedia"), "no benchmark 'Wikipedia'; did you mean 'wikipedia'?"),
+        (("--benchmark", "nothing like it"), ", wikipedia\n"),
+        (("--own-set", __file__), "is a file; wanted is a folder with corpus, queries and qrels"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_starts(model, arguments, said, capsys):
-    code = run_evaluation_job(["--model", str(model), *arguments], about=None)
-    assert code in {1, 2}
-    assert said in capsys.readouterr().err
+    for more in ((), ("--dry-run",)):
+        code = run_evaluation_job(["--model", str(model), *arguments, *more], about=None)
+        assert code in {1, 2}
+        told = capsys.readouterr()
+        assert said in told.err
+        assert told.out == ""
 
 
 def test_models_that_are_not_there_or_not_whole_are_refused(tmp_path, model, capsys):

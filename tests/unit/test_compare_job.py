@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from made_results import DATE, two_models, write_benchmark, write_result
 
+from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.benchmark_lines import benchmark_lines
 from rayembed.evaluation.result_files import StoredModel
 from rayembed.pipeline.compare_job import _labels, choose, run_compare_job
@@ -70,6 +71,18 @@ def test_without_a_benchmark_every_task_with_results_is_compared(results, tmp_pa
     assert "Own tasks (1)" in out
     assert "--model rayembed/part --tasks" in out
     assert "CQADupstackTexRetrieval" in out
+
+
+def test_own_sets_stand_in_the_category_that_their_evaluation_wrote(tmp_path, capsys):
+    path = write_result(tmp_path, "rayembed/whole", "r", "our-set", {("test", "default"): 0.75})
+    base = ("--results", tmp_path, "--output", tmp_path / "out", "--tasks")
+    assert "Own tasks (1)" in run(capsys, *base)[1]
+    row = {"task": "our-set", "type": "STS", "metric": "cosine_spearman", "dataset": "own/our-set"}
+    path.with_name("prompts.yaml").write_text(write_yaml({"prompts": [row]}))
+    code, out, _ = run(capsys, *base)
+    assert code == 0
+    assert "STS (1)" in out
+    assert "Own tasks" not in out
 
 
 @pytest.mark.parametrize(

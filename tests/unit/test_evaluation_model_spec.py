@@ -507,7 +507,9 @@ def test_the_table_of_prompts(nvembed):
     record = json.loads(json.dumps(prompts_record(spec, tasks)))
     assert record["revision"] == spec.meta.revision
     assert record["conditions"]["software"] == code_version().scores[:8]
-    assert record["prompts"][0].keys() == {"task", "type", "side", "role", "prompt"}
+    facts = {"task", "type", "metric", "dataset"}
+    assert record["prompts"][0].keys() == {*facts, "side", "role", "prompt"}
+    assert (rows[0].metric, rows[0].dataset) == ("ndcg_at_10", "mteb/scifact")
     text = format_prompts(rows)
     assert "document  no prompt" in text
     assert text.count("Stackexchange") == 1

@@ -6,11 +6,12 @@ from unittest.mock import patch
 
 import pytest
 from one_thread import one_thread
-from run_scoring import evaluate_reference, tasks_of
+from run_scoring import tasks_of
 from tiny_folders import ARCHITECTURES
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
+from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
 from rayembed.config.override import override
@@ -21,9 +22,12 @@ from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
+from rayembed.models import encoding
 from rayembed.models.build import build_model
 from rayembed.models.load import check_loadable, load_model
 from rayembed.pipeline import evaluate as pipeline
+from rayembed.pipeline import run_scorer
+from rayembed.pipeline.run_folders import RunFolders
 from rayembed.samples.references import TASK_NAMES
 from rayembed.samples.wikipedia import with_own_sets
 
@@ -86,6 +90,20 @@ def trained(request, tmp_path_factory):
     return run, folder / "model", articles
 
 
+def in_this_process(caller):
+    """Replaces the workers on Ray of a caller of `score`."""
+    return patch.object(
+        caller, "run_jobs", lambda jobs, spec, store, workers: run_here(jobs, spec, store)
+    )
+
+
+def by_training(run, folder, storage):
+    """Scores as a training run takes those of a stage's model."""
+    folders = RunFolders(StoredFolder(str(storage), storage))
+    with in_this_process(run_scorer):
+        return run_scorer.RunScorer(run, folders).score(str(folder), "tiny").scores
+
+
 def by_validation(run, folder):
     """Scores of the same tasks by validation, which then has all of the held-out articles."""
     sets = [own.model_dump(mode="json") for own in run.evaluation.own_sets]
@@ -107,12 +125,7 @@ def by_evaluate_model(folder, articles, storage, **settings):
         ],
         "placement": {"storage_path": str(storage)},
     }
-    with (
-        patch.object(pipeline, "connect", lambda: None),
-        patch.object(
-            pipeline, "run_jobs", lambda jobs, spec, store, workers: run_here(jobs, spec, store)
-        ),
-    ):
+    with patch.object(pipeline, "connect", lambda: None), in_this_process(pipeline):
         scored = pipeline.evaluate(with_own_sets(parse(EvaluationRun, asked))).scored
     record = read_yaml((scored.local / "prompts.yaml").read_text())
     return scored.scores, record["prompts"]
@@ -124,12 +137,17 @@ def revisions(tasks):
 
 def test_all_who_take_scores_take_the_same(trained, tmp_path):
     run, folder, articles = trained
-    after_training = evaluate_reference(folder, run, name="tiny", results_folder=tmp_path)
+    after_training = by_training(run, folder, tmp_path / "run")
     in_training, prompts = by_validation(run, folder)
-    alone, table = by_evaluate_model(folder, articles, tmp_path / "alone")
+    with patch.object(encoding, "collate", wraps=encoding.collate) as batches:
+        alone, table = by_evaluate_model(folder, articles, tmp_path / "alone")
     assert tuple(alone) == TASK_NAMES
     assert after_training == pytest.approx(alone, abs=1e-12)
     assert in_training == pytest.approx(alone, abs=1e-12)
+    with patch.object(encoding, "collate", wraps=encoding.collate) as smaller:
+        few, _ = by_evaluate_model(folder, articles, tmp_path / "few", tokens_per_batch=500)
+    assert smaller.call_count > 2 * batches.call_count
+    assert few == pytest.approx(alone, abs=1e-6)
     # Not only the scores: the very texts before the texts.
     tasks = tasks_of(run)
     told: dict[str, list[str]] = {}

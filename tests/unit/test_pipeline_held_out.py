@@ -16,7 +16,10 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.data_tables import print_data_run, print_prepared
 from rayembed.pipeline.dry_run import print_dry_run
 from rayembed.pipeline.held_out import held_out_sets, with_sets
+from rayembed.pipeline.task_facts import task_facts
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.registry.gates import decide, parse_requirement
+from rayembed.registry.scores import read_results
 from rayembed.tuning.trials import data_folders
 
 NULL = "data.datasets.pairs.held_out=null"
@@ -49,6 +52,13 @@ def test_base_and_baselines_are_scored_on_the_held_out_part(folder: Path, tmp_pa
     }
     assert [list(found) for found in scores.values()] == [["pairs-held-out"]] * 2
     assert scores["bm25"]["pairs-held-out"] > 0.5  # queries share words with their documents
+    # What no catalogue of tasks knows stands beside the results, so that gates can name it.
+    (results,) = (tmp_path / "other" / "results").glob("*/*")
+    measured = read_results(results, task_facts)
+    (score,) = measured
+    assert (score.category, score.metric) == ("Retrieval", "ndcg_at_10")
+    assert score.dataset == "own/pairs-held-out"
+    assert decide("m/1", measured, [parse_requirement("Retrieval>=0")], None).holds
     off = override(run, [NULL])
     none = prepare(off, PipelineContext(str(tmp_path / "out"), run.seed))
     assert held_out_sets(off, none) == []

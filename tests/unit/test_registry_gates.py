@@ -16,6 +16,7 @@ from rayembed.registry.gates import (
     summary,
 )
 from rayembed.registry.scores import (
+    OTHER,
     TaskFacts,
     TaskScore,
     by_category,
@@ -343,3 +344,18 @@ def test_how_scores_were_taken_is_read_from_beside_them_and_kept(tmp_path):
     (found,) = read_results(folder, FACTS.get)
     assert found.measured_with == {"dtype": "float32", "prompt of query": "find: "}
     assert from_json(to_json([found])) == (found,)
+
+
+def test_what_stands_beside_results_comes_before_the_known_tasks(tmp_path):
+    write_result(tmp_path, "x/y", "r", "SciFact", {("test", "default"): 0.5})
+    write_result(tmp_path, "x/y", "r", "support", {("test", "default"): 0.6})
+    (folder,) = (tmp_path / "results").glob("*/*")
+    before = {found.task: found.category for found in read_results(folder, FACTS.get)}
+    assert before == {"SciFact": "Retrieval", "support": OTHER}
+    facts = {"type": "STS", "metric": "cosine_spearman", "dataset": "own/support"}
+    rows = [{"task": task, **facts, "side": "text", "prompt": ""} for task in before]
+    (folder / "prompts.yaml").write_text(write_yaml({"conditions": {}, "prompts": rows}))
+    measured = read_results(folder, FACTS.get)
+    assert {(s.category, s.metric, s.dataset) for s in measured} == {tuple(facts.values())}
+    assert holds("STS>=0.55", measured)
+    assert not holds("STS>=0.56", measured)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.resolver import is_unpacked, resolve
-from rayembed.assets.storage import join, list_files
+from rayembed.assets.storage import is_remote, join, list_files
 from rayembed.data.hashes import text_hash
 from rayembed.data.sources.beir import NO_DOCUMENT, NO_QUERY, id_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
@@ -69,12 +69,12 @@ class About:
     """Counts of a written set: what it holds and what was left out of it."""
 
     fingerprint: str
-    """Hash of ids, texts and grades, in the order of the files."""
+    """Hash of the set's ids, texts and grades, in the order of its files."""
     documents: int
     queries: int
     judgements: int
     dropped: dict[str, int]
-    """Reason → rows that were left out because no score depends on them."""
+    """Number of rows that were left out because no score depends on them, by the reason."""
 
 
 @dataclass
@@ -104,12 +104,17 @@ def find_files(path: str, split: str) -> OwnFiles:
     """The files of a set.
 
     Raises:
-        DataError: a part is missing, empty or of an unknown kind, or the judgements have no such
-            split; the message names those that there are.
+        DataError: the path is a file, a part is missing, empty or of an unknown kind, or the
+            judgements have no such split; the message names those that there are.
         ArtifactError: the storage cannot be read.
     """
     # On this machine, which is the one that reads them.
     place = str(resolve(path)) if is_unpacked(path) else path
+    if not is_remote(place) and Path(place).expanduser().is_file():
+        raise DataError(
+            f"the set at {path!r} is a file; wanted is a folder with corpus, queries and qrels: "
+            f"corpus.jsonl, queries.jsonl and qrels/{split}.tsv (also .csv or .parquet)"
+        )
     names = list_files(place, recursive=True)
     if not names:
         raise DataError(f"there is no set at {path!r}: no such folder, or it holds no files")

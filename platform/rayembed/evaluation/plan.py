@@ -22,10 +22,13 @@ from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
 
 
-def task_factories(scores: Scores) -> list[TaskFactory]:
+def task_factories(scores: Scores, *, also: Sequence[str] = ()) -> list[TaskFactory]:
     """All tasks that are named, each once, without those of AIR-Bench.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
+
+    Args:
+        also: further names of benchmarks that an error may propose.
 
     Raises:
         ConfigError: an unknown benchmark, task or language.
@@ -34,7 +37,7 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
     for benchmark in scores.benchmarks:
         if benchmark in VERSIONS:
             continue
-        for task in benchmark_tasks(benchmark, also=VERSIONS):
+        for task in benchmark_tasks(benchmark, also=(*VERSIONS, *also)):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task
@@ -65,12 +68,12 @@ class Scoring:
     results: dict[TaskFactory, Any] = field(default_factory=dict)
     """Piece → mteb's result, as its file says it: the file may hold more than the piece."""
     result: Any | None = None
-    """Result of mteb for the whole task; None: pieces are missing."""
+    """Result of mteb for the whole task; None while pieces are missing."""
     score: float | None = None
-    """Mean main score over the splits and subsets that are asked; None: pieces are missing."""
+    """Mean main score over the splits and subsets asked for; None while pieces are missing."""
     error: RayembedError | None = None
     seconds: float = 0.0
-    """Seconds that the pieces done now took; 0: all were there."""
+    """Time in seconds that scoring took now; 0 where all results were there before."""
 
     @property
     def name(self) -> str:

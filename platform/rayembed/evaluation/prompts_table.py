@@ -24,6 +24,11 @@ class PromptRow:
 
     task: str
     type: str
+    """mteb's type of the task, which is its category: `Retrieval`, `STS`, …"""
+    metric: str
+    """Name of the task's main score."""
+    dataset: str
+    """Path of the data set, `org/name`; `own/name` of the user's own."""
     side: str
     """`query`, `document`, or `text` where a task has no sides."""
     role: str
@@ -38,6 +43,8 @@ def prompts_table(spec: ModelSpec, tasks: Sequence[AbsTask]) -> list[PromptRow]:
         PromptRow(
             task=task.metadata.name,
             type=task.metadata.type,
+            metric=task.metadata.main_score,
+            dataset=task.metadata.dataset["path"],
             side=prompt_type.value if prompt_type else "text",
             role=encode_spec.role,
             prompt=spec.shown(encode_spec),

@@ -116,7 +116,7 @@ class RayembedSpec:
 
     @property
     def similarity(self) -> Similarity:
-        """Cosine."""
+        """The similarity is the cosine, since all vectors have unit length."""
         return "cosine"
 
     def encode_spec(

@@ -14,9 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rayembed.assets.storage import file_name, is_remote, join, list_files, read_bytes
+from rayembed.assets.storage import exists, file_name, is_remote, join, list_files, read_bytes
+from rayembed.config.yaml_text import read_yaml
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.benchmark_lines import Line, Place
+from rayembed.registry.scores import CONDITIONS_FILE, stated_facts
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,17 @@ def read_results(model: StoredModel) -> dict[str, TaskFile]:
         if read is not None:
             results.setdefault(read.task, read)
     return results
+
+
+def stated_measures(models: Iterable[StoredModel]) -> dict[str, tuple[str, str]]:
+    """Category and main score of each task that the evaluations of the models describe."""
+    folders = {file.rpartition("/")[0]: None for model in models for file in model.files}
+    found: dict[str, tuple[str, str]] = {}
+    for address in (join(folder, CONDITIONS_FILE) for folder in folders):
+        if exists(address):
+            facts = stated_facts(read_yaml(read_bytes(address).decode()))
+            found |= {task: (told.category, told.metric) for task, told in facts.items()}
+    return found
 
 
 def score_of(line: Line, results: Mapping[str, TaskFile]) -> TaskScore:

@@ -71,7 +71,7 @@ def own_names(run: Run) -> tuple[str, ...]:
 
 
 def bm25_revision() -> str:
-    """Under which results of BM25 are kept."""
+    """The revision under which results of BM25 are kept."""
     return f"{Bm25.revision}-{code_version().scores[:8]}"
 
 

@@ -24,10 +24,10 @@ from rayembed.evaluation.result_files import (
     TaskFile,
     newest,
     read_results,
+    stated_measures,
     stored_models,
 )
 from rayembed.pipeline.job import Job, JobContext, names_in, option
-from rayembed.pipeline.task_facts import sample_measures
 from rayembed.tables import console
 
 ALL_TASKS = "all tasks with results"
@@ -79,7 +79,7 @@ def compare_models(
     in_print = in_print or InPrint()
     results = _results(asked)
     if asked.benchmark is None:
-        lines = found_lines(_places(results), sample_measures())
+        lines = found_lines(_places(results), stated_measures(results))
         benchmark = ALL_TASKS
     else:
         lines = benchmark_lines(asked.benchmark, in_print.benchmarks)

@@ -40,11 +40,12 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
     from rayembed.evaluation.prompts_table import format_prompts, prompts_table
     from rayembed.pipeline.evaluate import air_bench_of, evaluated_model
 
-    context.out.write(f"# evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
-    context.out.flush()
-    factories = task_factories(run)
+    factories = task_factories(run, also=[BENCHMARK])
     air = air_bench_of(run)
     count = sum(f.num_texts for f in factories) + sum(job.num_texts for job in air)
+    # Behind what may be refused, so that no file of settings is left that cannot be run.
+    context.out.write(f"# evaluation, fingerprint {run.fingerprint}\n{run.to_yaml()}")
+    context.out.flush()
     context.err.write(f"{len(factories) + len(air)} tasks, about {count:,} texts\n")
     model = evaluated_model(run, factories)
     if not isinstance(model, Bm25):

@@ -1,15 +1,13 @@
-"""Category, main score and data set of a task by its name: of mteb and of the Wikipedia sample."""
+"""Category, main score and data set of mteb's tasks by name.
 
-from rayembed.evaluation.own_set import MEASURES
+Own sets are described beside their results (`registry.scores.stated_facts`).
+"""
+
 from rayembed.registry.scores import TaskFacts
-from rayembed.samples.references import ScoreSizes
-from rayembed.samples.wikipedia import own_sets
 
 
 def task_facts(task: str) -> TaskFacts | None:
-    """The facts of a task; None: neither the sample nor mteb has it."""
-    if task in (measures := sample_measures()):
-        return TaskFacts(*measures[task], f"own/{task}")
+    """The facts of a task; None: mteb has no such task."""
     import mteb
 
     try:
@@ -17,8 +15,3 @@ def task_facts(task: str) -> TaskFacts | None:
     except KeyError:
         return None
     return TaskFacts(str(metadata.type), str(metadata.main_score), str(metadata.dataset["path"]))
-
-
-def sample_measures() -> dict[str, tuple[str, str]]:
-    """Category and main score of the sample's tasks, by name."""
-    return {own.name: MEASURES[own.kind] for own in own_sets(ScoreSizes(languages=("fr",)))}

@@ -17,7 +17,7 @@ OTHER = "Other"
 
 _META = "model_meta.json"
 
-_CONDITIONS = "prompts.yaml"
+CONDITIONS_FILE = "prompts.yaml"
 """File beside the results that says how they were taken; results of others have none."""
 
 _OWN_REVISION = re.compile(r"(?:[a-z]+\d+-)*([0-9a-f]{12})-[0-9a-f]{8}")
@@ -36,7 +36,7 @@ class TaskFacts:
     metric: str
     """Name of the main score."""
     dataset: str
-    """Hub path of the data set, `org/name`."""
+    """Hub path of the data set, `org/name`; `own/name` of the user's own."""
 
 
 Describe = Callable[[str], TaskFacts | None]
@@ -91,6 +91,9 @@ class TaskScore:
 def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
     """Scores in the folder of one model revision, by task name.
 
+    Args:
+        describe: is asked for tasks of which the folder itself says nothing.
+
     Raises:
         ArtifactError: a file is no result of mteb, or there is none.
     """
@@ -100,15 +103,30 @@ def read_results(folder: Path, describe: Describe) -> tuple[TaskScore, ...]:
             f"no scores in {str(folder)!r}: expected mteb's result files <Task>.json; evaluate the "
             "model first (jobs/evaluate_model.py)"
         )
-    conditions = _conditions(folder / _CONDITIONS)
-    return tuple(_read(path, folder.name, describe, conditions) for path in files)
+    beside = folder / CONDITIONS_FILE
+    stated = read_yaml(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
+    known, conditions = stated_facts(stated), _conditions(stated)
+
+    def facts_of(task: str) -> TaskFacts | None:
+        return known.get(task) or describe(task)
+
+    return tuple(_read(path, folder.name, facts_of, conditions) for path in files)
 
 
-def _conditions(path: Path) -> Mapping[str, Mapping[str, str]]:
-    """Task → how its scores were taken, by the file beside them; empty where there is none."""
-    if not path.is_file():
-        return {}
-    stated = read_yaml(path.read_text(encoding="utf-8"))
+def stated_facts(stated: Mapping[str, Any]) -> dict[str, TaskFacts]:
+    """Task → its facts, by the content of the file beside results; own sets have no other source.
+
+    Rows of earlier versions, which name no metric, are left out.
+    """
+    return {
+        row["task"]: TaskFacts(row["type"], row["metric"], row["dataset"])
+        for row in stated.get("prompts", ())
+        if "metric" in row
+    }
+
+
+def _conditions(stated: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
+    """Task → how its scores were taken, by the content of the file beside them."""
     shared = stated.get("conditions")
     if shared is None:  # of an earlier version
         return {}

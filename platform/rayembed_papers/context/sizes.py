@@ -48,7 +48,7 @@ def scores_by_size(
     in the folder and not taken again.
 
     Args:
-        run: its evaluation and held-out titles say what the tasks are.
+        run: its own sets are the tasks; instructions are those of its evaluation.
         sizes: at most as many as the model takes.
 
     Raises:

@@ -103,7 +103,7 @@ def topic_scores(
     Results are kept in the folder and not taken again.
 
     Args:
-        run: its evaluation and held-out titles say what the tasks are.
+        run: its own sets are the tasks; instructions are those of its evaluation.
         task: a retrieval task of the sample.
         draws: of each topic's context documents, as many as the model takes.
 

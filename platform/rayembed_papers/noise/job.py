@@ -28,7 +28,7 @@ def measure(run: Run, models: Mapping[str, str], *, num_words: int) -> dict[str,
     """Scores of each model, by its label, with and without noise behind the texts of the tasks.
 
     Args:
-        run: its evaluation says which tasks.
+        run: its own sets are the tasks.
         models: label → asset reference of a saved model.
 
     Raises:

@@ -71,8 +71,8 @@ def noise_scores(
     less than the tasks have. Results are kept in the folder and not taken again.
 
     Args:
-        run: its evaluation, with instructions, and its held-out titles.
-        num_words: of the noise.
+        run: its own sets are the tasks; instructions are those of its evaluation.
+        num_words: number of words of the noise.
 
     Raises:
         AssetError, ArtifactError: the reference leads to no model.
@@ -166,11 +166,11 @@ class NoisyTask:
 
     @property
     def num_texts(self) -> int:
-        """Number of texts, the same as without noise."""
+        """Number of the task's texts, which noise does not change."""
         return self.clean.num_texts
 
     def load(self) -> Any:
-        """A fresh task."""
+        """A fresh task whose texts have noise behind them."""
         task = self.clean.load()
         load_clean = task.load_data
 

@@ -48,7 +48,7 @@ class Corpus:
 
     files: CorpusFiles
     keep: tuple[np.ndarray, ...]
-    """For each part an (M,) bool mask of texts that occur in no earlier part."""
+    """Masks (M,) bool, one for each part, of the texts that occur in no earlier part."""
     starts: np.ndarray
     """(parts + 1,) int64 id of each part's first document; the last entry is N."""
     text_hash: np.ndarray
