@@ -1,52 +1,30 @@
 """jobs/compare_models.py from its arguments to its files, and what it refuses."""
 
-import csv
 from datetime import timedelta
+from functools import partial
 
 import pytest
-from made_results import DATE, two_models, write_benchmark, write_result
+from comparison_job import BEIR, compared_on_beir, results_on_beir, told_by
+from made_results import DATE, write_benchmark, write_result
 
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.benchmark_lines import benchmark_lines
 from rayembed.evaluation.result_files import StoredModel
 from rayembed.pipeline.compare_job import _labels, choose, run_compare_job
 
-BEIR = "BEIR"
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Two models on BEIR: one complete, one without NQ and one of CQADupstack's forums."""
-    return two_models(tmp_path_factory.mktemp("results"), benchmark_lines(BEIR))
+    return results_on_beir(tmp_path_factory.mktemp("results"))
 
 
-def run(capsys, *argv):
-    code = run_compare_job([str(arg) for arg in argv], about="")
-    told = capsys.readouterr()
-    return code, told.out, told.err
+run = partial(told_by, run_compare_job)
 
 
 def test_a_comparison_writes_tables_and_plots_and_says_what_to_run(results, tmp_path, capsys):
-    code, out, err = run(
-        capsys,
-        *("--results", results, "--benchmark", BEIR, "--baseline", "part"),
-        *("--output", tmp_path / "out"),
+    _, rows = compared_on_beir(
+        run_compare_job, capsys, results, tmp_path / "out", "--baseline", "part"
     )
-    assert (code, err) == (0, "")
-    names = ("scores.md", "scores.csv", "categories.png", "differences.png")
-    for name in names:
-        assert f"Written  {tmp_path / 'out' / name}" in out
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
-    assert "13 of 15" in out
-    assert (
-        "python jobs/evaluate_model.py --model rayembed/part --benchmark BEIR  "
-        "# 2 of 15 tasks are missing"
-    ) in out
-    assert "--model rayembed/whole" not in out
-    assert "part: begun, not complete: CQADupstackRetrieval" in out
-    assert max(map(len, out.partition("Written")[0].splitlines())) <= 120
-    with (tmp_path / "out" / "scores.csv").open() as file:
-        rows = list(csv.DictReader(file))
     assert {row["model"] for row in rows} == {"whole", "part"}
     (mean,) = [r for r in rows if (r["model"], r["level"]) == ("whole", "benchmark")]
     assert (float(mean["score"]), mean["difference"]) == (50.0, "")

@@ -1,50 +1,28 @@
 """jobs/papers/compare_with_papers.py from its arguments to its files, and what it refuses."""
 
-import csv
+from functools import partial
 
 import pytest
-from made_results import two_models, write_benchmark
+from comparison_job import BEIR, compared_on_beir, results_on_beir, told_by
+from made_results import write_benchmark
 
 from rayembed.evaluation.benchmark_lines import benchmark_lines
 from rayembed_papers.published.job import run_comparison_with_papers
 
-BEIR = "BEIR"
-
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Two models on BEIR: one complete, one without NQ and one of CQADupstack's forums."""
-    return two_models(tmp_path_factory.mktemp("results"), benchmark_lines(BEIR))
+    return results_on_beir(tmp_path_factory.mktemp("results"))
 
 
-def run(capsys, *argv):
-    code = run_comparison_with_papers([str(arg) for arg in argv], about="")
-    told = capsys.readouterr()
-    return code, told.out, told.err
+run = partial(told_by, run_comparison_with_papers)
 
 
 def test_a_comparison_writes_tables_and_plots_and_says_what_to_run(results, tmp_path, capsys):
-    code, out, err = run(
-        capsys,
-        *("--results", results, "--benchmark", BEIR, "--published", "nomic-v2-moe"),
-        *("--output", tmp_path / "out"),
+    out, rows = compared_on_beir(
+        run_comparison_with_papers, capsys, results, tmp_path / "out", "--published", "nomic-v2-moe"
     )
-    assert (code, err) == (0, "")
-    names = ("scores.md", "scores.csv", "categories.png", "differences.png")
-    for name in names:
-        assert f"Written  {tmp_path / 'out' / name}" in out
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(names)
-    assert "13 of 15" in out
     assert "-2.86" in out, "50 less Nomic's 52.86"
-    assert (
-        "python jobs/evaluate_model.py --model rayembed/part --benchmark BEIR  "
-        "# 2 of 15 tasks are missing"
-    ) in out
-    assert "--model rayembed/whole" not in out
-    assert "part: begun, not complete: CQADupstackRetrieval" in out
-    assert max(map(len, out.partition("Written")[0].splitlines())) <= 120
-    with (tmp_path / "out" / "scores.csv").open() as file:
-        rows = list(csv.DictReader(file))
     assert {row["model"] for row in rows} == {"whole", "part", "Nomic Embed v2 MoE"}
     (mean,) = [r for r in rows if (r["model"], r["level"]) == ("whole", "benchmark")]
     assert (float(mean["score"]), float(mean["difference"])) == (50.0, pytest.approx(-2.86))

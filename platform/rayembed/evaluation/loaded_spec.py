@@ -2,19 +2,16 @@
 
 from dataclasses import dataclass
 
-from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta
-from mteb.types import PromptType
 
-from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity
-from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.rayembed_spec import Embedder, with_literal_prompts
 from rayembed.models.contract import EmbeddingModel
 
 
 @dataclass(frozen=True)
-class LoadedSpec:
+class LoadedSpec(PromptedSpec):
     """The spec of a model in this process; it embeds where its weights lie."""
 
     model: EmbeddingModel
@@ -31,18 +28,6 @@ class LoadedSpec:
     def fingerprint(self) -> str:
         """The revision, which tells the weights from others."""
         return str(self.meta.revision)
-
-    def encode_spec(
-        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> EncodeSpec:
-        """Role and prompt; texts of symmetric tasks are queries."""
-        return EncodeSpec(
-            role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type)
-        )
-
-    def shown(self, encode_spec: EncodeSpec) -> str:
-        """The literal prompt, the instruction template filled."""
-        return self.prompts.shown(encode_spec.instruction)
 
     @property
     def conditions(self) -> dict[str, str]:

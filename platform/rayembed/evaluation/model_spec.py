@@ -13,6 +13,7 @@ from mteb.types import PromptType
 from rayembed.config.evaluation import BM25, ModelUnderTest
 from rayembed.errors import ConfigError
 from rayembed.evaluation.encode_spec import EncodeSpec
+from rayembed.evaluation.prompts import ModelPrompts, check_instructions, role_of
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 """Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
@@ -86,6 +87,25 @@ class ModelSpec(Protocol):
         ...
 
 
+class PromptedSpec:
+    """Base class of specs of models that rayembed loads, which have a prompt for every task."""
+
+    prompts: ModelPrompts
+
+    def encode_spec(
+        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
+    ) -> EncodeSpec:
+        """Role and prompt: texts of symmetric tasks are queries, and tasks with the same prompts
+        share an encode spec.
+        """
+        instruction = self.prompts.instruction(task_metadata, prompt_type)
+        return EncodeSpec(role_of(prompt_type), instruction)
+
+    def shown(self, encode_spec: EncodeSpec) -> str:
+        """The literal prompt, the instruction template filled."""
+        return self.prompts.shown(encode_spec.instruction)
+
+
 def stated_settings(settings: ModelUnderTest) -> dict[str, str]:
     """Number type, length and width as a user set them, for wrappers that choose them otherwise."""
     given = settings.model_dump(include={"dtype", "max_length", "dimensions"})
@@ -129,7 +149,6 @@ def make_spec(
         TrackingError: MLflow is away.
     """
     from rayembed.evaluation.mteb_spec import mteb_spec
-    from rayembed.evaluation.prompts import check_instructions
     from rayembed.evaluation.rayembed_spec import rayembed_spec
     from rayembed.evaluation.sentence_spec import sentence_spec
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta
-from mteb.types import PromptType
 from torch import Tensor
 
 from rayembed.assets.resolver import resolve_model
@@ -24,9 +22,9 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
 from rayembed.evaluation.folder_prompts import folder_prompts
-from rayembed.evaluation.model_spec import EmbedTexts, Similarity
+from rayembed.evaluation.model_spec import EmbedTexts, PromptedSpec, Similarity
 from rayembed.evaluation.mteb_model import model_meta
-from rayembed.evaluation.prompts import ModelPrompts, role_of
+from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import settled
 from rayembed.models.cde_checkpoint import published_cde_width
@@ -49,7 +47,7 @@ with it."""
 
 
 @dataclass(frozen=True)
-class RayembedSpec:
+class RayembedSpec(PromptedSpec):
     """Vectors are of unit length, whatever the folder says of normalisation."""
 
     settings: ModelUnderTest
@@ -118,18 +116,6 @@ class RayembedSpec:
     def similarity(self) -> Similarity:
         """The similarity is the cosine, since all vectors have unit length."""
         return "cosine"
-
-    def encode_spec(
-        self, task_metadata: TaskMetadata, prompt_type: PromptType | None
-    ) -> EncodeSpec:
-        """Role and prompt; tasks with the same prompts share an encode spec."""
-        return EncodeSpec(
-            role_of(prompt_type), self.prompts.instruction(task_metadata, prompt_type)
-        )
-
-    def shown(self, encode_spec: EncodeSpec) -> str:
-        """The literal prompt, the instruction template filled."""
-        return self.prompts.shown(encode_spec.instruction)
 
     @property
     def conditions(self) -> dict[str, str]:
