@@ -4,9 +4,15 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from rayembed.config.yaml_text import write_yaml
+
+METRICS = {"Retrieval": "ndcg_at_10", "Classification": "accuracy"}
+
 
 def write_results(folder: Path, scores: Mapping[str, float], *, revision: str = "r1") -> Path:
-    """Result files of one model revision: task → main score."""
+    """Result files of one model revision: task → main score; the task's name ends with its type,
+    and that stands beside them as an evaluation writes it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for task, value in scores.items():
         entry = {"main_score": value, "hf_subset": "default", "languages": ["eng-Latn"]}
@@ -20,4 +26,10 @@ def write_results(folder: Path, scores: Mapping[str, float], *, revision: str = 
         }
         (folder / f"{task}.json").write_text(json.dumps(result))
     (folder / "model_meta.json").write_text("{}")
+    (folder / "prompts.yaml").write_text(write_yaml({"prompts": [_facts(task) for task in scores]}))
     return folder
+
+
+def _facts(task: str) -> dict[str, str]:
+    (kind,) = (kind for kind in METRICS if task.endswith(kind))
+    return {"task": task, "type": kind, "metric": METRICS[kind], "dataset": f"own/{task}"}
