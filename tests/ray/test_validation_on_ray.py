@@ -54,7 +54,7 @@ def make_run(folder: Path, *, steps: int = STEPS, validation: dict | None, **pla
                     "checkpoint_every_steps": 4,
                 }
             ],
-            "evaluation": {"suite": "none", "validation": validation},
+            "evaluation": {"validation": validation},
             "placement": {
                 "storage_path": str(folder / "out"),
                 "zero_stage": 2,
