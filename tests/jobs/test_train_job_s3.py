@@ -15,6 +15,7 @@ import pytest
 from s3_server import BUCKET
 from tiny_job import make_run, write_inputs
 
+from rayembed import hardware
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import join, list_files, open_storage, read_bytes, remove_folder
 from rayembed.config.override import override
@@ -56,11 +57,16 @@ def elsewhere(storage, tmp_path_factory):
     settings += [f"placement.tracking_uri=sqlite:///{folder}/mlflow.db"]
     settings += ["evaluation.before_training=false", "evaluation.baselines=[]"]
     settings += ["model.backbone.dtype=auto"]
+    measured = hardware.bfloat16_speed  # as the workers take it, which no test imitates
 
     def start(*assignments):
         os.environ["RAYEMBED_CACHE"] = str(tmp_path_factory.mktemp("cache"))
         run = override(make_run(folder), [*settings, *assignments])
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(io.StringIO()) as printed,
+        ):
+            patch.setattr(hardware, "bfloat16_speed", measured)
             train(run)
         return printed.getvalue()
 
