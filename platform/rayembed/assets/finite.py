@@ -63,7 +63,8 @@ def check_finite_files(folder: Path) -> None:
             raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
     for path in sorted(folder.rglob("*model*.bin")):
         try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
-        check_finite(tensors.items(), f"the model {str(path)!r}")
+        named = ((n, value) for n, value in tensors.items() if isinstance(value, torch.Tensor))
+        check_finite(named, f"the model {str(path)!r}")
