@@ -1,0 +1,90 @@
+"""Tables of alternatives: what a setting with a `kind` may be, also from other packages.
+
+A table names the settings class of each of its members by an import string; importing such a module
+loads neither torch nor Ray. A package outside of this one adds members by entry points of the
+table's group, whose names are their kinds:
+
+    [project.entry-points."rayembed.losses"]
+    my_loss = "my_package.loss:MyLoss"
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Union
+
+from pydantic import Field
+
+from rayembed.config.settings import Settings, kind_of
+from rayembed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Table:
+    """Members of one sort, such as losses, by their `kind`."""
+
+    group: str
+    """Group of entry points by which other packages add members."""
+    base: type[Settings]
+    """Class that the settings of every member derive from."""
+    built_in: tuple[str, ...]
+    """Import strings `module:Class` of the members of this package, in the order of messages."""
+
+    def classes(self) -> dict[str, type[Settings]]:
+        """Settings class of each member by its kind, those of this package first.
+
+        Raises:
+            ConfigError: a member cannot be imported, is no settings class of this table, or has a
+                kind that another one has.
+        """
+        found: dict[str, type[Settings]] = {}
+        for reference in self.built_in:
+            _add(self, found, load(reference), reference)
+        for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
+            _add(self, found, _from_outside(self, point), f"{point.value} ({_package(point)})")
+            if point.name not in found:
+                raise ConfigError(
+                    f"the entry point {point.name!r} of {self.group!r} ({_package(point)}) names "
+                    f"{point.value}, whose kind is another; call both the same"
+                )
+        return found
+
+    def union(self) -> Any:
+        """Type of a setting that is one of the members, as pydantic takes it."""
+        found = tuple(self.classes().values())
+        if len(found) == 1:
+            return found[0]
+        return Annotated[Union[found], Field(discriminator="kind")]  # noqa: UP007 # made here
+
+
+def load(reference: str) -> Any:
+    """The object that an import string `module:name` names."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _from_outside(table: Table, point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{_package(point)} adds {point.name!r} to {table.group!r}, but {point.value} cannot "
+            f"be imported: {error}; mend the package or uninstall it"
+        ) from error
+
+
+def _add(table: Table, found: dict[str, type[Settings]], member: Any, told: str) -> None:
+    if not (isinstance(member, type) and issubclass(member, table.base)):
+        raise ConfigError(
+            f"{table.group}: {told} is no class of settings that derives from "
+            f"{table.base.__module__}.{table.base.__qualname__}"
+        )
+    kind = kind_of(member)
+    if kind is None or kind in found:
+        problem = "has no kind" if kind is None else f"has the kind {kind!r}, which another has"
+        raise ConfigError(f"{table.group}: {told} {problem}; give it one of its own")
+    found[kind] = member
+
+
+def _package(point: EntryPoint) -> str:
+    return "a package" if point.dist is None else f"package {point.dist.name}"

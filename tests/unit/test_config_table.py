@@ -1,0 +1,96 @@
+"""Tables of alternatives: members of this package and of others."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import TypeAdapter
+
+from rayembed.config.settings import Settings, kind_of, members
+from rayembed.config.table import Table
+from rayembed.errors import ConfigError
+
+
+class Fruit(Settings):
+    """Base of the members of this test."""
+
+
+class Apple(Fruit):
+    """A member."""
+
+    kind: Literal["apple"] = "apple"
+    weight: float = 0.2
+
+
+class Pear(Fruit):
+    """Another one."""
+
+    kind: Literal["pear"] = "pear"
+    ripe: bool = True
+
+
+class Stone(Settings):
+    """No member: it derives from another class."""
+
+    kind: Literal["stone"] = "stone"
+
+
+HERE = __name__
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, points: str) -> None:
+    """Make a distribution `orchard` with these entry points of the group `test.fruit` visible."""
+    info = folder / "orchard-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: orchard\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[test.fruit]\n{points}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_a_table_of_several_members_is_a_union_that_their_kind_decides() -> None:
+    table = Table("test.none", Fruit, (f"{HERE}:Apple", f"{HERE}:Pear"))
+    assert table.classes() == {"apple": Apple, "pear": Pear}
+    assert [kind_of(member) for member in members(table.union())] == ["apple", "pear"]
+    found = TypeAdapter(table.union()).validate_python({"kind": "pear", "ripe": False})
+    assert found == Pear(ripe=False)
+
+
+def test_a_table_of_one_member_is_that_class() -> None:
+    assert Table("test.none", Fruit, (f"{HERE}:Apple",)).union() is Apple
+
+
+def test_another_package_adds_a_member_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, f"pear = {HERE}:Pear")
+    assert Table("test.fruit", Fruit, (f"{HERE}:Apple",)).classes() == {
+        "apple": Apple,
+        "pear": Pear,
+    }
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        ("pear = no_such_module:Pear", "package orchard adds 'pear'"),
+        (f"pear = {HERE}:Plum", "cannot be imported"),
+        (f"plum = {HERE}:Pear", "whose kind is another"),
+        (f"apple = {HERE}:Apple", "which another has"),
+        (f"stone = {HERE}:Stone", "derives from"),
+        (f"here = {HERE}:HERE", "is no class of settings"),
+    ],
+)
+def test_a_wrong_entry_point_is_refused_with_its_package(
+    points: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(tmp_path, monkeypatch, points)
+    with pytest.raises(ConfigError, match=words) as refused:
+        Table("test.fruit", Fruit, (f"{HERE}:Apple",)).classes()
+    assert "orchard" in str(refused.value)
+
+
+def test_tables_cost_no_torch() -> None:
+    code = "import rayembed.config.table, sys; assert not {'torch', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
