@@ -32,8 +32,8 @@ from rayembed.data.on_ray import prepare_data
 from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
-from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 

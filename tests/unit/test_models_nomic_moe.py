@@ -33,7 +33,7 @@ from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
 from rayembed.models.nomic_moe_encoder import Statistics
 from rayembed.models.nomic_moe_layer import MoeMlp
 from rayembed.models.nomic_moe_upcycling import upcycled_shape, upcycled_weights
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.contrastive import stage_tokenizer
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]

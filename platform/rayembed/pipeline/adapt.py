@@ -23,7 +23,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
-from rayembed.training.adaptation import AdaptationJob
+from rayembed.training.masked import AdaptationJob
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,

@@ -38,7 +38,7 @@ from rayembed.models.load import check_loadable
 from rayembed.models.nomic_moe_start import loses_its_positions
 from rayembed.models.start import find_start
 from rayembed.samples.wikipedia import BENCHMARK
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.contrastive import stage_tokenizer
 
 logger = logging.getLogger(__name__)
 

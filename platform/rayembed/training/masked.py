@@ -1,47 +1,73 @@
-"""One step of masked-language modelling: gradients of the mean loss over all masked tokens.
+"""Masked-language modelling: its objective, an adaptation's job, and the exported encoder.
 
 b sequences of this worker, N masked tokens of the global batch, W workers.
 """
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+from rayembed.assets.resolver import resolve_model
+from rayembed.config.adaptation import Adaptation, MaskedTraining, MaskingConfig
 from rayembed.config.train_loop import TrainLoopConfig
-from rayembed.data.mlm.batch import MaskedBatch
-from rayembed.distributed.collectives import largest, sums_of, world_size
+from rayembed.data.mlm.batch import MaskedBatch, MaskedSteps
+from rayembed.data.mlm.plan import SequencePlan
+from rayembed.distributed.collectives import largest, rank, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
 from rayembed.models.contract import to_device
 from rayembed.models.masked_language import MaskedLanguageModel, Predictions, collate_masked
+from rayembed.models.masked_language_start import (
+    check_adaptable,
+    load_masked_language_model,
+    save_adapted,
+)
+from rayembed.models.masked_language_tokens import Vocabulary
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.models.trainable import load_trainable_state
 from rayembed.training.dropped import without_gradient_unless_finite
+from rayembed.training.export import upload_model
+from rayembed.training.job import Job
 from rayembed.training.step import StepReport, StepSettings
+from rayembed.training.trainer import Objective
+from rayembed.training.weights import read_weights, weights_digest
 
 PERPLEXITY = "perplexity"
 MASKED_ACCURACY = "masked_accuracy"
 
 
-class MaskedStep:
-    """A `run_step` for masked-language modelling.
+@dataclass(frozen=True)
+class MaskedLanguage(Objective):
+    """The words that stood where tokens are masked."""
 
-    Args:
-        languages: codes, of which batches have the places.
-        pad_id: what fills sequences up.
-    """
+    languages: Sequence[str]
+    """Codes, of which batches have the places."""
+    masking: MaskingConfig
+    vocabulary: Vocabulary
 
-    def __init__(self, languages: Sequence[str], pad_id: int) -> None:
-        self.languages, self.pad_id = languages, pad_id
+    def batches(
+        self, plan: SequencePlan, model: MaskedLanguageModel, stage: TrainLoopConfig, seed: int
+    ) -> MaskedSteps:
+        """Builder of this worker's share of each batch."""
+        return MaskedSteps(plan, self.masking, self.vocabulary, seed, rank(), world_size())
 
-    def __call__(
+    def source(self, plan: SequencePlan, step: int) -> str:
+        """The batch's languages."""
+        _, codes = plan.read(step, plan.slots(0, 1))
+        return f"the languages {', '.join(sorted(set(codes)))}"
+
+    def run_step(
         self,
         model: MaskedLanguageModel,
         engine: nn.Module,
         backward: Backward,
         batch: MaskedBatch,
-        loop_config: TrainLoopConfig,
+        stage: TrainLoopConfig,
         settings: StepSettings,
     ) -> StepReport:
         """Accumulate the gradients of one step in the model's parameters.
@@ -60,7 +86,7 @@ class MaskedStep:
         (masked,) = sums_of([own], settings.device)
         if not masked:
             raise DataError(
-                f"no token of step {batch.step} is masked: {loop_config.global_rows} sequences "
+                f"no token of step {batch.step} is masked: {stage.global_rows} sequences "
                 f"with {sum(lengths)} tokens on this worker; raise masking.probability or "
                 "training.global_sequences"
             )
@@ -72,7 +98,7 @@ class MaskedStep:
                 [batch.input_ids[place] for place in cut],
                 [batch.places[place] for place in cut],
                 [batch.words[place] for place in cut],
-                self.pad_id,
+                self.vocabulary.pad_id,
             )
             found: Predictions = engine(to_device(micro, settings.device))
             is_filler = number >= len(cuts)
@@ -135,3 +161,71 @@ class _Tally:
         """Loss, correct predictions and tokens of each language, as one tensor."""
         values: list[float] = self._sums.flatten().tolist()
         return values
+
+
+@dataclass(frozen=True)
+class AdaptationJob(Job):
+    """An adaptation, as passed to every worker."""
+
+    run: Adaptation
+    plan_folder: str
+    weights: str
+    number: int = 0
+
+    @property
+    def stage(self) -> MaskedTraining:
+        """Steps and optimiser of the adaptation."""
+        return self.run.training
+
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """Reference of the pretrained encoder."""
+        return (self.run.model.backbone.path,)
+
+    def plan(self) -> SequencePlan:
+        """The adaptation's plan of sequences."""
+        return SequencePlan.open(self.plan_folder)
+
+    def model(self) -> MaskedLanguageModel:
+        """The pretrained encoder with its head."""
+        return load_adapted(self.run, None)
+
+    def objective(self, plan: SequencePlan) -> MaskedLanguage:
+        """Masked-language modelling with the encoder's own words."""
+        run = self.run
+        vocabulary = check_adaptable(resolve_model(run.model.backbone.path), run.model)
+        return MaskedLanguage(plan.languages, run.masking, vocabulary)
+
+
+def load_adapted(run: Adaptation, weights: str | None) -> MaskedLanguageModel:
+    """The run's encoder and head on the CPU with trained weights from storage, or the initial ones.
+
+    Raises:
+        RayembedError: the start model or the weights cannot be had or do not fit.
+    """
+    model = load_masked_language_model(
+        resolve_model(run.model.backbone.path),
+        run.model,
+        max_length=run.corpus.max_length,
+        seed=run.seed,
+    )
+    if weights is not None:
+        load_trainable_state(model, read_weights(weights))
+    return model
+
+
+def export_encoder(run: Adaptation, weights: str, folder: str) -> None:
+    """Export the adapted encoder to a storage folder, usable as `model.backbone.path` of nomic-moe.
+
+    One that is there whole, of the same run and weights, stays; another is replaced.
+
+    Raises:
+        RayembedError: the start model or the weights cannot be had, or the storage refuses it.
+    """
+    made_of = {"run": run.fingerprint, "weights": weights_digest(weights)}
+
+    def save(place: Path) -> None:
+        start = resolve_model(run.model.backbone.path)
+        save_adapted(load_adapted(run, weights), place, start, run.model)
+
+    upload_model(folder, json.dumps(made_of, indent=1, sort_keys=True).encode(), save)
