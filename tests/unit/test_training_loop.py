@@ -1,6 +1,8 @@
 """The loop over steps with a made-up engine: when checkpoints are made."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -98,3 +100,13 @@ def test_a_notice_is_not_looked_for_all_the_time():
         raise AssertionError("too early")
 
     assert checkpoints(4, callbacks=[Preemption(ask, look_seconds=60.0)]) == [4, 8]
+
+
+def test_a_callback_of_ones_own_stops_a_stage():
+    """That of docs/own_training.md; the loss here is always the same."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "own_training.md"
+    code = re.search(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1]
+    names = {"__name__": "page"}
+    exec(code, names)
+    assert checkpoints(3, callbacks=[names["StopAtPlateau"](4)]) == [3, 5]
+    assert checkpoints(3, callbacks=[names["StopAtPlateau"](9)]) == [3, 6, 8]
