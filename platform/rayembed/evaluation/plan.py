@@ -6,8 +6,10 @@ from typing import Any
 
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 
+from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.scores import Scores
-from rayembed.errors import RayembedError
+from rayembed.errors import ConfigError, RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.averages import main_score
 from rayembed.evaluation.benchmarks import (
@@ -22,22 +24,25 @@ from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
 
 
-def task_factories(scores: Scores, *, also: Sequence[str] = ()) -> list[TaskFactory]:
+def task_factories(scores: Scores) -> list[TaskFactory]:
     """All tasks that are named, each once, without those of AIR-Bench.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
-    Args:
-        also: further names of benchmarks that an error may propose.
-
     Raises:
         ConfigError: an unknown benchmark, task or language.
     """
+    also = (*VERSIONS, *(named.name for named in named_benchmarks()))
     found: dict[str, MtebTask] = {}
     for benchmark in scores.benchmarks:
         if benchmark in VERSIONS:
-            continue
-        for task in benchmark_tasks(benchmark, also=(*VERSIONS, *also)):
+            if isinstance(scores, EvaluationRun):
+                continue  # its jobs are none of mteb's
+            raise ConfigError(
+                f"evaluation.benchmarks names {benchmark!r}, which a training run does not take; "
+                f"score its model afterwards: evaluate_model --benchmark {benchmark}"
+            )
+        for task in benchmark_tasks(benchmark, also=also):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task
