@@ -134,6 +134,11 @@ class MaskedTraining(Settings):
         return "adapt"
 
     @property
+    def loss(self) -> None:
+        """None: the loss is that of the words."""
+        return
+
+    @property
     def global_rows(self) -> int:
         """Sequences of a step."""
         return self.global_sequences

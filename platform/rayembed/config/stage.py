@@ -1,14 +1,21 @@
 """One stage of training: batches, loss, optimiser, length."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.loss import LOSSES, LossConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import Distinct, SortedDict
+from rayembed.config.types import SortedDict
 from rayembed.errors import ConfigError
 
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+# Members import the base class, so that the table is read here and not where that stands.
+if TYPE_CHECKING:
+    AnyLoss = LossConfig
+else:
+    AnyLoss = LOSSES.union()
 
 
 class BatchConfig(Settings):
@@ -33,18 +40,6 @@ class BatchConfig(Settings):
     """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
 
-class InfoNCEConfig(Settings):
-    """Softmax cross-entropy of the positive among all candidates under the mask."""
-
-    kind: Literal["infonce"] = "infonce"
-    temperature: PositiveFloat = 0.02
-    """Temperature that divides cosine similarities. NV-Embed does not state its own."""
-    dimensions: Distinct[PositiveInt] = ()
-    """Widths below the full one that are trained too, on truncated and renormalised vectors
-    (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
-    Nomic's code, so each further width increases the gradient."""
-
-
 class OptimizerConfig(Settings):
     """AdamW and its schedule, without engine defaults."""
 
@@ -52,6 +47,11 @@ class OptimizerConfig(Settings):
     """Peak learning rate, after the warm-up."""
     pooling_learning_rate: PositiveFloat | None = None
     """Learning rate of randomly initialised parameters outside the backbone; None: the same."""
+    # Left out while there is none, so that fingerprints of runs from before there was one stay.
+    loss_learning_rate: PositiveFloat | None = Field(
+        default=None, exclude_if=lambda rate: rate is None
+    )
+    """Learning rate of the loss's own parameters; None: the same."""
     weight_decay: float = Field(default=0.0, ge=0.0)
     """Decoupled weight decay (AdamW); not on biases, norms and other vectors."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -78,7 +78,8 @@ class StageConfig(Settings):
     datasets: SortedDict[str, PositiveFloat] = Field(min_length=1)
     """Weight of each data set by name: the share of rows drawn from it."""
     batch: BatchConfig
-    loss: InfoNCEConfig = InfoNCEConfig()
+    loss: AnyLoss = Field(default=LOSSES.default)
+    """What is minimised; by default InfoNCE."""
     optimizer: OptimizerConfig
     steps: PositiveInt
     query_max_length: PositiveInt | None = None
@@ -132,7 +133,20 @@ class StageConfig(Settings):
                 f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "
                 "hard negatives of each other; batch.in_batch_negatives=false would leave them out"
             )
-        if not self.batch.in_batch_negatives and self.batch.num_negatives == 0:
+        if self.optimizer.loss_learning_rate is not None and not self.loss.parameter_names:
+            raise ValueError(
+                f"stage {self.name!r}: optimizer.loss_learning_rate has no effect, for the loss "
+                f"{self.loss.kind!r} has no parameters; set it to null"
+            )
+        negatives = self.batch.in_batch_negatives or self.batch.num_negatives
+        if not self.loss.takes_candidates:
+            if negatives:
+                raise ValueError(
+                    f"stage {self.name!r}: the loss {self.loss.kind!r} compares pairs with each "
+                    "other and reads no negatives; set batch.in_batch_negatives=false and "
+                    "batch.num_negatives=0"
+                )
+        elif not negatives:
             raise ValueError(
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"

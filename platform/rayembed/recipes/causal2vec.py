@@ -20,8 +20,9 @@ from rayembed.config.model import (
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
@@ -106,7 +107,7 @@ def quickstart() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.05),
+                loss=InfoNCE(temperature=0.05),
                 optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3, decay_steps=72),
                 steps=36,
                 checkpoint_every_steps=18,
@@ -233,7 +234,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
                     num_negatives=1,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.05),
+                loss=InfoNCE(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=1e-4, warmup_steps=300, decay_steps=2 * steps
                 ),

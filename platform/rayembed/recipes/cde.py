@@ -17,7 +17,8 @@ from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import PairsSource
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.building_blocks import (
     PUBLISHED_SCORES,
     compared_scores,
@@ -163,7 +164,7 @@ def quickstart() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02),
+                loss=InfoNCE(temperature=0.02),
                 optimizer=OptimizerConfig(
                     learning_rate=2e-5, pooling_learning_rate=1e-4, warmup_steps=6
                 ),
@@ -236,7 +237,7 @@ def _stage(name: str, datasets: dict[str, float], *, steps: int, num_negatives: 
             num_negatives=num_negatives,
             in_batch_negatives=True,
         ),
-        loss=InfoNCEConfig(temperature=0.02),
+        loss=InfoNCE(temperature=0.02),
         optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=1000),
         steps=steps,
         checkpoint_every_steps=5000,

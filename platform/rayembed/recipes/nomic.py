@@ -10,8 +10,9 @@ from rayembed.config.nomic_moe import SEARCH_PREFIXES, BalanceConfig, ExpertsCon
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
@@ -62,7 +63,7 @@ def v2_moe() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02),
+                loss=InfoNCE(temperature=0.02),
                 optimizer=OptimizerConfig(
                     learning_rate=8e-5, weight_decay=0.01, warmup_steps=1000, schedule="cosine"
                 ),
@@ -81,7 +82,7 @@ def v2_moe() -> Run:
                     num_negatives=10,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02, dimensions=(MATRYOSHKA,)),
+                loss=InfoNCE(temperature=0.02, dimensions=(MATRYOSHKA,)),
                 optimizer=OptimizerConfig(
                     learning_rate=2e-5, weight_decay=0.01, warmup_steps=400, schedule="linear"
                 ),
@@ -136,7 +137,7 @@ def quickstart() -> Run:
                 name="pretrain",
                 datasets={dataset.name: 1.0 for dataset in (*sentences, *crossing)},
                 batch=batch,
-                loss=InfoNCEConfig(temperature=0.05),
+                loss=InfoNCE(temperature=0.05),
                 optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=12, schedule="cosine"),
                 steps=90,
                 checkpoint_every_steps=45,
@@ -145,7 +146,7 @@ def quickstart() -> Run:
                 name="finetune",
                 datasets={"description-en": 1.0, "sentence-en": 1.0},
                 batch=batch,
-                loss=InfoNCEConfig(temperature=0.05, dimensions=(MATRYOSHKA,)),
+                loss=InfoNCE(temperature=0.05, dimensions=(MATRYOSHKA,)),
                 optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5, schedule="linear"),
                 steps=25,
                 checkpoint_every_steps=25,

@@ -14,8 +14,9 @@ from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.sources import LabelForm
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
@@ -67,7 +68,7 @@ def quickstart() -> Run:
                 name="retrieval",
                 datasets={"wiki-description": 1.0, "wiki-sentence": 2.0},
                 batch=BatchConfig(global_pairs=30, num_negatives=0, in_batch_negatives=True),
-                loss=InfoNCEConfig(temperature=0.05),
+                loss=InfoNCE(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=1e-3,
                     pooling_learning_rate=1e-3,
@@ -86,7 +87,7 @@ def quickstart() -> Run:
                     "wiki-topic-clustering": 1.0,
                 },
                 batch=BatchConfig(global_pairs=8, num_negatives=4, in_batch_negatives=False),
-                loss=InfoNCEConfig(temperature=0.05),
+                loss=InfoNCE(temperature=0.05),
                 optimizer=OptimizerConfig(
                     learning_rate=3e-4,
                     pooling_learning_rate=3e-4,
@@ -225,7 +226,7 @@ def _published_stage(
         name=name,
         datasets=uniform_over_samples(datasets),
         batch=BatchConfig(global_pairs=128, num_negatives=7, in_batch_negatives=in_batch),
-        loss=InfoNCEConfig(temperature=0.02),
+        loss=InfoNCE(temperature=0.02),
         optimizer=OptimizerConfig(
             learning_rate=learning_rate, weight_decay=0.03, warmup_steps=50, schedule="linear"
         ),

@@ -1,9 +1,9 @@
 """Checkpoints of a stage: full optimiser states, random state, position.
 
 A checkpoint is a folder that all workers fill: `state-<rank>.safetensors` with its share of the
-parameters (each one whole: fp32 weight, Adam's moments and step), `random-<rank>.safetensors` and
-`position.json`, by which it is recognised. Nothing in it depends on how many workers there were
-or on the ZeRO stage, so a run goes on with other ones.
+parameters (each one whole: fp32 weight, Adam's moments and step; those of the loss among them),
+`random-<rank>.safetensors` and `position.json`, by which it is recognised. Nothing in it depends on
+how many workers there were or on the ZeRO stage, so a run goes on with other ones.
 """
 
 import json
@@ -23,6 +23,7 @@ from rayembed.assets.storage import is_full, join, read_bytes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
+from rayembed.training.loss_parameters import PREFIX
 from rayembed.training.safetensors_header import read_header
 
 logger = logging.getLogger(__name__)
@@ -148,9 +149,10 @@ class Checkpoint:
         self._tensors = _open_tensors(folder, self.position.workers)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Full fp32 weights by name, each read from disk on access."""
+        """Full fp32 weights of the model by name, each read from disk on access."""
         names = {key.rpartition(_SEPARATOR)[0] for key in self._tensors}
-        return _Read({name: f"{name}{_SEPARATOR}weight" for name in names}, self._tensors)
+        of_model = [name for name in names if not name.startswith(PREFIX)]
+        return _Read({name: f"{name}{_SEPARATOR}weight" for name in of_model}, self._tensors)
 
     def restore(self, engine: StatefulEngine) -> None:
         """Restore optimiser and random state; the engine's model must have `weights` already.

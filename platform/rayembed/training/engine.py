@@ -15,7 +15,13 @@ from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.training.expert_parallel import SpreadExperts, group_name
-from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
+from rayembed.training.loss_parameters import PREFIX
+from rayembed.training.optimizer import (
+    MOMENTS,
+    build_optimizer,
+    set_learning_rates,
+    trained_parameters,
+)
 from rayembed.training.step import EngineModule
 
 _BUCKET = 500_000_000
@@ -89,12 +95,18 @@ class DeepSpeedEngine:
         self._bf16 = dtype == "bfloat16"
         _disable_shared_memory()
         self._experts = SpreadExperts.of(model)
-        optimizer = build_optimizer(model, stage.optimizer)
-        trained = [p for p in model.parameters() if p.requires_grad]
+        # Embedding models have several kinds of passes, which must go through the engine alike.
+        module: nn.Module = model
+        self._loss = None
+        if isinstance(model, EmbeddingModel):
+            module = EngineModule(model, stage.loss)
+            self._loss = module.loss
+        if self._loss is not None:
+            self._loss.to(next(model.parameters()).device)
+        optimizer = build_optimizer(model, self._loss, stage.optimizer)
+        trained = [p for _, p in self._trained()]
         num_trained = sum(p.numel() for p in trained)
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
-        # Embedding models have two kinds of passes, which must go through the engine alike.
-        module: nn.Module = EngineModule(model) if isinstance(model, EmbeddingModel) else model
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
         self._clipping = 0.0
@@ -136,7 +148,7 @@ class DeepSpeedEngine:
         if norm is not None and not math.isfinite(norm):
             self._engine.zero_grad()  # what has no gradient is not updated
         elif norm is not None and self._clipping:
-            trained = [p for _, p in self._trainable()]
+            trained = [p for _, p in self._trained()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()
         if norm is None:
@@ -149,9 +161,10 @@ class DeepSpeedEngine:
         """Norm of plain gradients, which DeepSpeed reports only with partitions or fp32 masters."""
         if self._zero_stage or self._bf16:
             return None
+        trained = [p for _, p in self._trained()]
         if self._experts is not None:
-            return float(self._experts.gradient_norm(self.model.parameters()))
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            return float(self._experts.gradient_norm(trained))
+        grads = [p.grad for p in trained if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
     def _clear_partitioned_gradients(self) -> None:
@@ -163,19 +176,19 @@ class DeepSpeedEngine:
         """
         from deepspeed.utils import safe_set_local_grad
 
-        for p in self.model.parameters():
-            if p.requires_grad:
-                partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
-                safe_set_local_grad(p, torch.zeros_like(partition))
+        for _, p in self._trained():
+            partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
+            safe_set_local_grad(p, torch.zeros_like(partition))
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full weights in the model's dtype; a collective that all workers must iterate.
+        """Names and full weights of the model, without the loss's, in the model's dtype; a
+        collective that all workers must iterate.
 
         One after the other, so that ZeRO-3 never holds more than one of them whole.
         """
         import deepspeed
 
-        for name, p in self._trainable():
+        for name, p in trained_parameters(self.model, None):
             with deepspeed.zero.GatheredParameters([p], enabled=self._zero_stage == 3):
                 yield name, self._whole(p, p.detach())
 
@@ -194,7 +207,7 @@ class DeepSpeedEngine:
 
         if not self._zero_stage:
             masters = self._masters()
-            for name, p in self._trainable():
+            for name, p in self._trained():
                 master = masters[p]
                 state = self._adam().state.get(master, {})
                 moments = {key: state.get(key, torch.zeros_like(master)) for key in MOMENTS}
@@ -202,7 +215,7 @@ class DeepSpeedEngine:
                 yield name, p, {**moments, "weight": master.detach(), "step": step}
             return
         self._link_moments()
-        for name, p in self._trainable():
+        for name, p in self._trained():
             moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
             weight = safe_get_full_fp32_param(p)
             yield name, p, {**moments, "weight": weight, "step": self._updates()}
@@ -211,11 +224,12 @@ class DeepSpeedEngine:
         """Load this worker's share of the states from `optimizer_state`, by name.
 
         The model must have been built with the saved weights: in bf16 its own copy of them is not
-        written here.
+        written here. The loss's is, which is built with its initial values.
         """
+        self._restore_loss(saved)
         if not self._zero_stage:
             masters = self._masters()
-            for name, p in self._trainable():
+            for name, p in self._trained():
                 master = masters[p]
                 master.data.copy_(self._own(p, saved[name]["weight"]))
                 moments = {key: self._own(p, saved[name][key]).to(p.device) for key in MOMENTS}
@@ -223,12 +237,21 @@ class DeepSpeedEngine:
                 self._adam().state[master] = {**moments, "step": step}
             return
         self._link_moments()
-        for name, p in self._trainable():
+        for name, p in self._trained():
             for key in ("weight", *MOMENTS):
                 self._restore_partition(p, key, self._own(p, saved[name][key]))
-        updates = max(float(saved[name]["step"]) for name, _ in self._trainable())
+        updates = max(float(saved[name]["step"]) for name, _ in self._trained())
         for state in self._adam().state.values():
             state["step"].fill_(updates)
+
+    def _restore_loss(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        import deepspeed
+
+        for name, p in self._trained():
+            if name.startswith(PREFIX):
+                partitioned = self._zero_stage == 3
+                with deepspeed.zero.GatheredParameters([p], modifier_rank=0, enabled=partitioned):
+                    p.data.copy_(saved[name]["weight"])
 
     def _whole(self, p: nn.Parameter, value: Tensor) -> Tensor:
         return value if self._experts is None else self._experts.whole(p, value)
@@ -239,7 +262,7 @@ class DeepSpeedEngine:
     def _masters(self) -> dict[nn.Parameter, Tensor]:
         """Tensor that AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
         if not self._bf16:
-            return {p: p for _, p in self._trainable()}
+            return {p: p for _, p in self._trained()}
         groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
         return {
             parameter: copy
@@ -247,8 +270,8 @@ class DeepSpeedEngine:
             for parameter, copy in zip(own, copies, strict=True)
         }
 
-    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return list(trained_parameters(self.model, self._loss))
 
     def _adam(self) -> torch.optim.Optimizer:
         """Torch's optimiser, to which DeepSpeed gave flat partitions instead of parameters."""

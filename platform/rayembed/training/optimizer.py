@@ -1,6 +1,8 @@
 """Parameter groups and the optimiser; learning rates are set before each step."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch import nn
 from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import TrainableModel
+from rayembed.training.loss_parameters import PREFIX, LossParameters
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Torch's names of AdamW's moments."""
@@ -17,30 +20,39 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class GroupKey:
     """Common properties of the parameters in one group."""
 
-    of_backbone: bool
+    part: Literal["backbone", "fresh", "loss"]
     decayed: bool
     experts: str | None
     """Name of the worker group that shares these experts; None for parameters that all workers
     hold."""
 
 
-def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dict[str, object]]:
-    """AdamW groups: backbone or pooling, with or without weight decay; `peak` is the peak rate.
+def trained_parameters(
+    model: TrainableModel, loss: LossParameters | None
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """All parameters that are trained, by their names in checkpoints, the loss's last."""
+    yield from ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    if loss is not None:
+        yield from ((PREFIX + name, p) for name, p in loss.named_parameters())
 
-    Vectors (biases, norms) are not decayed. Experts that are shared out among workers have groups
-    of their own, which say so in DeepSpeed's words.
+
+def parameter_groups(
+    model: TrainableModel, loss: LossParameters | None, config: OptimizerConfig
+) -> list[dict[str, object]]:
+    """AdamW groups: backbone, fresh parameters or the loss's, with or without weight decay; `peak`
+    is the peak rate.
+
+    Vectors (biases, norms) are not decayed, nor are parameters of a loss. Experts that are shared
+    out among workers have groups of their own, which say so in DeepSpeed's words.
 
     Raises:
         ConfigError: the model has no trainable parameter.
     """
     groups: dict[GroupKey, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            decayed = parameter.ndim >= 2 and config.weight_decay > 0
-            experts = getattr(parameter, "group_name", None)
-            key = GroupKey(model.backbone_parameter(name), decayed, experts)
-            groups.setdefault(key, []).append(parameter)
-    if not groups:
+    for name, parameter in trained_parameters(model, loss):
+        key = _key(model, name, parameter, config)
+        groups.setdefault(key, []).append(parameter)
+    if all(key.part == "loss" for key in groups):
         raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
     return [
         {
@@ -55,11 +67,24 @@ def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dic
     ]
 
 
-def build_optimizer(model: TrainableModel, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel for each group."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config), betas=config.betas, eps=config.eps, fused=True
+def _key(
+    model: TrainableModel, name: str, parameter: nn.Parameter, config: OptimizerConfig
+) -> GroupKey:
+    if name.startswith(PREFIX):
+        return GroupKey("loss", decayed=False, experts=None)
+    return GroupKey(
+        "backbone" if model.backbone_parameter(name) else "fresh",
+        decayed=parameter.ndim >= 2 and config.weight_decay > 0,
+        experts=getattr(parameter, "group_name", None),
     )
+
+
+def build_optimizer(
+    model: TrainableModel, loss: LossParameters | None, config: OptimizerConfig
+) -> torch.optim.AdamW:
+    """AdamW (arXiv 1711.05101) over all trained parameters, one kernel for each group."""
+    groups = parameter_groups(model, loss, config)
+    return torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -70,6 +95,6 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float
 
 
 def _peak(key: GroupKey, config: OptimizerConfig) -> float:
-    if key.of_backbone or config.pooling_learning_rate is None:
-        return config.learning_rate
-    return config.pooling_learning_rate
+    of_part = {"fresh": config.pooling_learning_rate, "loss": config.loss_learning_rate}
+    rate = of_part.get(key.part)
+    return config.learning_rate if rate is None else rate

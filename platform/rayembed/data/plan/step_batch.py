@@ -47,6 +47,12 @@ class StepBatch:
     """(b,) int64 hash of data set and class, `NO_HASH` without a class."""
     dataset: list[str]
     """(b) data set names."""
+    similarity: np.ndarray
+    """(b,) float32 graded similarity of query and positive in [0, 1]; NaN: the row has none."""
+    positive_score: np.ndarray
+    """(b,) float32 score of the positive by the teacher of the row's negatives; NaN: none."""
+    negative_score: np.ndarray
+    """(b, K) float32 score of each negative by the same teacher; NaN: none."""
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of uses of each text in the worker's rows."""
@@ -99,6 +105,9 @@ def make_step_batch(
             dtype=np.int64,
         ),
         dataset=[r.dataset for r in records],
+        similarity=np.full(rows, np.nan, dtype=np.float32),
+        positive_score=np.full(rows, np.nan, dtype=np.float32),
+        negative_score=np.full((rows, num_negatives), np.nan, dtype=np.float32),
     )
 
 
