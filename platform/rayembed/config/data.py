@@ -16,6 +16,7 @@ from rayembed.config.settings import Settings, nearest
 from rayembed.config.sources import (
     BeirSource,
     ClassesSource,
+    GradedSource,
     MtebSource,
     NLISource,
     PairsSource,
@@ -72,7 +73,7 @@ class DatasetConfig(Settings):
                 return bool(negatives)
             case NLISource() | ClassesSource() | RecordsSource() | MtebSource():
                 return True
-            case STSSource() | BeirSource():
+            case STSSource() | GradedSource() | BeirSource():
                 return False
 
     @property
@@ -111,6 +112,17 @@ class DatasetConfig(Settings):
             raise ValueError(
                 f"data set {self.name!r}: held_out.column {column!r}: records have no such column; "
                 f"{nearest(str(column), RECORD_COLUMNS)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _graded_pairs_are_no_positives(self) -> "DatasetConfig":
+        wrong = [name for name in ("consistency", "mining", "clusters") if getattr(self, name)]
+        if isinstance(self.source, GradedSource) and wrong:
+            raise ValueError(
+                f"data set {self.name!r}: {wrong[0]} takes every pair for one of a query and its "
+                "positive, and pairs of the source kind 'graded' may be dissimilar; set "
+                f"{wrong[0]}=null, or take the kind 'sts', which keeps similar pairs alone"
             )
         return self
 

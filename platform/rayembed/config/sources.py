@@ -9,7 +9,7 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator
+from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference
@@ -102,6 +102,32 @@ class STSSource(FileSource):
     `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
 
 
+class GradedSource(FileSource):
+    """Two sentences and their similarity; every pair gives one record, with its similarity.
+
+    For losses over graded pairs, such as CoSENT. The pair need not be similar, so that the records
+    serve no other loss, and neither mining nor held-out parts.
+    """
+
+    kind: Literal["graded"] = "graded"
+    first: Column = "sentence1"
+    second: Column = "sentence2"
+    score: Column = "score"
+    lowest: float = 0.0
+    """Score of a pair without anything in common; the similarity is 0 there."""
+    highest: float = 5.0
+    """Score of a pair that means the same; the similarity is 1 there."""
+
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> "GradedSource":
+        if self.lowest >= self.highest:
+            raise ValueError(
+                f"lowest {self.lowest:g} must be below highest {self.highest:g}: the scores of the "
+                "least and of the most similar pairs"
+            )
+        return self
+
+
 class ClassesSource(NamedRows):
     """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
     5.2.4).
@@ -173,6 +199,13 @@ class RecordsSource(Settings):
 
 
 Source = Annotated[
-    PairsSource | NLISource | STSSource | ClassesSource | BeirSource | MtebSource | RecordsSource,
+    PairsSource
+    | NLISource
+    | STSSource
+    | GradedSource
+    | ClassesSource
+    | BeirSource
+    | MtebSource
+    | RecordsSource,
     Field(discriminator="kind"),
 ]

@@ -13,7 +13,7 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import file_name, join, with_ending, write_atomic
 from rayembed.data.hashes import label_hash
-from rayembed.data.records import SCHEMA, Record
+from rayembed.data.records import Record, table_of
 
 ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines: about 20 MB of text."""
@@ -42,11 +42,11 @@ class Part:
 
 def write_part(folder: str, records: Sequence[Record]) -> Part:
     """Write records as a part below `folder`; idempotent."""
-    return write_table(folder, pa.Table.from_pylist([r.to_row() for r in records], SCHEMA))
+    return write_table(folder, table_of(records))
 
 
 def write_table(folder: str, table: pa.Table) -> Part:
-    """Write a table of `SCHEMA` as a part below `folder`, with its index beside it."""
+    """Write a table of records as a part below `folder`, with its index beside it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.

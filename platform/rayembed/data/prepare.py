@@ -31,7 +31,7 @@ from rayembed.data.held_out.part import make_part
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
 from rayembed.data.sources.convert import ResolvedDataset, check_source, make_records
 from rayembed.data.sources.kinds import paths_of
@@ -69,9 +69,10 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
             key=stage.name,
             policy=stage.batch.policy,
             temperature=stage.batch.temperature,
+            columns=columns_for(stage.loss),
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
-        named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
+        named = fingerprint({**config.values(), "inputs": inputs, "version": PLAN_VERSION})
         folder = join(context.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
         batch_pairs = {

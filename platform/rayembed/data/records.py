@@ -1,7 +1,7 @@
 """The record: one row of training data, in memory and in Parquet."""
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,14 @@ SCHEMA = pa.schema(
 )
 """Parquet schema of records, read and written by every preparation step."""
 
+OPTIONAL = pa.schema(
+    [
+        ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
+        ("positive_cross_score", pa.float32()),  # the cross-encoder's, where one rescored
+    ]
+)
+"""Further columns, which only files have of whose rows one has a value."""
+
 
 @dataclass(frozen=True)
 class Negative:
@@ -74,6 +82,10 @@ class Record:
     false_negatives: tuple[int, ...] = ()
     """`text_hash` of documents that may share a batch with the query but are not negatives of it.
     """
+    similarity: float | None = None
+    """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
+    positive_cross_score: float | None = None
+    """The cross-encoder's score of the lowest-scoring positive, where one rescored."""
 
     def to_row(self) -> dict[str, Any]:
         """The record as a row of `SCHEMA`."""
@@ -96,6 +108,19 @@ class Record:
         values["origin"] = tuple(row.get("origin") or ())
         values["false_negatives"] = tuple(row.get("false_negatives") or ())
         return cls(**values)
+
+
+def records_table(table: pa.Table) -> pa.Table:
+    """Those columns of a table that are of records, in the order and the types of files."""
+    there = [field for field in OPTIONAL if field.name in table.column_names]
+    schema = pa.schema([*SCHEMA, *there])
+    return table.select(schema.names).cast(schema)
+
+
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """Records as a table of `SCHEMA`, with those columns of `OPTIONAL` in which any has a value."""
+    there = [f for f in OPTIONAL if any(getattr(r, f.name) is not None for r in records)]
+    return pa.Table.from_pylist([r.to_row() for r in records], pa.schema([*SCHEMA, *there]))
 
 
 def reject_reason(row: Mapping[str, Any]) -> str | None:

@@ -91,6 +91,9 @@ class MinePart:
                     *(self._negative(lists, decided, texts, row, one) for one in chosen[row]),
                 ),
                 positive_score=float(lowest[0][row]),
+                positive_cross_score=(
+                    float(decided[0].positive_scores[row]) if decided[0].rescored else None
+                ),
             )
             for row, record in enumerate(records)
         ]

@@ -87,7 +87,7 @@ class BatchPlan:
             )
         rows = self.global_pairs // num_workers
         first, last = worker * rows, (worker + 1) * rows
-        table = self._read(step, first, last, SCHEMA.names)
+        table = self._read(step, first, last, [*SCHEMA.names, *self.manifest.get("columns", ())])
         return [Record.from_row(row) for row in table.to_pylist()]
 
     def read_pairs(self, step: int) -> list[Pair]:

@@ -3,6 +3,7 @@
 from rayembed.config.sources import (
     BeirSource,
     ClassesSource,
+    GradedSource,
     NLISource,
     PairsSource,
     Source,
@@ -13,6 +14,7 @@ _COLUMNS: dict[type, tuple[str, ...]] = {
     PairsSource: ("query", "positive", "negatives", "label", "instruction", "language", "id"),
     NLISource: ("premise", "hypothesis", "label", "language"),
     STSSource: ("first", "second", "score", "language"),
+    GradedSource: ("first", "second", "score", "language"),
     ClassesSource: ("text", "label", "language", "id"),
     BeirSource: ("query_id", "document_id", "score"),
 }

@@ -1,11 +1,12 @@
 """Rows that become records individually: pairs, and sentences with a similarity."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import PairsSource, STSSource
+from rayembed.config.sources import GradedSource, PairsSource, STSSource
 from rayembed.data.records import Record
 from rayembed.data.sources.building import both_ways, record_of
 from rayembed.data.sources.cells import RowError, name_in, number_in, text_in, texts_in
@@ -69,6 +70,26 @@ def sts_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> 
     if number_in(row, source.score) < source.min_score:
         raise RowError(NOT_SIMILAR)
     return both_ways(dataset, first, second, origin=[origin], language=language)
+
+
+def graded_record(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> Record:
+    """The record of a row with two sentences and their similarity.
+
+    Raises:
+        RowError: the score is outside of the scale, or a cell is empty or of another type.
+    """
+    source = dataset.source
+    assert isinstance(source, GradedSource)
+    language = text_in(row, source.language) if source.language else None
+    first, second = _query(row, source.first), _query(row, source.second)
+    if not first or not second:
+        raise RowError("no sentence")
+    score = number_in(row, source.score)
+    if not source.lowest <= score <= source.highest:
+        raise RowError(f"score outside of {source.lowest:g} to {source.highest:g}")
+    similarity = (score - source.lowest) / (source.highest - source.lowest)
+    made = record_of(dataset, first, [second], origin=[origin], language=language)
+    return replace(made, similarity=similarity)
 
 
 def _query(row: Mapping[str, Any], column: str) -> str | None:

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import ClassesSource, PairsSource
+from rayembed.config.sources import ClassesSource, GradedSource, PairsSource
 from rayembed.data.records import Record
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.classes import ExampleFiles, class_record, open_examples
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.kinds import columns_of
-from rayembed.data.sources.pairs import pair_records, sts_records
+from rayembed.data.sources.pairs import graded_record, pair_records, sts_records
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HeldOut, RecordWriter
 from rayembed.data.work_items import Result
@@ -72,5 +72,7 @@ def _records(
         case ClassesSource(names=names):
             opened = open_examples(examples, seed, tuple(sorted(names.values())))
             return [class_record(dataset, row.values, row.origin, opened)]
+        case GradedSource():
+            return [graded_record(dataset, row.values, row.origin)]
         case _:
             return sts_records(dataset, row.values, row.origin)
