@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from mining_step import configured
 
 from rayembed.data.mining.near_duplicates import is_near_duplicate, trigrams
-from rayembed.data.mining.rules import highest_scores
 from rayembed.data.mining.selection import round_robin, select_negatives
 
 
@@ -24,7 +23,7 @@ from rayembed.data.mining.selection import round_robin, select_negatives
     ],
 )
 def test_highest_score(rule, positive, limit) -> None:
-    found = highest_scores(configured(rule=rule).rule, np.array([positive]))
+    found = configured(rule=rule).rule.highest_scores(np.array([positive]))
     assert found == pytest.approx([limit])
 
 

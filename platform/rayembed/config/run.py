@@ -16,7 +16,6 @@ from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest
-from rayembed.config.sources import GradedSource, PairsSource, RecordsSource
 from rayembed.config.stage import StageConfig
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
@@ -199,7 +198,7 @@ class Run(Document):
         """
         last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
         # Rows with instructions of their own have many.
-        if any(isinstance(d.source, PairsSource) and d.source.instruction for d in last):
+        if any(dataset.source.instruction_column for dataset in last):
             return {}
         queries = {dataset.query_instruction for dataset in last}
         documents = {dataset.document_instruction for dataset in last}
@@ -314,7 +313,7 @@ def needs_of(stage: StageConfig) -> frozenset[str]:
 def _check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     """Raise when graded pairs would be taken for positives, or a loss over them has none."""
     wanted = "similarity" in needs_of(stage)
-    graded = [dataset.name for dataset in used if isinstance(dataset.source, GradedSource)]
+    graded = [dataset.name for dataset in used if dataset.source.is_graded]
     if graded and not wanted:
         raise ValueError(
             f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
@@ -322,7 +321,7 @@ def _check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None
             f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
         )
     # Records of an earlier job may be graded: that is known when they are read.
-    if wanted and not graded and not any(isinstance(d.source, RecordsSource) for d in used):
+    if wanted and not graded and not any(d.source.has_records for d in used):
         raise ValueError(
             f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, and none "
             f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
@@ -342,7 +341,7 @@ def _check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
                 f"data.datasets.{dataset.name}.mining.further_teachers=[], or have a cross-encoder "
                 "score them all (mining.rescoring.model)"
             )
-    if not any(d.mining is not None or isinstance(d.source, RecordsSource) for d in used):
+    if not any(d.mining is not None or d.source.has_records for d in used):
         raise ValueError(
             f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, and none of "
             f"its data sets ({', '.join(d.name for d in used)}) has any; have negatives mined "
@@ -357,17 +356,20 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
     """
     if dataset.mining is not None:
         return "mining"
-    given = isinstance(dataset.source, PairsSource) and dataset.source.negatives
-    return "source.negatives" if given else None
+    setting = dataset.source.settings_by_look.get("negatives")
+    return f"source.{setting}" if setting and dataset.source.brings_negatives else None
 
 
 def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
     """Message for a stage that asks for hard negatives of data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
-    pairs = [dataset.name for dataset in used if isinstance(dataset.source, PairsSource)]
-    of_rows = f"data.datasets.{pairs[0]}.source.negatives=negatives" if pairs else ""
-    told = f"name the column in which rows bring them ({of_rows}), " if pairs else ""
+    columns = [
+        f"data.datasets.{dataset.name}.source.{setting}"
+        for dataset in used
+        if (setting := dataset.source.settings_by_look.get("negatives")) is not None
+    ]
+    told = f"name the column in which rows bring them ({columns[0]}=negatives), " if columns else ""
     return (
         f"stages.{stage.name}.batch.num_negatives asks for {wanted} hard negatives of each query, "
         f"and none of the stage's data sets ({names}) has any: {told}have them mined "

@@ -33,8 +33,8 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
-from rayembed.data.sources.convert import ResolvedDataset, check_source, make_records
-from rayembed.data.sources.kinds import paths_of
+from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_negatives, unread_warning
 from rayembed.data.steps import Step
@@ -120,7 +120,7 @@ def check_files_at_hand(run: Run) -> None:
     used = {name for stage in run.stages for name in stage.datasets}
     found = []
     for dataset in run.data.datasets:
-        places = paths_of(dataset.source).values() if dataset.name in used else ()
+        places = dataset.source.paths.values() if dataset.name in used else ()
         if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
             found.append(check_source(dataset, run.data.root))
     _check_unread(run, found)

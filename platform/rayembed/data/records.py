@@ -1,52 +1,11 @@
-"""The record: one row of training data, in memory and in Parquet."""
+"""The record: one row of training data in memory; `parts` has its columns in files."""
 
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from rayembed.errors import DataError
-
-NEGATIVE = pa.struct(
-    [
-        ("text", pa.string()),
-        ("rank", pa.int32()),  # place in the teacher's list; null: not mined
-        ("score", pa.float32()),  # the teacher's cosine
-        ("rule", pa.string()),  # what chose it: `given`, `top_k_perc_pos`, `other_class`, …
-        ("teacher", pa.string()),  # fingerprint of the teacher's weights
-        ("cross_score", pa.float32()),  # the cross-encoder's, where one rescored
-    ]
-)
-
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("query", pa.string()),
-        ("positives", pa.list_(pa.string())),
-        ("negatives", pa.list_(NEGATIVE)),
-        ("dataset", pa.string()),
-        ("task", pa.string()),
-        ("query_instruction", pa.string()),
-        ("document_instruction", pa.string()),
-        ("in_batch", pa.bool_()),
-        ("label", pa.string()),  # class; rows of one class are never each other's negatives
-        ("positive_score", pa.float32()),  # the teacher's, where mined
-        ("language", pa.string()),  # code, where the source tells one
-        ("origin", pa.list_(pa.string())),  # rows of the source: `file#row`, `file@byte`, …
-        ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
-    ]
-)
-"""Parquet schema of records, read and written by every preparation step."""
-
-OPTIONAL = pa.schema(
-    [
-        ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
-        ("positive_cross_score", pa.float32()),  # the cross-encoder's, where one rescored
-    ]
-)
-"""Further columns, which only files have of whose rows one has a value."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +47,13 @@ class Record:
     """The cross-encoder's score of the lowest-scoring positive, where one rescored."""
 
     def to_row(self) -> dict[str, Any]:
-        """The record as a row of `SCHEMA`."""
+        """The record as a row of `parts.SCHEMA`."""
         # Not `asdict`, which copies every value deeply: with seven negatives 20 times as slow.
         return vars(self) | {"negatives": [vars(negative) for negative in self.negatives]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Record":
-        """The record in a row of `SCHEMA`.
+        """The record in a row of `parts.SCHEMA`.
 
         Raises:
             DataError: no query, or no positive; the message names the row.
@@ -108,19 +67,6 @@ class Record:
         values["origin"] = tuple(row.get("origin") or ())
         values["false_negatives"] = tuple(row.get("false_negatives") or ())
         return cls(**values)
-
-
-def records_table(table: pa.Table) -> pa.Table:
-    """Those columns of a table that are of records, in the order and the types of files."""
-    there = [field for field in OPTIONAL if field.name in table.column_names]
-    schema = pa.schema([*SCHEMA, *there])
-    return table.select(schema.names).cast(schema)
-
-
-def table_of(records: Sequence[Record]) -> pa.Table:
-    """Records as a table of `SCHEMA`, with those columns of `OPTIONAL` in which any has a value."""
-    there = [f for f in OPTIONAL if any(getattr(r, f.name) is not None for r in records)]
-    return pa.Table.from_pylist([r.to_row() for r in records], pa.schema([*SCHEMA, *there]))
 
 
 def reject_reason(row: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,6 @@ from huggingface_hub import ModelCard
 from rayembed.assets.resolver import resolve
 from rayembed.config.data import DatasetConfig
 from rayembed.config.run import Run
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import AssetError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
 from rayembed.samples.references import PREFIX
@@ -47,7 +46,7 @@ def data_licences(run: Run) -> dict[str, str]:
 
 
 def _data_licence(dataset: DatasetConfig) -> str:
-    if any(path.startswith(PREFIX) for path in paths_of(dataset.source).values()):
+    if any(path.startswith(PREFIX) for path in dataset.source.paths.values()):
         return LICENCE
     for name in dataset_names():
         entry = get_dataset(name)

@@ -12,9 +12,8 @@ import pyarrow as pa
 from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
 from rayembed.data.clusters.tasks import pair_vectors
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, read_table, write_table
+from rayembed.data.parts import SCHEMA, Part, read_table, records_table, write_table
 from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
-from rayembed.data.records import SCHEMA, records_table
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 

@@ -8,7 +8,6 @@ import xxhash
 
 from rayembed.config.mining import MiningConfig
 from rayembed.data.mining.candidates import Candidates, by_rule, draw_order, score_order
-from rayembed.data.mining.rules import highest_scores
 from rayembed.data.records import Record
 
 
@@ -48,7 +47,7 @@ def rank_candidates(
         salt: (Q,) uint64, for uniform sampling.
     """
     deciding = candidates.scores if scores is None else scores
-    left = by_rule(candidates, deciding, highest_scores(config.rule, positive_scores))
+    left = by_rule(candidates, deciding, config.rule.highest_scores(positive_scores))
     uniform = config.sampling == "uniform"
     order = draw_order(left, salt) if uniform else score_order(left, deciding)
     return RankedCandidates(left, deciding, positive_scores, order, scores is not None)

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from rayembed.assets.arrow_files import read_sealed
 from rayembed.assets.storage import join
-from rayembed.data.parts import remedy
+from rayembed.data.parts import SCHEMA, remedy
 from rayembed.data.plan.step_files import StepFiles, file_name, read_manifest
-from rayembed.data.records import SCHEMA, Record
+from rayembed.data.records import Record
 from rayembed.errors import DataError
 
 VERSION = 2

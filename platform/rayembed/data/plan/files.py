@@ -15,9 +15,8 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.parts import read_table
+from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
 from rayembed.data.plan.step_files import write_steps
-from rayembed.data.records import NEGATIVE, OPTIONAL, SCHEMA
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 

@@ -47,7 +47,7 @@ class PlanConfig:
     temperature: float | None = None
     """Temperature T of `BatchConfig`."""
     columns: tuple[str, ...] = ()
-    """Columns of `records.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
+    """Columns of `parts.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
 
     def values(self) -> dict[str, Any]:
         """The settings as plain values; no columns are not named, as in plans without any."""
@@ -87,7 +87,7 @@ class Order:
 
 
 def columns_for(loss: Any) -> tuple[str, ...]:
-    """Columns of `records.OPTIONAL` that a plan carries for a loss, by what this `needs`."""
+    """Columns of `parts.OPTIONAL` that a plan carries for a loss, by what this `needs`."""
     needs: Collection[str] = getattr(loss, "needs", ())
     return tuple(column for need, column in _COLUMNS.items() if need in needs)
 

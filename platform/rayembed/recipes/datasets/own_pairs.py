@@ -2,7 +2,7 @@
 
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
-from rayembed.config.sources import PairsSource
+from rayembed.data.sources.pairs import PairsSource
 
 
 def own_pairs() -> DataRun:
