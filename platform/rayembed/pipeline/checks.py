@@ -20,11 +20,9 @@ from rayembed.config.model import (
     pretrained_parts,
 )
 from rayembed.config.run import Run
-from rayembed.config.sources import PairsSource
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
@@ -67,7 +65,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
             run.model.backbone.path,
         )
     for dataset in run.data.datasets:
-        for path in paths_of(dataset.source).values():
+        for path in dataset.source.paths.values():
             if is_unpacked(path):
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
@@ -171,8 +169,7 @@ def _check_examples(run: Run, examples: ExamplesConfig, tokenizer: PromptTokeniz
             )
     used = {name for stage in run.stages for name in stage.datasets}
     if not any(
-        dataset.query_instruction
-        or (isinstance(dataset.source, PairsSource) and dataset.source.instruction)
+        dataset.query_instruction or dataset.source.instruction_column
         for dataset in run.data.datasets
         if dataset.name in used
     ):
@@ -193,9 +190,9 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
         ConfigError: one does not.
     """
     columns = {
-        dataset.name: dataset.source.instruction
+        dataset.name: dataset.source.instruction_column
         for dataset in run.data.datasets
-        if isinstance(dataset.source, PairsSource) and dataset.source.instruction is not None
+        if dataset.source.instruction_column is not None
     }
     for stage in run.stages:
         if not columns.keys() & stage.datasets.keys():

@@ -16,8 +16,8 @@ from rayembed.config.model import (
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.building_blocks import (
     PUBLISHED_SCORES,

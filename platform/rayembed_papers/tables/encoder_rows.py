@@ -1,7 +1,7 @@
 """Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
 
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.mining import MiningConfig, PercPos, Rule, TopK
+from rayembed.config.mining import MiningConfig, Rule
 from rayembed.config.model import (
     BackboneConfig,
     BiEncoderConfig,
@@ -16,6 +16,7 @@ from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
