@@ -4,16 +4,14 @@ from pathlib import Path
 
 from tiny_models import save_cde_stages, save_decoder, save_encoder
 
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-)
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.settings import parse
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
+from rayembed.models.causal2vec.config import Causal2VecConfig
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nvembed.config import NVEmbedConfig
 
 
 def save_biencoder(folder: Path, *, seed: int = 1, **changes) -> Path:

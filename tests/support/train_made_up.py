@@ -7,7 +7,7 @@ from made_up_records import made_up_records
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import load_trainable_state
 from rayembed.training.checkpoint import (
     Checkpoint,
     expected_position,

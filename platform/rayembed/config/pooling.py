@@ -77,3 +77,13 @@ BiEncoderPooling = Annotated[
     MeanPooling | ClsPooling | EosPooling | MaxPooling | WeightedMeanPooling,
     Field(discriminator="kind"),
 ]
+
+
+class ProjectionConfig(Settings):
+    """A linear layer on the pooled vector, which changes its width (`Dense` elsewhere)."""
+
+    width: PositiveInt
+    """Width of the output vector."""
+    bias: bool = True
+    activation: Literal["identity", "tanh", "relu", "gelu"] = "identity"
+    """Activation after the linear map."""

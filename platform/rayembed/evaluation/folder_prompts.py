@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rayembed.config.model import CDEConfig, ModelConfig, NomicMoeConfig
+from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
 from rayembed.evaluation.prompts import FolderPrompts
-from rayembed.models.contract import Role
-from rayembed.models.export import SETTINGS_FILE, saved_prompts
-from rayembed.models.json_file import read_json
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.files import read_json
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.saved_folder import SETTINGS_FILE, saved_prompts
 
 
 def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:

@@ -25,6 +25,7 @@ from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
 from rayembed.config.instructions import instruction_in, plain_head
 from rayembed.config.settings import nearest
+from rayembed.config.types import Role
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import (
     INSTRUCTION_TABLES,
@@ -32,7 +33,6 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
-from rayembed.models.contract import Role
 
 PREFIX_TABLES = ("nomic", "cde")
 

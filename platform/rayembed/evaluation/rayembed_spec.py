@@ -17,7 +17,8 @@ from torch import Tensor
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
+from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
@@ -27,17 +28,23 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import settled
-from rayembed.models.cde_checkpoint import published_cde_width
-from rayembed.models.contract import EmbeddingModel, Role, Tokenizer, Tokens
+from rayembed.models.causal2vec.config import Causal2VecConfig
+from rayembed.models.cde.checkpoint import published_cde_width
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.json_file import read_json
+from rayembed.models.files import (
+    check_weight_files,
+    count_parameters,
+    read_json,
+    weights_fingerprint,
+)
 from rayembed.models.load import check_loadable, load_model, saved_dtype
-from rayembed.models.nomic_moe_checkpoint import read_shape
-from rayembed.models.nvidia_checkpoint import published_width
+from rayembed.models.nomic_moe.checkpoint import read_shape
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nvembed.checkpoint import published_width
+from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.models.tokens import PrefixTokenizer
-from rayembed.models.weight_files import check_weight_files, count_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from rayembed.evaluation.model_spec import ModelSpec, make_spec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.hardware import settled, wide_enough
-from rayembed.models.export import SETTINGS_FILE
-from rayembed.models.json_file import read_json
+from rayembed.models.files import read_json
 from rayembed.models.load import check_loadable
+from rayembed.models.saved_folder import SETTINGS_FILE
 
 
 def run_model(

@@ -25,10 +25,14 @@ from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.hardware import wide_enough
 from rayembed.models.backbones import torch_dtype
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.json_file import read_json, read_json_value
-from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
-from rayembed.models.weight_files import check_weight_files, count_parameters
+from rayembed.models.files import (
+    check_weight_files,
+    count_parameters,
+    read_json,
+    read_json_value,
+    weights_fingerprint,
+)
+from rayembed.models.nomic_moe.checkpoint import check_for_sentence_transformers
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from rayembed.config.backbone import DtypeSetting
-from rayembed.config.model import BackboneConfig
+from rayembed.config.backbone import BackboneConfig, DtypeSetting
+from rayembed.config.model import architecture_classes
+from rayembed.config.table import load
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import auto_precision, settled
 from rayembed.models.attention import use_products
-from rayembed.models.nomic_moe_checkpoint import check_not_nomic_layout
 
 Mask = Literal["bidirectional", "causal", "own"]
 """Attention mask. `own`: the family's default, which for encoders is bidirectional."""
@@ -150,7 +150,8 @@ def check_backbone(folder: Path) -> Any:
     """
     import transformers
 
-    check_not_nomic_layout(folder)
+    for known in architecture_classes():
+        load(known.architecture).check_for_transformers(folder)
     try:
         # Unsaid, a terminal would be asked whether to run the folder's own code.
         settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
@@ -259,3 +260,42 @@ def sees_later_tokens(model: Any) -> bool:
     )
     model.train(was_training)
     return not torch.equal(first.last_hidden_state[:, 0], second.last_hidden_state[:, 0])
+
+
+def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
+    """Check that an encoder is no causal model, by its layers where it has no weights.
+
+    Args:
+        setting: that names it, for the message.
+
+    Raises:
+        ConfigError: its tokens do not see later ones.
+    """
+    if model.device.type == "meta":
+        causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    else:
+        causal = not sees_later_tokens(model)
+    if causal:
+        raise ConfigError(
+            f"{setting} {str(folder)!r} is a model of the family {model.config.model_type!r}, "
+            "whose tokens do not see later ones; take a bidirectional encoder"
+        )
+
+
+def check_word_width(part: Any, kind: str, reference: str) -> None:
+    """Check that vectors inserted among a backbone's word embeddings have their width.
+
+    Args:
+        kind: the model's kind, for the message.
+        reference: the backbone's.
+
+    Raises:
+        ConfigError: its words are narrower than its states (OPT-350m, ALBERT, small ELECTRA).
+    """
+    width, hidden = part.get_input_embeddings().embedding_dim, part.config.hidden_size
+    if width != hidden:
+        raise ConfigError(
+            f"model.backbone.path {reference!r}: its words are {width} wide and its "
+            f"states {hidden}, and a {kind} puts vectors with the width of states among its "
+            "words; take a model in which both are the same"
+        )

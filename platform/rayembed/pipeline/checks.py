@@ -11,16 +11,10 @@ from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
-from rayembed.config.model import (
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    ExamplesConfig,
-    NomicMoeConfig,
-    pretrained_parts,
-)
+from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.sources import PairsSource
+from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
@@ -32,10 +26,14 @@ from rayembed.evaluation.prompts import check_instructions as check_task_names
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import own_names, run_prompts
 from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import check_buildable
-from rayembed.models.contract import PromptTokenizer, Role
+from rayembed.models.causal2vec.config import Causal2VecConfig, ExamplesConfig
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.contract import PromptTokenizer
 from rayembed.models.load import check_loadable
-from rayembed.models.nomic_moe_start import loses_its_positions
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.start import loses_its_positions
 from rayembed.models.start import find_start
 from rayembed.samples.wikipedia import BENCHMARK
 from rayembed.training.stage_lengths import stage_tokenizer

@@ -34,10 +34,11 @@ def save_with_corpus(
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.corpus_clusters import clustered_context
-    from rayembed.models.cde import CDE
+    from rayembed.models.cde.model import CDE
     from rayembed.models.encoding import corpus_context
-    from rayembed.models.export import check_target, saved_instructions
+    from rayembed.models.export import check_target
     from rayembed.models.load import check_loadable, load_model, saved_dtype
+    from rayembed.models.saved_folder import saved_instructions
 
     check_target(output)
     folder = resolve_model(reference)
@@ -57,7 +58,7 @@ def save_with_corpus(
     if context is None:
         raise DataError("the corpus has no document that is not empty")
     model.set_corpus(context)
-    model.save(output, instructions=saved_instructions(folder, config.instruction_template))
+    model.save(output, instructions=saved_instructions(folder, model.config.template or ""))
     return len(context)
 
 

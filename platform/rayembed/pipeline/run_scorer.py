@@ -6,7 +6,6 @@ from functools import partial
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
-from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
@@ -14,7 +13,8 @@ from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
 
 logger = logging.getLogger(__name__)

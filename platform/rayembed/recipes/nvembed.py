@@ -6,9 +6,10 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.lora import LoraConfig
 from rayembed.config.mining import MiningConfig, PercPos
-from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
@@ -16,6 +17,7 @@ from rayembed.config.settings import changed
 from rayembed.config.sources import LabelForm
 from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,

@@ -11,13 +11,13 @@ from rayembed.config.placement import Placement
 from rayembed.data.mlm.batch import MaskedSteps
 from rayembed.data.mlm.plan import SequencePlan
 from rayembed.distributed.collectives import rank, world_size
-from rayembed.models.masked_language import MaskedLanguageModel
-from rayembed.models.masked_language_start import (
+from rayembed.models.contract import load_trainable_state
+from rayembed.models.nomic_moe.adaptation import (
     check_adaptable,
     load_masked_language_model,
     save_adapted,
 )
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.nomic_moe.masked_language import MaskedLanguageModel
 from rayembed.training.export import upload_model
 from rayembed.training.masked_step import MaskedStep
 from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker

@@ -15,8 +15,12 @@ from rayembed.distributed.collectives import largest, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
 from rayembed.models.contract import to_device
-from rayembed.models.masked_language import MaskedLanguageModel, Predictions, collate_masked
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.models.nomic_moe.masked_language import (
+    MaskedLanguageModel,
+    Predictions,
+    collate_masked,
+)
 from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.step import StepReport, StepSettings
 

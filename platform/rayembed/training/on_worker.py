@@ -19,8 +19,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
-from rayembed.models.contract import TrainableModel
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import TrainableModel, load_trainable_state
 from rayembed.training.checkpoint import (
     Checkpoint,
     expected_position,

@@ -15,8 +15,7 @@ from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.models.build import build_model
-from rayembed.models.contract import EmbeddingModel
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import EmbeddingModel, load_trainable_state
 from rayembed.training.safetensors_header import read_header
 
 _CONTENT = "content"

@@ -14,14 +14,14 @@ from torch.nn import functional
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import check_backbone, num_positions
-from rayembed.models.json_file import read_json
-from rayembed.models.nomic_moe_checkpoint import (
+from rayembed.models.files import read_json
+from rayembed.models.nomic_moe.checkpoint import (
     is_nomic_layout,
     load_encoder_weights,
     read_shape,
     save_encoder,
 )
-from rayembed.models.nomic_moe_encoder import NomicEncoder
+from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.sentence_folder import read_modules
 from rayembed_papers.backbone.tasks import Finetuning, Kind
 

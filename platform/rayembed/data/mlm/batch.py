@@ -7,7 +7,7 @@ import numpy as np
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.data.mlm.masking import mask
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.vocabulary import Vocabulary
 
 
 def packed(
