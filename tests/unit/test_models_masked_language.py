@@ -21,9 +21,9 @@ from rayembed.models.nomic_moe.adaptation import (
     save_adapted,
     vocabulary,
 )
-from rayembed.models.nomic_moe.checkpoint import read_shape
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.masked_language import collate_masked
+from rayembed.models.nomic_moe.shape import read_shape
 from rayembed.training.masked_step import MaskedStep
 from rayembed.training.step import StepSettings
 

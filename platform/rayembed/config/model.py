@@ -37,13 +37,3 @@ else:
 def without_place(reference: str) -> str:
     """Publishable form of a model reference: local paths are reduced to their last part."""
     return reference if ":/" in reference else PurePath(reference).name
-
-
-def pretrained_parts(model: ArchitectureConfig) -> dict[str, str]:
-    """Asset references of a model's pretrained parts by setting, the backbone first."""
-    return model.parts
-
-
-def has_plain_format(model: ArchitectureConfig) -> bool:
-    """Whether sentence-transformers can load the exported model without rayembed."""
-    return model.has_plain_format

@@ -68,15 +68,11 @@ class SelfAttentionPooling(Settings):
     """Inner width of the MLP over the hidden size."""
 
 
-NVEmbedPooling = Annotated[
-    EosPooling | MeanPooling | LatentAttentionPooling | SelfAttentionPooling,
-    Field(discriminator="kind"),
-]
-
-BiEncoderPooling = Annotated[
+PlainPooling = Annotated[
     MeanPooling | ClsPooling | EosPooling | MaxPooling | WeightedMeanPooling,
     Field(discriminator="kind"),
 ]
+"""A pooling without weights."""
 
 
 class ProjectionConfig(Settings):

@@ -24,7 +24,7 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.hardware import wide_enough
-from rayembed.models.backbones import torch_dtype
+from rayembed.models.backbones import check_for_sentence_transformers, torch_dtype
 from rayembed.models.files import (
     check_weight_files,
     count_parameters,
@@ -32,7 +32,6 @@ from rayembed.models.files import (
     read_json_value,
     weights_fingerprint,
 )
-from rayembed.models.nomic_moe.checkpoint import check_for_sentence_transformers
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from torch import nn
 
@@ -22,7 +22,9 @@ from rayembed.models.backbones import (
     num_positions,
 )
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.transformer_model import TransformerModel
+
+if TYPE_CHECKING:
+    from rayembed.models.transformer_model import TransformerModel
 
 Parts = Mapping[str, Any]
 """Pretrained transformers by their settings (`backbone`, `encoder`)."""
@@ -37,7 +39,7 @@ class Published(NamedTuple):
     """Folder of the tokenizer and the weights."""
     width: Callable[[], int]
     """Gives the width of its vectors, without reading weights."""
-    load: Callable[[Dtype], TransformerModel]
+    load: Callable[[Dtype], "TransformerModel"]
     """Loads it in a number type, in evaluation mode."""
     check: Callable[[], object]
     """Checks without reading weights that `load` can; raises ArtifactError."""
@@ -133,7 +135,7 @@ class Architecture:
 
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
-    ) -> TransformerModel:
+    ) -> "TransformerModel":
         """The model around finished parts."""
         raise NotImplementedError(f"{type(self).__name__} assembles no model")
 

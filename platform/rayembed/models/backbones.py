@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.backbone import BackboneConfig, DtypeSetting
 from rayembed.config.model import architecture_classes
 from rayembed.config.table import load
@@ -142,6 +143,28 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
     return settings
 
 
+def check_for_transformers(folder: Path) -> None:
+    """Check that transformers computes what the folder's config.json says.
+
+    Raises:
+        ArtifactError: it is of an architecture's own layout, which transformers would take without
+            a word and compute as another model.
+    """
+    for known in architecture_classes():
+        load(known.architecture).check_for_transformers(folder)
+
+
+def check_for_sentence_transformers(folder: Path) -> None:
+    """Check that sentence-transformers computes the same as the folder's transformers.
+
+    Raises:
+        ArtifactError: one of them is misread, see `check_for_transformers`.
+    """
+    if not is_own_format(folder):
+        for path in sorted(folder.rglob("config.json")):
+            check_for_transformers(path.parent)
+
+
 def check_backbone(folder: Path) -> Any:
     """Transformers configuration of a folder, whose architecture transformers must support.
 
@@ -150,8 +173,7 @@ def check_backbone(folder: Path) -> Any:
     """
     import transformers
 
-    for known in architecture_classes():
-        load(known.architecture).check_for_transformers(folder)
+    check_for_transformers(folder)
     try:
         # Unsaid, a terminal would be asked whether to run the folder's own code.
         settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)

@@ -16,6 +16,7 @@ from rayembed.models.saved_folder import (
     load_head,
     part_folders,
     read_settings,
+    saved_dimensions,
 )
 from rayembed.models.transformer_model import TransformerModel
 
@@ -89,6 +90,19 @@ def saved_dtype(folder: Path) -> Dtype:
     own = (folder / SETTINGS_FILE).is_file()
     saved = (read_settings(folder) if own else published(folder).config).backbone.dtype
     return auto_precision().dtype if saved == "auto" else saved
+
+
+def saved_widths(folder: Path) -> tuple[int, ...]:
+    """Widths at which the model's vectors may be cut, the full one first; no weights are read.
+
+    Raises:
+        ArtifactError: as `load_model`, as far as settings tell.
+    """
+    _check_is_model(folder)
+    if (folder / SETTINGS_FILE).is_file():
+        return saved_dimensions(folder / SETTINGS_FILE)
+    found = published(folder)
+    return (found.width(), *(found.config.offered_dimensions or ()))
 
 
 def check_loadable(folder: Path) -> ModelConfig:

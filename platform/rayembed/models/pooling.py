@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rayembed.config.pooling import (
-    BiEncoderPooling,
     ClsPooling,
     EosPooling,
     MaxPooling,
     MeanPooling,
+    PlainPooling,
     ProjectionConfig,
     WeightedMeanPooling,
 )
@@ -146,7 +146,7 @@ def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
     return pooling.width if isinstance(pooling, ProjectedPooling) else hidden_size
 
 
-def build_pooling(config: BiEncoderPooling) -> nn.Module:
+def build_pooling(config: PlainPooling) -> nn.Module:
     """Build a pooling without weights: `(hidden, attention_mask, pool_mask)` → (B, H) float32."""
     match config:
         case MeanPooling():

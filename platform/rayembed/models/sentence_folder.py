@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from rayembed.config.pooling import (
-    BiEncoderPooling,
     ClsPooling,
     EosPooling,
     MaxPooling,
     MeanPooling,
+    PlainPooling,
     ProjectionConfig,
     WeightedMeanPooling,
 )
@@ -41,7 +41,7 @@ POOLING_KEYS = {
 """Pooling modes by the keys that denoted them before version 6 and may still occur."""
 
 _SQRT = "mean_sqrt_len_tokens"
-_POOLING: dict[str, BiEncoderPooling] = {
+_POOLING: dict[str, PlainPooling] = {
     "cls": ClsPooling(),
     "max": MaxPooling(),
     "mean": MeanPooling(),
@@ -70,7 +70,7 @@ class Modules(NamedTuple):
     """Modules of a folder in sentence-transformers format."""
 
     transformer: Path
-    pooling: BiEncoderPooling
+    pooling: PlainPooling
     projections: tuple[ProjectionConfig, ...]
     dense: tuple[Path, ...]
     normalized: bool
@@ -130,12 +130,12 @@ def read_modules(folder: Path) -> Modules:
     return Modules(paths[0], pooling, projections, tuple(map(_dense_weights, dense)), normalized)
 
 
-def mode_of(pooling: BiEncoderPooling) -> str:
+def mode_of(pooling: PlainPooling) -> str:
     """Name of a pooling in sentence-transformers."""
     return next(mode for mode, known in _POOLING.items() if known == pooling)
 
 
-def _read_pooling(path: Path, *, projected: bool) -> BiEncoderPooling:
+def _read_pooling(path: Path, *, projected: bool) -> PlainPooling:
     settings = read_json(path)
     modes = settings.get("pooling_mode") or [
         POOLING_KEYS.get(key, key)

@@ -15,9 +15,9 @@ from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.model import without_place
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.biencoder.checkpoint import read_encoder_folder
-from rayembed.models.files import read_json, weights_fingerprint
-from rayembed.models.nomic_moe.checkpoint import check_for_sentence_transformers
+from rayembed.models.backbones import check_for_sentence_transformers
+from rayembed.models.files import weights_fingerprint
+from rayembed.models.load import saved_widths
 from rayembed.models.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.task_facts import task_facts
@@ -354,17 +354,14 @@ def _artifact(client: Any, run_id: str, name: str) -> str | None:
 
 def _dimensions(folder: Path) -> tuple[int, ...]:
     """Widths of the model's vectors, without its weights where its files tell."""
-    if (folder / SETTINGS_FILE).is_file():
-        return saved_dimensions(folder / SETTINGS_FILE)
     try:
-        config, transformer, _ = read_encoder_folder(folder)
+        return saved_widths(folder)
     except ArtifactError:
+        if (folder / SETTINGS_FILE).is_file():
+            raise
         from sentence_transformers import SentenceTransformer
 
         return (int(SentenceTransformer(str(folder), device="cpu").get_embedding_dimension()),)
-    if config.projections:
-        return (config.projections[-1].width,)
-    return (int(read_json(transformer / "config.json")["hidden_size"]),)
 
 
 def _template(folder: Path) -> str | None:

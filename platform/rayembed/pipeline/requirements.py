@@ -10,13 +10,12 @@ from typing import Any
 
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.lora import LoraConfig
-from rayembed.config.model import ModelConfig, pretrained_parts
+from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision
-from rayembed.models.cde.config import CDEConfig
 from rayembed.samples.assets import MINILM, SMOLLM2
 
 _MISTRAL_7B = {
@@ -246,7 +245,7 @@ def flops_per_token(model: ModelConfig) -> float | None:
     if size is None:
         return None
     looked_up = 0
-    for name, reference in pretrained_parts(model).items():
+    for name, reference in model.parts.items():
         settings = known_settings(reference, f"model.{name}.path") or {}
         width = settings.get("hidden_size") or settings.get("n_embd") or 0
         looked_up += width * settings.get("vocab_size", 0)
@@ -379,15 +378,14 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Texts and tokens of one step, at most; with CDE the context before each text counts."""
+    """Texts and tokens of one step, at most; what stands before a text counts, and its context."""
     documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
     query = stage.query_max_length or run.model.query_max_length
     document = stage.document_max_length or run.model.document_max_length
     texts = pairs * (1 + documents)
     tokens = pairs * (query + documents * document)
-    if isinstance(run.model, CDEConfig):
-        tokens += texts * (run.model.num_context + run.model.num_soft_prompts)
-        tokens += min(run.model.num_context, pairs) * document
+    tokens += texts * run.model.added_tokens
+    tokens += min(run.model.context_places, pairs) * document
     return StepLoad(texts=texts, tokens=tokens)
 
 

@@ -13,7 +13,6 @@ from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.models.cde.config import CDEConfig
 from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
 
@@ -92,7 +91,7 @@ class RunScorer:
             scored = self.score(model, last, dimensions=dimension)
             found[ScoreKey(last, dimension=dimension)] = scored
             tell(f"eval_{dimension}", scored.scores)
-        if isinstance(run.model, CDEConfig):
+        if run.model.context_places:
             scored = self.score(model, last, without_context=True)
             found[ScoreKey(last, without_context=True)] = scored
             tell("eval_no_context", scored.scores)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 
 from rayembed.assets.storage import exists
-from rayembed.config.model import pretrained_parts
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
@@ -58,7 +57,7 @@ class StageJob:
     @property
     def pretrained(self) -> tuple[str, ...]:
         """References of the pretrained models."""
-        return tuple(pretrained_parts(self.run.model).values())
+        return tuple(self.run.model.parts.values())
 
     def is_done(self) -> bool:
         """Whether the stage's weights are in storage, made by this run from this plan.

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.lora import LoraConfig
-from rayembed.config.pooling import BiEncoderPooling, MeanPooling, ProjectionConfig
+from rayembed.config.pooling import MeanPooling, PlainPooling, ProjectionConfig
 
 
 class BiEncoderConfig(ArchitectureConfig):
@@ -13,7 +13,7 @@ class BiEncoderConfig(ArchitectureConfig):
     architecture: ClassVar[str] = "rayembed.models.biencoder.architecture:BI_ENCODER"
 
     kind: Literal["biencoder"] = "biencoder"
-    pooling: BiEncoderPooling = MeanPooling()
+    pooling: PlainPooling = MeanPooling()
     """`eos` is the last token, which fits decoders whose tokenizer ends a text with EOS."""
     projections: tuple[ProjectionConfig, ...] = ()
     """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,

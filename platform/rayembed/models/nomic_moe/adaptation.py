@@ -16,15 +16,11 @@ from rayembed.config.adaptation import RotaryEncoderConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.files import read_json
-from rayembed.models.nomic_moe.checkpoint import (
-    is_nomic_layout,
-    read_weights,
-    save_encoder,
-    shape_of,
-)
+from rayembed.models.nomic_moe.checkpoint import read_weights
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.masked_language import MaskedLanguageHead, MaskedLanguageModel
+from rayembed.models.nomic_moe.shape import is_nomic_layout, shape_of
 from rayembed.models.nomic_moe.start import empty_encoder, load_start
 from rayembed.models.start import part_within
 from rayembed.models.tokens import pretrained_tokenizer
@@ -63,7 +59,7 @@ def load_masked_language_model(
         ArtifactError: no such model there, damaged, or with a head that does not share its words.
         ConfigError: its rotary base is not the config's, or its experts.
     """
-    transformer = transformer_folder(folder)
+    transformer = part_within(folder, "backbone")
     _check_dense(read_json(transformer / "config.json"), str(transformer))
     dtype = torch_dtype(config.backbone.dtype)
     encoder = load_start(transformer, _dense(config), dtype)
@@ -103,7 +99,7 @@ def check_adaptable(folder: Path, config: RotaryEncoderConfig) -> Vocabulary:
     Raises:
         ArtifactError, ConfigError: as `load_masked_language_model`.
     """
-    transformer = transformer_folder(folder)
+    transformer = part_within(folder, "backbone")
     settings = read_json(transformer / "config.json")
     _check_dense(settings, str(transformer))
     shape = empty_encoder(settings, _dense(config), str(transformer)).config
@@ -123,11 +119,6 @@ def vocabulary(transformer: Path, num_vectors: int) -> Vocabulary:
             f"{num_vectors}; they are not of one model"
         )
     return found
-
-
-def transformer_folder(folder: Path) -> Path:
-    """Folder of the encoder and tokenizer within a model folder."""
-    return part_within(folder, "backbone")
 
 
 def read_head(transformer: Path, num_words: int) -> dict[str, Tensor] | None:
@@ -192,10 +183,10 @@ def save_adapted(
         ArtifactError: a weight is not finite; nothing is written then.
     """
     check_finite(model.state_dict().items(), f"the encoder {str(folder)!r}")
-    save_encoder(model.encoder, folder)
+    model.encoder.save_pretrained(str(folder))
     head = {name: value.contiguous() for name, value in model.head.state_dict().items()}
     safetensors.torch.save_file(head, folder / HEAD_FILE, metadata={"format": "pt"})
-    transformer = transformer_folder(tokenizer_from)
+    transformer = part_within(tokenizer_from, "backbone")
     pretrained_tokenizer(transformer).save_pretrained(str(folder))
     for path in folder.iterdir():
         os.chmod(path, 0o644)  # noqa: PTH101

@@ -12,10 +12,10 @@ from rayembed.errors import ConfigError
 from rayembed.models.architecture import Architecture, Parts, Published
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
-from rayembed.models.nomic_moe.checkpoint import check_not_nomic_layout, read_shape
 from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
+from rayembed.models.nomic_moe.shape import check_not_nomic_layout, read_shape
 from rayembed.models.nomic_moe.start import (
     empty_encoder,
     empty_start,

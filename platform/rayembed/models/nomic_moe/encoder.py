@@ -5,7 +5,6 @@ published weights. B texts, T tokens, H hidden size, L MoE layers, E experts.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,38 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rayembed.models.attention import attention
 from rayembed.models.experts import MoeMlp
-
-
-@dataclass(frozen=True)
-class EncoderShape:
-    """Shape of an encoder: decides its weights and forward pass."""
-
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    inner_size: int
-    type_vocab_size: int
-    layer_norm_eps: float
-    rotary_base: float
-    max_length: int
-    """Maximum tokens in training."""
-    pad_token_id: int | None
-    num_experts: int = 0
-    """Number of experts; 0 for dense MLPs only."""
-    top_k: int = 0
-    moe_every: int = 0
-    expert_hidden_bias: bool = False
-    """Whether experts have a bias before GELU; the published ones do not."""
-
-    def is_moe(self, layer: int) -> bool:
-        """Whether the layer, counted from 0, has experts."""
-        return self.num_experts > 0 and layer % self.moe_every == 1 % self.moe_every
-
-    @property
-    def moe_layers(self) -> list[int]:
-        """Layers with experts, counted from 0."""
-        return [layer for layer in range(self.num_layers) if self.is_moe(layer)]
+from rayembed.models.files import write_json
+from rayembed.models.nomic_moe.shape import EncoderShape, published_settings
 
 
 class Statistics(NamedTuple):
@@ -237,10 +206,23 @@ class NomicEncoder(nn.Module):
         self.gradient_checkpointing = True
 
     def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:
-        """Write the encoder in its published layout, in the interface of transformers."""
-        from rayembed.models.nomic_moe.checkpoint import save_encoder
+        """Write config.json and model.safetensors in the published layout.
 
-        save_encoder(self, Path(folder), state_dict)
+        Args:
+            folder: created if missing.
+            state_dict: weights to write instead of the encoder's own.
+        """
+        import safetensors.torch
+
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "config.json", published_settings(self.config))
+        weights = self.state_dict() if state_dict is None else state_dict
+        safetensors.torch.save_file(
+            {name: value.contiguous() for name, value in weights.items()},
+            place / "model.safetensors",
+            metadata={"format": "pt"},
+        )
 
 
 def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayembed.models.contract import TrainableModel
-from rayembed.models.nomic_moe.encoder import EncoderShape, NomicEncoder
+from rayembed.models.nomic_moe.encoder import NomicEncoder
+from rayembed.models.nomic_moe.shape import EncoderShape
 from rayembed.models.tokens import padded
 
 

@@ -9,7 +9,8 @@ from torch.nn import functional
 from rayembed.errors import ConfigError
 from rayembed.models.contract import EmbedOutput
 from rayembed.models.nomic_moe.config import BalanceConfig, NomicMoeConfig
-from rayembed.models.nomic_moe.encoder import EncoderShape, NomicEncoder, Statistics
+from rayembed.models.nomic_moe.encoder import NomicEncoder, Statistics
+from rayembed.models.nomic_moe.shape import EncoderShape
 from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
 from rayembed.models.pooling import masked_mean
 from rayembed.models.transformer_model import TransformerModel

@@ -11,13 +11,12 @@ from rayembed.models.files import read_json
 from rayembed.models.nomic_moe.checkpoint import (
     check_encoder_names,
     filled,
-    is_nomic_layout,
     load_encoder_weights,
     read_weights,
-    shape_of,
 )
 from rayembed.models.nomic_moe.config import BalanceConfig, ExpertsConfig, NomicMoeConfig
-from rayembed.models.nomic_moe.encoder import EncoderShape, NomicEncoder
+from rayembed.models.nomic_moe.encoder import NomicEncoder
+from rayembed.models.nomic_moe.shape import EncoderShape, is_nomic_layout, shape_of
 from rayembed.models.nomic_moe.upcycling import (
     rotary_shape,
     rotary_weights,

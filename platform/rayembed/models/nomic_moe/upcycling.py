@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rayembed.errors import ArtifactError
 from rayembed.models.nomic_moe.config import ExpertsConfig
-from rayembed.models.nomic_moe.encoder import EncoderShape
+from rayembed.models.nomic_moe.shape import EncoderShape
 
 CONVERTIBLE = ("bert", "roberta", "xlm-roberta", "camembert")
 """Families of transformers with absolute positions that otherwise equal the nomic encoder."""

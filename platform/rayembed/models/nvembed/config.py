@@ -1,17 +1,23 @@
 """Settings of NV-Embed (arXiv 2405.17428)."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.lora import LoraConfig
 from rayembed.config.pooling import (
+    EosPooling,
     LatentAttentionPooling,
-    NVEmbedPooling,
+    MeanPooling,
     SelfAttentionPooling,
 )
 from rayembed.config.types import Template
+
+NVEmbedPooling = Annotated[
+    EosPooling | MeanPooling | LatentAttentionPooling | SelfAttentionPooling,
+    Field(discriminator="kind"),
+]
 
 
 class NVEmbedConfig(ArchitectureConfig):

@@ -10,9 +10,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayembed.config.pooling import LatentAttentionPooling, NVEmbedPooling, SelfAttentionPooling
+from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models import pooling
+from rayembed.models.nvembed.config import NVEmbedPooling
 from rayembed.models.pooling import masked_mean
 
 OUTPUT_STD = 1e-3
