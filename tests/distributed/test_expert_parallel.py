@@ -16,7 +16,6 @@ from tiny_models import save_encoder
 from told import in_turn
 from train_made_up import PLAN, MadeUp, distance, made_up_batch
 
-from rayembed.config.model import NomicMoeConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
@@ -24,8 +23,9 @@ from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.hardware import pass_cost_tokens
 from rayembed.models.build import build_model
 from rayembed.models.contract import cost
+from rayembed.models.experts import expert_layers
 from rayembed.models.micro_batches import cut_by_length
-from rayembed.models.nomic_moe_layer import expert_layers
+from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.training import trainer as trainer_module
 from rayembed.training.checkpoint import Checkpoint
 from rayembed.training.engine import expert_group

@@ -14,10 +14,10 @@ from tiny_models import save_encoder
 from train_made_up import distance
 from transformers import AutoTokenizer
 
-from rayembed.config.model import BiEncoderConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.training.checkpoint import seed_worker
 from rayembed.training.contrastive import CONTRASTIVE

@@ -111,7 +111,7 @@ def expected(folder):
     """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph."""
     adaptation = tiny_adaptation(folder)
     from rayembed.data.mlm.batch import MaskedSteps
-    from rayembed.models.masked_language_start import check_adaptable
+    from rayembed.models.nomic_moe.adaptation import check_adaptable
 
     storage = str(folder / "outputs")
     plan = SequencePlan.open(

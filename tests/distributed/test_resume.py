@@ -10,15 +10,15 @@ from run_distributed import run_distributed
 from tiny_models import save_decoder
 from train_made_up import train_made_up
 
-from rayembed.config.model import NVEmbedConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
+from rayembed.models.contract import load_trainable_state
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.training import checkpoint as checkpoint_module
 from rayembed.training import engine as engine_module
 from rayembed.training.callbacks import KeepCheckpoints, whole_weights

@@ -12,8 +12,12 @@ from told import Told, in_turn
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
-from rayembed.models.trainable import load_trainable_state
-from rayembed.training.checkpoint import Checkpoint, expected_position, seed_worker
+from rayembed.models.contract import load_trainable_state
+from rayembed.training.checkpoint import (
+    Checkpoint,
+    expected_position,
+    seed_worker,
+)
 from rayembed.training.contrastive import Contrastive
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings

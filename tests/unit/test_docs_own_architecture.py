@@ -24,7 +24,9 @@ from pathlib import Path
 import torch
 from tiny_models import LINES, save_encoder
 import rayembed
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, LayerMixConfig
+from rayembed.config.backbone import BackboneConfig
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.config.model import LayerMixConfig
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model

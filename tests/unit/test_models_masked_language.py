@@ -13,19 +13,19 @@ from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmb
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 
 from rayembed.config.adaptation import MaskedTraining, RotaryEncoderConfig
-from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model
-from rayembed.models.masked_language import collate_masked
-from rayembed.models.masked_language_start import (
+from rayembed.models.nomic_moe.adaptation import (
     HEAD_FILE,
     load_masked_language_model,
     save_adapted,
     vocabulary,
 )
-from rayembed.models.nomic_moe_checkpoint import read_shape
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.masked_language import collate_masked
+from rayembed.models.nomic_moe.shape import read_shape
 from rayembed.training.masked import MaskedLanguage
 from rayembed.training.step import StepSettings
 

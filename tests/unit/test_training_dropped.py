@@ -15,7 +15,7 @@ from rayembed.config.placement import Placement
 from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DivergenceError
-from rayembed.models.masked_language import Predictions
+from rayembed.models.nomic_moe.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training import step as step_module
 from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite

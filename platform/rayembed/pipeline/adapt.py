@@ -10,7 +10,7 @@ from rayembed.data.mlm.make import find_corpus
 from rayembed.data.mlm.plan import SequencePlan
 from rayembed.data.on_ray import prepare_corpus
 from rayembed.evaluation.plots import loss_curve
-from rayembed.models.masked_language_start import check_adaptable
+from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray

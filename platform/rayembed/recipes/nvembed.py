@@ -6,9 +6,10 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
+from rayembed.config.lora import LoraConfig
 from rayembed.config.mining import MiningConfig
-from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
@@ -18,6 +19,7 @@ from rayembed.data.mining.rules import PercPos
 from rayembed.data.sources.classes import LabelForm
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,

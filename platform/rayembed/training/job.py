@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayembed.assets.storage import exists
-from rayembed.config.model import pretrained_parts
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.config.table import load
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.models.architecture import architecture_of
 from rayembed.models.contract import EmbeddingModel, TrainableModel
 from rayembed.training.callbacks import WorkerValidation, WriteWeights
-from rayembed.training.contrastive import CONTRASTIVE
 from rayembed.training.trainer import Callback, Objective, StageTrainer, Stream
 from rayembed.training.validation.decision import validated_steps
 from rayembed.training.validation.folder import ValidationFolder
@@ -139,7 +139,7 @@ class StageJob(Job):
     @property
     def pretrained(self) -> tuple[str, ...]:
         """References of the pretrained models."""
-        return tuple(pretrained_parts(self.run.model).values())
+        return tuple(self.run.model.parts.values())
 
     def plan(self) -> BatchPlan:
         """The stage's batch plan."""
@@ -150,8 +150,9 @@ class StageJob(Job):
         return load_weights(self.run, self.start_weights)
 
     def objective(self, plan: BatchPlan) -> Objective:
-        """The contrastive objective."""
-        return CONTRASTIVE
+        """What the model's architecture is trained for."""
+        found: Objective = load(architecture_of(self.run.model).objective)
+        return found
 
     def start(self) -> str:
         """Digest of the weights of the stage before."""

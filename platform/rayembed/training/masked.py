@@ -20,16 +20,19 @@ from rayembed.data.mlm.plan import SequencePlan
 from rayembed.distributed.collectives import largest, rank, sums_of, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
-from rayembed.models.contract import to_device
-from rayembed.models.masked_language import MaskedLanguageModel, Predictions, collate_masked
-from rayembed.models.masked_language_start import (
+from rayembed.models.contract import load_trainable_state, to_device
+from rayembed.models.micro_batches import cut_by_length, padded_tokens
+from rayembed.models.nomic_moe.adaptation import (
     check_adaptable,
     load_masked_language_model,
     save_adapted,
 )
-from rayembed.models.masked_language_tokens import Vocabulary
-from rayembed.models.micro_batches import cut_by_length, padded_tokens
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.nomic_moe.masked_language import (
+    MaskedLanguageModel,
+    Predictions,
+    collate_masked,
+)
+from rayembed.models.vocabulary import Vocabulary
 from rayembed.training.dropped import without_gradient_unless_finite
 from rayembed.training.export import upload_model
 from rayembed.training.job import Job

@@ -23,8 +23,7 @@ from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import DataError
 from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
-from rayembed.models.contract import TrainableModel
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import TrainableModel, load_trainable_state
 from rayembed.training.checkpoint import (
     Checkpoint,
     StatefulEngine,

@@ -1,15 +1,8 @@
 """Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import MiningConfig, Rule
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    Causal2VecConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-)
-from rayembed.config.nomic_moe import ExpertsConfig
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
@@ -18,6 +11,9 @@ from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
 from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
 from rayembed.samples.assets import MINILM
@@ -291,7 +287,7 @@ def cde_1_small() -> dict[str, Run]:
 def _plain(run: Run) -> Run:
     """The run with a bi-encoder of the same backbone."""
     model = run.model
-    assert not isinstance(model, NVEmbedConfig | Causal2VecConfig | NomicMoeConfig)
+    assert isinstance(model, BiEncoderConfig | CDEConfig)
     plain = BiEncoderConfig(
         backbone=model.backbone,
         query_prefix=model.query_prefix,
