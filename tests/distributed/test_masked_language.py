@@ -10,8 +10,8 @@ from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.placement import Placement
 from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.make import prepare_sequences
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.mlm.prepare import prepare_sequences
 from rayembed.training.adaptation import AdaptationJob, load_adapted
 from rayembed.training.checkpoint import POSITION
 from rayembed.training.on_worker import TrainerHooks

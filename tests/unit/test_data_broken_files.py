@@ -17,9 +17,8 @@ from made_up_records import made_up_records
 
 from rayembed.assets.array_files import load_array, save_array
 from rayembed.data.parts import SCHEMA, Part, read_index, read_records, read_table, write_part
-from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.batch_plan import BatchPlan, write_manifest
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.step_files import write_manifest
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Record
 from rayembed.data.shuffle import read_bucket, write_buckets

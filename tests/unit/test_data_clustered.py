@@ -16,8 +16,8 @@ from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineCon
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
+from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.lineage import folders_of, lineage
 from rayembed.data.prepare import prepare
 from rayembed.data.records import Record
 from rayembed.data.sources.pairs import PairsSource

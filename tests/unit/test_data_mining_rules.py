@@ -6,8 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_step import configured
 
-from rayembed.data.mining.near_duplicates import is_near_duplicate, trigrams
-from rayembed.data.mining.selection import round_robin, select_negatives
+from rayembed.data.mining.selection import (
+    is_near_duplicate,
+    round_robin,
+    select_negatives,
+    trigrams,
+)
 
 
 @pytest.mark.parametrize(

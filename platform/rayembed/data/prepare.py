@@ -20,7 +20,7 @@ from typing import get_args
 from rayembed.assets.reading import is_on_hub
 from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import join
-from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_run import DataRun, Step, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
@@ -37,7 +37,6 @@ from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_negatives, unread_warning
-from rayembed.data.steps import Step
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
+from rayembed.data.mlm.make import find_corpus
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.mlm.prepare import find_corpus
 from rayembed.data.on_ray import prepare_corpus
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.masked_language_start import check_adaptable

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
-from rayembed.data.plan.lineage import data_provenance, data_warnings
+from rayembed.data.plan.audit import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores

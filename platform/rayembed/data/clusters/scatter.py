@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
-from rayembed.data.clusters.tasks import pair_vectors
+from rayembed.data.clusters.tasks import false_negatives, mean_similarity, pair_vectors
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import SCHEMA, Part, read_table, records_table, write_table
 from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks

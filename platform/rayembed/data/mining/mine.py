@@ -10,7 +10,7 @@ from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineCon
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
-from rayembed.data.mining.given import EmbedGiven
+from rayembed.data.mining.queries import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.sources.tasks import HeldOut

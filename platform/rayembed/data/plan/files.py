@@ -16,7 +16,7 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
-from rayembed.data.plan.step_files import write_steps
+from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 

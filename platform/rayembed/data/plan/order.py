@@ -8,9 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rayembed.data.parts import Part, PartIndex, read_index, read_table
-from rayembed.data.plan.blended import blended
-from rayembed.data.plan.clustered import clustered
-from rayembed.data.plan.homogeneous import homogeneous, large_enough
+from rayembed.data.plan.policies import blended, clustered, homogeneous, large_enough
 from rayembed.data.plan.sampling import DatasetRows
 from rayembed.errors import DataError
 

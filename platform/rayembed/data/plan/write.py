@@ -22,7 +22,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.plan.batch_plan import VERSION, BatchPlan
+from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
 from rayembed.data.plan.files import (
     ROWS_PER_FILE,
     Gather,
@@ -39,7 +39,6 @@ from rayembed.data.plan.order import (
     order_rows,
     usable_rows,
 )
-from rayembed.data.plan.step_files import MANIFEST, check_files, write_manifest
 from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 

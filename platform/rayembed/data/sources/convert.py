@@ -14,8 +14,7 @@ from rayembed.data.artifacts import (
     PipelineContext,
     held_out_entry,
 )
-from rayembed.data.cleaning.clean import clean
-from rayembed.data.cleaning.overlap import overlap_identity
+from rayembed.data.cleaning.clean import clean, overlap_identity
 from rayembed.data.parts import Part
 from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
 from rayembed.data.sources.tasks import NOT_BAD, HeldOut
