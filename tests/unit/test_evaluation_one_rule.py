@@ -14,6 +14,7 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
+from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
@@ -29,7 +30,6 @@ from rayembed.pipeline import evaluate as pipeline
 from rayembed.pipeline import run_scorer
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.samples.references import TASK_NAMES
-from rayembed.samples.wikipedia import with_own_sets
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own

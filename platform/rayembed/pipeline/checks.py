@@ -35,7 +35,6 @@ from rayembed.models.contract import PromptTokenizer, Role
 from rayembed.models.load import check_loadable
 from rayembed.models.nomic_moe_start import loses_its_positions
 from rayembed.models.start import find_start
-from rayembed.samples.wikipedia import BENCHMARK
 from rayembed.training.stage_lengths import stage_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
-        tasks = [factory.load() for factory in task_factories(run.scores, also=[BENCHMARK])]
+        tasks = [factory.load() for factory in task_factories(run.scores)]
         settings = Prompts(instructions=run.evaluation.instructions)
         check_task_names(settings, own_names(run))
         check_prompts(tokenizer, tasks, run_prompts(run))

@@ -8,13 +8,13 @@ reading) stands in a measured share of that speed.
 from dataclasses import dataclass
 
 from rayembed.config.backbone import Dtype
+from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
 from rayembed.hardware import product_speed
 from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
 from rayembed.registry.provenance import cpu_cores, cpu_model
-from rayembed.samples.wikipedia import tokens_of_sets
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Share of a product's speed that training reaches (docs/LOG.md)."""
