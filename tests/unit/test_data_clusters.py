@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.data.clusters import packing
+from rayembed.data.clusters import kmeans
 from rayembed.data.clusters.kmeans import (
     cluster_pairs,
     joined,
@@ -132,7 +132,7 @@ def tour_by_hand(centroids: np.ndarray, start: int) -> list[int]:
 
 @pytest.mark.parametrize("neighbours", [1, 4, 64])
 def test_greedy_tour_equals_a_loop(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_NEIGHBOURS", neighbours)
+    monkeypatch.setattr(kmeans, "_NEIGHBOURS", neighbours)
     for seed in range(5):
         centroids = unit(np.random.default_rng(seed), 150, 12)
         tour = order_clusters(centroids, "tsp", np.random.default_rng(seed))
