@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from toy_model import ToyTokenizer
 
-from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
 from rayembed.losses.infonce import InfoNCE
+from rayembed.optim.adamw import AdamW
 from rayembed.training.step import _rows, _Targets, contrastive_loss
 
 TEMPERATURE = 0.5  # all candidates weigh something
@@ -43,7 +44,7 @@ def stage(in_batch: bool) -> StageConfig:
         datasets={"d": 1},
         batch=BatchConfig(global_pairs=4, num_negatives=1, in_batch_negatives=in_batch),
         loss=InfoNCE(temperature=TEMPERATURE),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        optimizer=AdamW(learning_rate=1e-3),
         steps=1,
     )
 

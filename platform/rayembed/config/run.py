@@ -65,6 +65,7 @@ class Run(Document):
             setting = f"stage {stage.name!r}: batch.global_pairs"
             workers = self.placement.fewest_workers, self.placement.workers
             check_shares(setting, stage.batch.global_pairs, *workers)
+            stage.optimizer.check_zero_stage(self.placement.zero_stage)
         return self
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from rayembed.config.loss import LossConfig
-from rayembed.config.stage import OptimizerConfig
+from rayembed.config.optimizer import OptimizerConfig
 
 
 class TrainLoopConfig(Protocol):

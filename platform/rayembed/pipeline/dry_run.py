@@ -60,7 +60,8 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        memory = worker_memory(size, precision.dtype, placement)
+        states = max(stage.optimizer.state_bytes for stage in run.stages)
+        memory = worker_memory(size, precision.dtype, placement, states)
         share = size.trainable / size.total
         facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"

@@ -15,10 +15,11 @@ from rayembed.config.lora import LoraConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
+from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
@@ -104,7 +105,7 @@ def quickstart() -> Run:
                     in_batch_negatives=True,
                 ),
                 loss=InfoNCE(temperature=0.05),
-                optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3, decay_steps=72),
+                optimizer=AdamW(learning_rate=1e-3, warmup_steps=3, decay_steps=72),
                 steps=36,
                 checkpoint_every_steps=18,
             ),
@@ -231,9 +232,7 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
                     in_batch_negatives=True,
                 ),
                 loss=InfoNCE(temperature=0.05),
-                optimizer=OptimizerConfig(
-                    learning_rate=1e-4, warmup_steps=300, decay_steps=2 * steps
-                ),
+                optimizer=AdamW(learning_rate=1e-4, warmup_steps=300, decay_steps=2 * steps),
                 steps=steps,
                 checkpoint_every_steps=250,
             ),

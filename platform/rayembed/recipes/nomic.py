@@ -9,7 +9,7 @@ from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nomic_moe.config import (
@@ -18,6 +18,9 @@ from rayembed.models.nomic_moe.config import (
     ExpertsConfig,
     NomicMoeConfig,
 )
+from rayembed.optim.adamw import AdamW
+from rayembed.optim.cosine import Cosine
+from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
@@ -69,8 +72,8 @@ def v2_moe() -> Run:
                     in_batch_negatives=True,
                 ),
                 loss=InfoNCE(temperature=0.02),
-                optimizer=OptimizerConfig(
-                    learning_rate=8e-5, weight_decay=0.01, warmup_steps=1000, schedule="cosine"
+                optimizer=AdamW(
+                    learning_rate=8e-5, weight_decay=0.01, warmup_steps=1000, schedule=Cosine()
                 ),
                 steps=PAIRS // pairs,
                 query_max_length=32,
@@ -88,8 +91,8 @@ def v2_moe() -> Run:
                     in_batch_negatives=True,
                 ),
                 loss=InfoNCE(temperature=0.02, dimensions=(MATRYOSHKA,)),
-                optimizer=OptimizerConfig(
-                    learning_rate=2e-5, weight_decay=0.01, warmup_steps=400, schedule="linear"
+                optimizer=AdamW(
+                    learning_rate=2e-5, weight_decay=0.01, warmup_steps=400, schedule=Linear()
                 ),
                 steps=tuned // 256,
                 checkpoint_every_steps=1000,
@@ -143,7 +146,7 @@ def quickstart() -> Run:
                 datasets={dataset.name: 1.0 for dataset in (*sentences, *crossing)},
                 batch=batch,
                 loss=InfoNCE(temperature=0.05),
-                optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=12, schedule="cosine"),
+                optimizer=AdamW(learning_rate=2e-4, warmup_steps=12, schedule=Cosine()),
                 steps=90,
                 checkpoint_every_steps=45,
             ),
@@ -152,7 +155,7 @@ def quickstart() -> Run:
                 datasets={"description-en": 1.0, "sentence-en": 1.0},
                 batch=batch,
                 loss=InfoNCE(temperature=0.05, dimensions=(MATRYOSHKA,)),
-                optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5, schedule="linear"),
+                optimizer=AdamW(learning_rate=1e-4, warmup_steps=5, schedule=Linear()),
                 steps=25,
                 checkpoint_every_steps=25,
             ),

@@ -307,7 +307,9 @@ class EngineModule(nn.Module):
     def __init__(self, model: EmbeddingModel, loss: LossConfig | None = None) -> None:
         super().__init__()
         self.model = model
-        self.loss = LossParameters(loss) if loss is not None and loss.parameter_names else None
+        self.loss: LossParameters | None = None
+        if loss is not None and loss.parameter_names:
+            self.loss = LossParameters(loss).to(next(model.parameters()).device)
 
     def forward(
         self,

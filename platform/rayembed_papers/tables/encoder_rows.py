@@ -8,12 +8,13 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.losses.infonce import InfoNCE
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
+from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
 from rayembed.samples.assets import MINILM
@@ -197,9 +198,7 @@ def nomic_8() -> dict[str, Run]:
                         in_batch_negatives=True,
                     ),
                     loss=InfoNCE(temperature=0.02),
-                    optimizer=OptimizerConfig(
-                        learning_rate=2e-5, weight_decay=0.01, warmup_steps=400
-                    ),
+                    optimizer=AdamW(learning_rate=2e-5, weight_decay=0.01, warmup_steps=400),
                     steps=samples // 256,
                     checkpoint_every_steps=500,
                 ),
