@@ -1,8 +1,8 @@
 """What the platform does in a training step, in one file of plain torch that reads top to bottom.
 
-On one worker in float32 it gives the weights of `rayembed.training.trainer.StageTrainer` bit for
-bit (tests/unit/test_flat_loop.py). What it leaves out: ZeRO, resuming, dropped steps, bfloat16,
-instructions and prefixes, other architectures.
+On one worker in float32, with the same attention in the encoder, it gives the weights of the
+platform's trainer bit for bit (tests/distributed/test_flat_loop.py). What it leaves out: ZeRO,
+resuming, dropped steps, bfloat16, instructions and prefixes, other architectures.
 
     python docs/flat_loop.py BERT_FOLDER PAIRS.jsonl
 
