@@ -1,0 +1,1 @@
+"""A package from outside: a cross-encoder as an architecture, with its loss and its objective."""
