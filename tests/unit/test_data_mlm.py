@@ -20,9 +20,9 @@ from rayembed.data.mlm.writer import SequenceWriter, packed, truncated
 from rayembed.data.parts import read_table
 from rayembed.data.work_items import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.build import pretrained_tokenizer
-from rayembed.models.masked_language_start import check_adaptable, vocabulary
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.nomic_moe.adaptation import check_adaptable, vocabulary
+from rayembed.models.tokens import pretrained_tokenizer
+from rayembed.models.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
     prefix=(2,), suffix=(3,), mask_id=4, pad_id=0, special_ids=(0, 1, 2, 3, 4), num_words=200

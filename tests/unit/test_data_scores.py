@@ -14,7 +14,6 @@ from tiny_models import save_cross_encoder
 from toy_model import ToyTokenizer
 
 from rayembed.config.override import override
-from rayembed.config.stage import InfoNCEConfig
 from rayembed.data.parts import Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
@@ -22,6 +21,7 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Negative, Record
 from rayembed.errors import ConfigError, DataError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.recipes.catalogue import get_recipe
 
 GRADED = [
@@ -164,9 +164,9 @@ def test_the_cross_encoders_score_of_the_positive_is_kept(tmp_path) -> None:
 
 
 def test_columns_are_those_that_the_loss_needs(monkeypatch) -> None:
-    loss = InfoNCEConfig()
+    loss = InfoNCE()
     assert columns_for(loss) == ()
-    monkeypatch.setattr(InfoNCEConfig, "needs", frozenset({"teacher_scores"}), raising=False)
+    monkeypatch.setattr(InfoNCE, "needs", frozenset({"teacher_scores"}), raising=False)
     assert columns_for(loss) == ("positive_cross_score",)
 
 
@@ -180,11 +180,11 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, [*graded, *mined])
     with pytest.raises(ConfigError, match="kind 'graded' cannot be held out"):
         override(recipe, graded[:1])
-    monkeypatch.setattr(InfoNCEConfig, "needs", frozenset({"similarity"}), raising=False)
+    monkeypatch.setattr(InfoNCE, "needs", frozenset({"similarity"}), raising=False)
     assert override(recipe, graded).data.datasets[0].source.kind == "graded"
     with pytest.raises(ConfigError, match=r"none of its data sets .* has any; name sentences"):
         override(recipe, ["stages.finetune.steps=2000"])
-    monkeypatch.setattr(InfoNCEConfig, "needs", frozenset({"teacher_scores"}), raising=False)
+    monkeypatch.setattr(InfoNCE, "needs", frozenset({"teacher_scores"}), raising=False)
     assert override(recipe, mined).data.datasets[0].mining is not None
     with pytest.raises(ConfigError, match="learns from a teacher's scores"):
         override(recipe, ["stages.finetune.steps=2000"])

@@ -10,7 +10,6 @@ from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.held_out import held_out_set
 from rayembed.config.model import ModelConfig
-from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
@@ -66,6 +65,7 @@ class Run(Document):
             setting = f"stage {stage.name!r}: batch.global_pairs"
             workers = self.placement.fewest_workers, self.placement.workers
             check_shares(setting, stage.batch.global_pairs, *workers)
+            stage.optimizer.check_zero_stage(self.placement.zero_stage)
         return self
 
     @model_validator(mode="after")
@@ -81,14 +81,14 @@ class Run(Document):
 
     @model_validator(mode="after")
     def _widths_are_offered(self) -> "Run":
-        if not isinstance(self.model, NomicMoeConfig):
+        offered = self.model.offered_dimensions
+        if offered is None:
             return self
         for stage in self.stages:
-            offered = set(self.model.dimensions)
             if lost := [d for d in stage.loss.dimensions if d not in offered]:
                 raise ValueError(
                     f"stages.{stage.name}.loss.dimensions learns {lost}, but model.dimensions "
-                    f"{self.model.dimensions} lacks them, so that nobody could ask for such "
+                    f"{offered} lacks them, so that nobody could ask for such "
                     "vectors; add them there"
                 )
         return self

@@ -45,7 +45,7 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
     settings = known_settings(path, "model.backbone.path")
     if settings is None:
         return None
-    from rayembed.models.masked_language_start import empty_masked_language_model
+    from rayembed.models.nomic_moe.adaptation import empty_masked_language_model
 
     model = empty_masked_language_model(settings, run.model, path)
     total = sum(p.numel() for p in model.parameters())
@@ -88,7 +88,8 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        memory = worker_memory(size, precision.dtype, placement)
+        states = training.optimizer.state_bytes
+        memory = worker_memory(size, precision.dtype, placement, states)
         facts["parameters"] = f"{size.total:,}, all trained, the head's among them"
         facts["memory a worker"] = (
             f"{memory.total / 2**30:.2f} GiB and activations "

@@ -6,7 +6,6 @@ from typing import TextIO
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
-from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.pipeline.requirements import (
@@ -49,19 +48,20 @@ def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
     rows = []
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
-        parts = " + ".join(map(_short, pretrained_parts(run.model).values()))
+        parts = " + ".join(map(_short, run.model.parts.values()))
         rows.append([run.name, run.model.kind, parts, stages])
     console(out).print(Table(["recipe", "model", "backbone", "stages"], rows, title="Recipes"))
 
 
 def _needs(run: Run, size: ModelSize | None) -> Table:
     placement = run.placement
-    facts = {name: _short(part) for name, part in pretrained_parts(run.model).items()}
+    facts = {name: _short(part) for name, part in run.model.parts.items()}
     if size is None:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        memory = worker_memory(size, precision.dtype, placement)
+        states = max(stage.optimizer.state_bytes for stage in run.stages)
+        memory = worker_memory(size, precision.dtype, placement, states)
         share = size.trainable / size.total
         facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"

@@ -74,7 +74,7 @@ def estimate(run: Run) -> Estimate | None:
 
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
-    passes = 2.0 if run.model.lora is not None else 3.0
+    passes = 2.0 if "backbone" in run.model.adapters else 3.0
     if run.placement.grad_cache:
         passes += 1
     return passes * _FILLED * step_load(run, stage).tokens * a_token

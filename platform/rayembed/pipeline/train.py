@@ -38,6 +38,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -45,7 +46,6 @@ from rayembed.training.on_ray import (
     train_stage_on_ray,
     worker_hardware,
 )
-from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import numpy as np
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.data.mlm.plan import SequencePlan
 from rayembed.data.plan.sampling import generator
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,9 @@ from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
-from rayembed.models.build import pretrained_tokenizer
-from rayembed.models.masked_language_start import transformer_folder
-from rayembed.models.masked_language_tokens import Vocabulary, tokens_fingerprint, vocabulary_of
-from rayembed.models.tokens import without_settings
+from rayembed.models.start import part_within
+from rayembed.models.tokens import pretrained_tokenizer, without_settings
+from rayembed.models.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts)
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
         ConfigError: `corpus.max_length` leaves no room for a text.
     """
-    folder = transformer_folder(resolve_model(run.model.backbone.path), run.model)
+    folder = part_within(resolve_model(run.model.backbone.path), "backbone")
     pretrained = pretrained_tokenizer(folder)
     vocabulary = vocabulary_of(pretrained, str(folder))
     if token_budget(vocabulary, run.corpus.max_length) < 1:
@@ -195,7 +194,7 @@ def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
 
 
 def _tokenizer(model: RotaryEncoderConfig) -> tuple[Any, Vocabulary]:
-    folder = transformer_folder(resolve_model(model.backbone.path), model)
+    folder = part_within(resolve_model(model.backbone.path), "backbone")
     return _tokenizer_in(str(folder))
 
 

@@ -13,7 +13,7 @@ from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.adaptation import CorpusConfig
 from rayembed.data.work_items import Result
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.vocabulary import Vocabulary
 
 SCHEMA = pa.schema(
     [("hash", pa.int64()), ("language", pa.string()), ("input_ids", pa.list_(pa.int32()))]

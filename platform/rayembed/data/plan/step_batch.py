@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayembed.config.types import Role
 from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.records import Record
-from rayembed.models.contract import Role, Tokenizer, Tokens
+from rayembed.models.contract import Tokenizer, Tokens
 
 NO_TEXT = -1
 """Placeholder in index arrays for a missing negative."""
