@@ -1,5 +1,8 @@
 """Workers do not change the gradient: its scale against one process is 1.000."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -57,6 +60,48 @@ def cases(rank, world):
     found["no gradient through gather"] = averaged_gradient(rank, world, {}, True, 40)
     step_module.gather_with_gradient = original
     return found
+
+
+GRADES = np.arange(24, dtype=np.float32) % 5 / 4
+GRADED = parse(
+    StageConfig,
+    {
+        **STAGE.model_dump(mode="json"),
+        "batch": {"global_pairs": 24, "in_batch_negatives": False},
+        "loss": {"kind": "cosent", "dimensions": [4]},
+    },
+)
+
+
+def graded_gradient(rank, world, cache, budget):
+    """The averaged gradient of a loss that compares the rows of all workers with each other."""
+    model = ToyModel()
+    own = slice(rank * len(RECORDS) // world, (rank + 1) * len(RECORDS) // world)
+    batch = make_step_batch(0, RECORDS[own], 0, model.tokenizer)
+    batch = dataclasses.replace(batch, similarity=GRADES[own])
+    settings = StepSettings(budget, cache, torch.device("cpu"))
+    run_step(
+        model, EngineModule(model), lambda loss, last: loss.backward(), batch, GRADED, settings
+    )
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    dist.all_reduce(gradient)
+    return gradient / world
+
+
+def graded_cases(rank, world):
+    found = [graded_gradient(rank, world, cache, 30 + 45 * rank) for cache in (True, False)]
+    step_module.gather_with_gradient = lambda local: local
+    step_module.gather = lambda local: local
+    return [*found, graded_gradient(rank, world, True, 40)]
+
+
+def test_graded_pairs_of_all_workers_are_compared():
+    ((expected, *_),) = run_distributed(graded_cases, 1)
+    *found, control = run_distributed(graded_cases, 2)[0]
+    for gradient in found:
+        assert (gradient.norm() / expected.norm()).item() == pytest.approx(1.0, abs=1e-5)
+        torch.testing.assert_close(gradient, expected, atol=2e-5, rtol=1e-4)
+    assert torch.cosine_similarity(control, expected, dim=0) < 0.999, "each worker for itself"
 
 
 def auxiliary(rank, world, cache=True):

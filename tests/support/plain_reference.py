@@ -20,10 +20,12 @@ def reference_loss(
     num_negatives: int,
     in_batch: bool,
     context_rows: Sequence[int] | None = None,
+    of_row: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Mean over records of -log softmax of the positive among its candidates, plus auxiliary.
 
     Args:
+        of_row: in place of that, of the cosines of a row's candidates, the positive first.
         context_rows: records whose positives are the context; None: all.
     """
     keys = Counter()
@@ -62,8 +64,11 @@ def reference_loss(
                     foreign += [n.text for n in other.negatives[:num_negatives]]
                 candidates += [t for t in foreign if t not in r.positives and t != r.query]
         distinct = dict.fromkeys(candidates)
-        scores = torch.stack([query @ vectors[t, "document"] for t in distinct]) / temperature
-        losses.append(-torch.log_softmax(scores, dim=0)[0])
+        cosines = torch.stack([query @ vectors[t, "document"] for t in distinct])
+        if of_row is not None:
+            losses.append(of_row(cosines))
+            continue
+        losses.append(-torch.log_softmax(cosines / temperature, dim=0)[0])
     loss = torch.stack(losses).mean()
     return (
         loss

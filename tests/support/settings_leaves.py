@@ -23,7 +23,9 @@ class Leaf:
 def leaves(settings: Settings, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
     for name, field in type(settings).model_fields.items():
         value, here = getattr(settings, name), (*path, name)
-        if isinstance(value, Settings):
+        if _is_a_kind(value):
+            yield Leaf(here, field.annotation, value)
+        elif isinstance(value, Settings):
             yield from leaves(value, here)
         elif isinstance(value, tuple) and value and isinstance(value[0], Settings):
             for index, item in enumerate(value):
@@ -42,7 +44,7 @@ def groups(
     yield path, settings
     for name in type(settings).model_fields:
         value, here = getattr(settings, name), (*path, name)
-        if isinstance(value, Settings):
+        if isinstance(value, Settings) and not _is_a_kind(value):
             yield from groups(value, here)
         elif isinstance(value, tuple):
             for index, item in enumerate(value):
@@ -56,6 +58,9 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
     if choices:
         others = [choice for choice in choices if choice != leaf.value]
         return others[0] if others else None
+    if _is_a_kind(leaf.value):
+        kinds = [kind_of(member) for member in members(leaf.annotation)]
+        return next(kind for kind in kinds if kind != leaf.value.kind)
     match leaf.value:
         case bool():
             return not leaf.value
@@ -74,6 +79,11 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
         case None:
             return _instead_of_none(leaf.annotation)
     raise AssertionError(f"no other value for {leaf}")
+
+
+def _is_a_kind(value: Any) -> bool:
+    """Whether a group without settings of its own is written as its kind alone."""
+    return isinstance(value, Settings) and isinstance(value.model_dump(mode="json"), str)
 
 
 def _choices(annotation: Any) -> tuple[Any, ...]:

@@ -29,8 +29,7 @@ MAY_KNOW = (
 )
 ADAPTATION = {
     # Masked-language training of the encoder that one recipe starts from.
-    "rayembed.training.adaptation",
-    "rayembed.training.masked_step",
+    "rayembed.training.masked",
     "rayembed.pipeline.adapt",
     "rayembed.pipeline.adaptation_tables",
 }

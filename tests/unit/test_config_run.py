@@ -62,6 +62,8 @@ def changed(run: Run, leaf) -> Run:
         put(values, leaf.path, 1)
     if leaf.path[-1] == "decay_steps":  # not before the last step
         put(values, leaf.path, 10**6)
+    if leaf.path[-1] == "loss_learning_rate":  # of a loss with parameters
+        put(values, (*leaf.path[:2], "loss"), "siglip")
     if leaf.path[-1] == "frozen":  # then it has no adapters
         put(values, (*leaf.path[:-1], "lora"), None)
     if leaf.path[0] == "data" and leaf.path[-1] == "held_out":  # of sources that have rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
-from rayembed.losses.infonce import info_nce, info_nce_of_own
+from rayembed.losses.infonce import info_nce
 
 
 def rows(query, positive, negatives, ruled_out=None, label=None, in_batch=None):
@@ -41,7 +41,7 @@ def test_own_candidates_form_equals_the_masked_matrix():
     torch.manual_seed(0)
     queries, candidates = torch.randn(3, 4), torch.randn(3, 3, 4)
     mask = torch.tensor([[True, True, True], [True, False, True], [True, True, False]])
-    own = info_nce_of_own(queries, candidates, mask, 0.1)
+    own = info_nce(queries, candidates, torch.zeros(3, dtype=torch.int64), mask, 0.1)
     wide = torch.zeros(3, 9, dtype=torch.bool)
     for row in range(3):
         wide[row, 3 * row : 3 * row + 3] = mask[row]
@@ -50,7 +50,8 @@ def test_own_candidates_form_equals_the_masked_matrix():
 
 
 def test_a_row_alone_has_loss_zero():
-    loss = info_nce_of_own(torch.ones(1, 2), torch.ones(1, 1, 2), torch.ones(1, 1).bool(), 0.1)
+    alone, place = torch.ones(1, 1, 2), torch.zeros(1, dtype=torch.int64)
+    loss = info_nce(torch.ones(1, 2), alone, place, torch.ones(1, 1).bool(), 0.1)
     assert loss.item() == 0.0
 
 

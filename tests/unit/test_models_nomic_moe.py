@@ -33,7 +33,7 @@ from rayembed.models.nomic_moe.encoder import Statistics
 from rayembed.models.nomic_moe.model import balance_loss, router_metrics
 from rayembed.models.nomic_moe.shape import shape_of
 from rayembed.models.nomic_moe.upcycling import upcycled_shape, upcycled_weights
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.contrastive import stage_tokenizer
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from rayembed.config.mining import PercPos, TopK
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sources import BeirSource, RecordsSource
 from rayembed.config.yaml_text import read_yaml
-from rayembed.data.sources.kinds import paths_of
+from rayembed.data.mining.rules import PercPos, TopK
+from rayembed.data.sources.beir import BeirSource
+from rayembed.data.sources.earlier import RecordsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
@@ -46,7 +46,7 @@ def test_the_public_run_leaves_out_what_has_no_public_home():
     whole, public = (get_recipe(name) for name in ("nvembed-v2", "nvembed-v2-public"))
     names, kept = ([d.name for d in run.data.datasets] for run in (whole, public))
     assert set(names) - set(kept) == {"bioasq", "hover", "synthetic"}
-    assert all("://" in p for d in public.data.datasets for p in paths_of(d.source).values())
+    assert all("://" in p for d in public.data.datasets for p in d.source.paths.values())
     for before, stage in zip(whole.stages, public.stages, strict=True):
         assert stage.steps == before.steps
         assert stage.datasets == {n: w for n, w in before.datasets.items() if n in kept}
@@ -61,7 +61,7 @@ def test_published_runs_have_the_numbers_of_table_11(name):
     assert (first.batch.in_batch_negatives, second.batch.in_batch_negatives) == (True, False)
     for stage in run.stages:
         assert (stage.batch.global_pairs, stage.batch.num_negatives) == (128, 7)
-        assert (stage.optimizer.warmup_steps, stage.optimizer.schedule) == (50, "linear")
+        assert (stage.optimizer.warmup_steps, stage.optimizer.schedule.kind) == (50, "linear")
         assert stage.optimizer.weight_decay == 0.03
     model = run.model
     assert (model.lora.rank, model.lora.alpha, model.lora.dropout) == (16, 32, 0.1)

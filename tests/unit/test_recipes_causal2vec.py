@@ -25,7 +25,7 @@ def test_published_runs_have_the_numbers_of_the_appendix(name):
     assert stage.steps == (1000 if large else 2000)
     assert stage.optimizer.decay_steps == (2000 if large else 4000)
     assert (stage.optimizer.learning_rate, stage.optimizer.warmup_steps) == (1e-4, 300)
-    assert stage.optimizer.schedule == "linear"
+    assert stage.optimizer.schedule.kind == "linear"
     assert stage.loss.temperature == 0.05
     assert (stage.batch.policy, stage.batch.global_pairs) == ("homogeneous", 512)
     assert stage.batch.in_batch_negatives

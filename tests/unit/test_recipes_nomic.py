@@ -28,12 +28,12 @@ def test_the_published_run_has_the_numbers_of_the_paper():
     assert pretrain.loss.temperature == 0.02
     optimizer = pretrain.optimizer
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (8e-5, 1000)
-    assert optimizer.schedule == "cosine"
+    assert optimizer.schedule.kind == "cosine"
     assert pretrain.steps * 16_384 == 1_637_826_560  # one epoch of the counts of Table 10
     assert (finetune.batch.global_pairs, finetune.batch.num_negatives) == (256, 10)
     optimizer = finetune.optimizer
     assert (optimizer.learning_rate, optimizer.warmup_steps) == (2e-5, 400)
-    assert optimizer.schedule == "linear"
+    assert optimizer.schedule.kind == "linear"
     assert finetune.steps == 1_029_632 // 256  # Table 11
     assert finetune.loss.dimensions == run.model.dimensions == (256,)
     assert {stage.batch.policy for stage in run.stages} == {"homogeneous"}

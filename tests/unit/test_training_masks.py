@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from toy_model import ToyTokenizer
 
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.data.hashes import text_hash
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.records import Negative, Record
+from rayembed.losses.infonce import InfoNCE
+from rayembed.optim.adamw import AdamW
 from rayembed.training.step import _rows, _Targets, contrastive_loss
 
 TEMPERATURE = 0.5  # all candidates weigh something
@@ -41,8 +43,8 @@ def stage(in_batch: bool) -> StageConfig:
         name="s",
         datasets={"d": 1},
         batch=BatchConfig(global_pairs=4, num_negatives=1, in_batch_negatives=in_batch),
-        loss=InfoNCEConfig(temperature=TEMPERATURE),
-        optimizer=OptimizerConfig(learning_rate=1e-3),
+        loss=InfoNCE(temperature=TEMPERATURE),
+        optimizer=AdamW(learning_rate=1e-3),
         steps=1,
     )
 
@@ -77,7 +79,7 @@ def test_false_negatives_are_as_if_removed_by_hand(in_batch: bool, marked: bool)
     embeddings = torch.stack([vectors[places[i]] for i in range(len(batch.tokens))])
     device = torch.device("cpu")
     ours = contrastive_loss(
-        embeddings, _rows(batch, device), _Targets.of(batch, device), stage(in_batch)
+        embeddings, _rows(batch, device), _Targets.of(batch, device), stage(in_batch), {}
     )
     (gradient,) = torch.autograd.grad(ours, raw, retain_graph=True)
     wanted = by_hand(vectors, in_batch, removed=marked)

@@ -14,7 +14,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column, FileSource
-from rayembed.config.stage import OptimizerConfig
+from rayembed.config.stage import AnyOptimizer
 from rayembed.config.types import FileName, PlainName, Reference, Seed, unique_names
 from rayembed.config.worker_numbers import check_shares
 
@@ -123,7 +123,7 @@ class MaskedTraining(Settings):
 
     global_sequences: PositiveInt = 4096
     """Sequences in one step, over all workers and micro-batches."""
-    optimizer: OptimizerConfig
+    optimizer: AnyOptimizer
     steps: PositiveInt
     checkpoint_every_steps: PositiveInt = 500
     """Steps between checkpoints, from which a killed run resumes; one is always made at the end."""
@@ -132,6 +132,11 @@ class MaskedTraining(Settings):
     def name(self) -> str:
         """Name of its folder and its log lines."""
         return "adapt"
+
+    @property
+    def loss(self) -> None:
+        """None: the loss is that of the words."""
+        return
 
     @property
     def global_rows(self) -> int:
@@ -145,17 +150,7 @@ class MaskedTraining(Settings):
 
     @model_validator(mode="after")
     def _can_learn(self) -> "MaskedTraining":
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps {self.optimizer.warmup_steps} must be below the "
-                f"{self.steps} steps"
-            )
-        decay = self.optimizer.decay_steps
-        if decay is not None and (decay < self.steps or self.optimizer.schedule == "constant"):
-            raise ValueError(
-                f"optimizer.decay_steps {decay} must be at least the {self.steps} steps, and needs "
-                "a schedule other than 'constant'"
-            )
+        self.optimizer.check_steps(self.steps)
         return self
 
 
@@ -179,6 +174,7 @@ class Adaptation(Document):
     def _workers_share(self) -> "Adaptation":
         workers = self.placement.fewest_workers, self.placement.workers
         check_shares("training.global_sequences", self.training.global_sequences, *workers)
+        self.training.optimizer.check_zero_stage(self.placement.zero_stage)
         return self
 
     @model_validator(mode="after")

@@ -60,12 +60,14 @@ def _assign(cls: type[Settings], values: dict[str, Any], path: str, text: str) -
             here[key] = _default(_chosen(here, annotation), key)
         if here[key] is None and members(below):
             here[key] = {}
+        if isinstance(here[key], str) and members(below):  # the kind alone
+            here[key] = {"kind": here[key]}
         if not isinstance(here[key], dict | list):
             prefix = path.removesuffix("." + ".".join(parts))
             raise ConfigError(f"no setting {path!r}: {prefix!r} is a single value")
         here, annotation = here[key], below
     value = _read(path, text, below)
-    if key == "kind" and here.get("kind") != value:
+    if key == "kind" and kind_of(_chosen(here, annotation)) != value:
         here.clear()
     here[key] = value
 

@@ -66,7 +66,7 @@ def members(annotation: Any) -> list[type[Settings]]:
 def kind_of(cls: type[Settings]) -> str | None:
     """The `kind` that selects the class among alternatives; None without such a setting."""
     kind = cls.model_fields.get("kind")
-    return None if kind is None else str(kind.default)
+    return None if kind is None or kind.is_required() else str(kind.default)
 
 
 def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:

@@ -1,14 +1,22 @@
 """One stage of training: batches, loss, optimiser, length."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from rayembed.config.loss import LOSSES, LossConfig
+from rayembed.config.optimizer import OPTIMIZERS, OptimizerConfig
 from rayembed.config.settings import Settings
-from rayembed.config.types import Distinct, SortedDict
+from rayembed.config.types import SortedDict
 from rayembed.errors import ConfigError
 
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+# Members import the base classes, so that tables are read here and not where these stand.
+if TYPE_CHECKING:
+    AnyLoss = LossConfig
+    AnyOptimizer = OptimizerConfig
+else:
+    AnyLoss = LOSSES.union()
+    AnyOptimizer = OPTIMIZERS.union()
 
 
 class BatchConfig(Settings):
@@ -33,43 +41,6 @@ class BatchConfig(Settings):
     """Whether other queries' documents count as negatives (stage 1 of NV-Embed: yes)."""
 
 
-class InfoNCEConfig(Settings):
-    """Softmax cross-entropy of the positive among all candidates under the mask."""
-
-    kind: Literal["infonce"] = "infonce"
-    temperature: PositiveFloat = 0.02
-    """Temperature that divides cosine similarities. NV-Embed does not state its own."""
-    dimensions: Distinct[PositiveInt] = ()
-    """Widths below the full one that are trained too, on truncated and renormalised vectors
-    (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
-    Nomic's code, so each further width increases the gradient."""
-
-
-class OptimizerConfig(Settings):
-    """AdamW and its schedule, without engine defaults."""
-
-    learning_rate: PositiveFloat
-    """Peak learning rate, after the warm-up."""
-    pooling_learning_rate: PositiveFloat | None = None
-    """Learning rate of randomly initialised parameters outside the backbone; None: the same."""
-    weight_decay: float = Field(default=0.0, ge=0.0)
-    """Decoupled weight decay (AdamW); not on biases, norms and other vectors."""
-    betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Decay rates of the running means of the gradient and of its square."""
-    eps: PositiveFloat = 1e-8
-    """Constant added to the root of the running mean of the square."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up from zero."""
-    schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """Schedule after the warm-up: linear or cosine decay to zero at the last step, or constant."""
-    decay_steps: PositiveInt | None = None
-    """Step at which `linear` and `cosine` reach zero, counting the warm-up; None: the stage's last
-    one. Causal2Vec decays over twice the steps that it runs (Table 7)."""
-    gradient_clipping: float = Field(default=1.0, ge=0.0)
-    """Maximum global gradient norm; 0: no clipping. Always passed to DeepSpeed, whose own default
-    clips at 1.0."""
-
-
 class StageConfig(Settings):
     """One stage. Optimiser and schedule are reset in each; weights are carried over."""
 
@@ -78,8 +49,9 @@ class StageConfig(Settings):
     datasets: SortedDict[str, PositiveFloat] = Field(min_length=1)
     """Weight of each data set by name: the share of rows drawn from it."""
     batch: BatchConfig
-    loss: InfoNCEConfig = InfoNCEConfig()
-    optimizer: OptimizerConfig
+    loss: AnyLoss = Field(default=LOSSES.default)
+    """What is minimised; by default InfoNCE."""
+    optimizer: AnyOptimizer
     steps: PositiveInt
     query_max_length: PositiveInt | None = None
     """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
@@ -116,23 +88,29 @@ class StageConfig(Settings):
 
     @model_validator(mode="after")
     def _can_learn(self) -> "StageConfig":
-        if self.optimizer.warmup_steps >= self.steps:
-            raise ValueError(
-                f"stage {self.name!r}: warmup_steps {self.optimizer.warmup_steps} must be below "
-                f"its {self.steps} steps"
-            )
-        decay = self.optimizer.decay_steps
-        if decay is not None and (decay < self.steps or self.optimizer.schedule == "constant"):
-            raise ValueError(
-                f"stage {self.name!r}: optimizer.decay_steps {decay} must be at least its "
-                f"{self.steps} steps, and needs a schedule other than 'constant'"
-            )
+        try:
+            self.optimizer.check_steps(self.steps)
+        except ValueError as error:
+            raise ValueError(f"stage {self.name!r}: {error}") from None
         if self.batch.policy == "clustered" and not self.batch.in_batch_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the policy 'clustered' puts pairs side by side that are "
                 "hard negatives of each other; batch.in_batch_negatives=false would leave them out"
             )
-        if not self.batch.in_batch_negatives and self.batch.num_negatives == 0:
+        if self.optimizer.loss_learning_rate is not None and not self.loss.parameter_names:
+            raise ValueError(
+                f"stage {self.name!r}: optimizer.loss_learning_rate has no effect, for the loss "
+                f"{self.loss.kind!r} has no parameters; set it to null"
+            )
+        negatives = self.batch.in_batch_negatives or self.batch.num_negatives
+        if not self.loss.takes_candidates:
+            if negatives:
+                raise ValueError(
+                    f"stage {self.name!r}: the loss {self.loss.kind!r} compares pairs with each "
+                    "other and reads no negatives; set batch.in_batch_negatives=false and "
+                    "batch.num_negatives=0"
+                )
+        elif not negatives:
             raise ValueError(
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"

@@ -8,12 +8,14 @@ table's group, whose names are their kinds:
     my_loss = "my_package.loss:MyLoss"
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Union
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from rayembed.config.settings import Settings, kind_of
 from rayembed.errors import ConfigError
@@ -29,6 +31,8 @@ class Table:
     """Class that the settings of every member derive from."""
     built_in: tuple[str, ...]
     """Import strings `module:Class` of the members of this package, in the order of messages."""
+    default: Any = None
+    """Kind of settings that name none, which is the first member's; None: they must name one."""
 
     def classes(self) -> dict[str, type[Settings]]:
         """Settings class of each member by its kind, those of this package first.
@@ -50,17 +54,32 @@ class Table:
         return found
 
     def union(self) -> Any:
-        """Type of a setting that is one of the members, as pydantic takes it."""
+        """Type of a setting that is one of the members, as pydantic takes it.
+
+        With a default, the kind alone also stands for a member with its defaults: `loss: siglip`.
+        """
         found = tuple(self.classes().values())
         if len(found) == 1:
             return found[0]
-        return Annotated[Union[found], Field(discriminator="kind")]  # noqa: UP007 # made here
+        with_kind = BeforeValidator(partial(_with_kind, self.default))
+        kind = Field(discriminator="kind")
+        return Annotated[Union[found], kind, with_kind]  # noqa: UP007 # made here
 
 
 def load(reference: str) -> Any:
     """The object that an import string `module:name` names."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
+
+
+def _with_kind(default: str | None, value: Any) -> Any:
+    if default is None:
+        return value
+    if isinstance(value, str):
+        return {"kind": value}
+    if isinstance(value, Mapping) and "kind" not in value:
+        return {"kind": default, **value}
+    return value
 
 
 def _from_outside(table: Table, point: EntryPoint) -> Any:

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from rayembed.config.stage import OptimizerConfig
+from rayembed.config.loss import LossConfig
+from rayembed.config.optimizer import OptimizerConfig
 
 
 class TrainLoopConfig(Protocol):
@@ -26,6 +27,11 @@ class TrainLoopConfig(Protocol):
     @property
     def optimizer(self) -> OptimizerConfig:
         """The optimiser and its schedule."""
+        ...
+
+    @property
+    def loss(self) -> LossConfig | None:
+        """The loss of embeddings; None for an objective without any."""
         ...
 
     @property

@@ -7,9 +7,10 @@ numbers and a graph, and its part of that gradient sent through it.
 
 Beyond the paper it caches what two architectures need: vectors that all micro-batches share
 (`context`, from a first encoder, itself in micro-batches) and statistics that add up over the
-batch (router loads), so that neither depends on how the batch is cut.
+batch (router loads), so that neither depends on how the batch is cut. And what a loss may have:
+parameters of its own.
 
-U texts of one worker, D embedding width, S statistics, C context width.
+U texts of one worker, D embedding width, S statistics, C context width, P parameters of the loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,14 +77,17 @@ class Passes:
     micro_batches: Sequence[MicroBatch]
     num_fillers: int = 0
     context: ContextPasses | None = None
+    loss_parameters: Callable[[], Tensor] | None = None
+    """Gives the (P,) values of the loss's parameters; None for a loss without any."""
 
     def kept(self, outputs: list[Tensor]) -> Tensor:
         """Outputs of the micro-batches that are not fillers, in one tensor."""
         return torch.cat(outputs[: len(outputs) - self.num_fillers])
 
 
-LossOf = Callable[[Tensor, Tensor | None], Tensor]
-"""Scalar loss of this worker's embeddings (U, D) and summed statistics (S,)."""
+LossOf = Callable[..., Tensor]
+"""Scalar loss of this worker's embeddings (U, D), its summed statistics (S,) or None, and (P,)
+where the loss has parameters."""
 
 Backward = Callable[[Tensor, bool], None]
 """Backpropagates a scalar; the flag marks the step's last call."""
@@ -99,7 +103,9 @@ def backward_in_one_graph(passes: Passes, loss_of: LossOf, backward: Backward) -
         unused += parts[len(parts) - passes.context.num_fillers :]
     outputs = [passes.embed(batch, context) for batch in passes.micro_batches]
     embeddings = [output.embeddings for output in outputs]
-    loss = loss_of(passes.kept(embeddings), _sum_of_statistics(outputs, passes.num_fillers))
+    statistics = _sum_of_statistics(outputs, passes.num_fillers)
+    parameters = [] if passes.loss_parameters is None else [passes.loss_parameters()]
+    loss = loss_of(passes.kept(embeddings), statistics, *parameters)
     unused += _tensors(outputs[len(outputs) - passes.num_fillers :])
     # Fillers stay in the graph with weight zero, so that all workers run the same hooks.
     backward(loss + sum(0.0 * tensor.sum() for tensor in unused), True)
@@ -121,16 +127,18 @@ def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> 
         for batch in passes.micro_batches:
             states.append(capture())
             outputs.append(passes.embed(batch, context))
+        parameters = [] if passes.loss_parameters is None else [passes.loss_parameters()]
 
     embeddings = passes.kept([output.embeddings for output in outputs]).requires_grad_()
     statistics = _sum_of_statistics(outputs, passes.num_fillers)
-    leaves = [embeddings]
+    parameters = [values.requires_grad_() for values in parameters]
+    leaves = [embeddings, *parameters]
     if statistics is not None:
         leaves.append(statistics.requires_grad_())
-    loss = loss_of(embeddings, statistics)
+    loss = loss_of(embeddings, statistics, *parameters)
     grads = torch.autograd.grad(loss, leaves, allow_unused=True)
     grad_embeddings = _filled(grads[0], embeddings)
-    grad_statistics = None if statistics is None else _filled(grads[1], statistics)
+    grad_statistics = None if statistics is None else _filled(grads[-1], statistics)
     sizes = [len(output.embeddings) for output in outputs]
     del outputs
 
@@ -148,6 +156,9 @@ def backward_with_cache(passes: Passes, loss_of: LossOf, backward: Backward) -> 
             if grad_statistics is not None and output.statistics is not None:
                 surrogate = surrogate + (output.statistics * grad_statistics).sum()
             start += sizes[place]
+        if place == 0 and passes.loss_parameters is not None:
+            grad_parameters = _filled(grads[1], parameters[0])
+            surrogate = surrogate + (passes.loss_parameters() * grad_parameters).sum()
         backward(surrogate, passes.context is None and place == len(sizes) - 1)
     if passes.context is not None and shared is not None:
         grad = _filled(shared.grad, shared)

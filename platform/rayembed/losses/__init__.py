@@ -1,1 +1,3 @@
-"""Losses as pure functions of embeddings. Independent of process groups."""
+"""Losses, each one file: its settings and a pure function of embeddings. They know no process
+groups.
+"""

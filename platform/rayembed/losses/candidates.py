@@ -90,6 +90,24 @@ def batch_candidates(
     return torch.cat(blocks, dim=1)
 
 
+def above_positive(
+    negatives: Tensor, negative_score: Tensor, positive_score: Tensor, margin: float
+) -> Tensor:
+    """(b, K) hashes of the negatives that a teacher takes for positives, 0 elsewhere.
+
+    Beside the texts that are known to be no negatives they keep a text out of all columns of its
+    query. A negative without a score is not among them.
+
+    Args:
+        negatives: (b, K) hashes.
+        negative_score: (b, K); NaN where there is none.
+        positive_score: (b,); NaN where there is none.
+        margin: by how much a score must exceed the positive's.
+    """
+    above = negative_score > positive_score.unsqueeze(1) + margin
+    return negatives.masked_fill(~above, NONE)
+
+
 def positive_places(
     num_rows: int, first_row: int, num_negatives: int, device: torch.device
 ) -> Tensor:

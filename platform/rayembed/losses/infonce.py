@@ -3,14 +3,45 @@
 B queries, N candidates, D embedding width.
 """
 
-import torch
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import PositiveFloat
+
+from rayembed.losses.contract import Candidates, Contrastive, similarities
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+    from rayembed.losses.contract import Parameters
+
+
+class InfoNCE(Contrastive):
+    """Softmax cross-entropy of the positive among all candidates under the mask."""
+
+    kind: Literal["infonce"] = "infonce"
+    temperature: PositiveFloat = 0.02
+    """Temperature that divides cosine similarities. NV-Embed does not state its own."""
+
+    def of_rows(
+        self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
+    ) -> Float[Tensor, " B"]:
+        """Loss of each query; see `info_nce`."""
+        return info_nce(
+            queries_BD,
+            candidates.vectors,
+            candidates.positive_B,
+            candidates.mask_BN,
+            self.temperature,
+        )
 
 
 def info_nce(
     queries_BD: Float[Tensor, "B D"],
-    candidates_ND: Float[Tensor, "N D"],
+    candidates: Float[Tensor, "N D"] | Float[Tensor, "B N D"],
     positive_B: Int[Tensor, " B"],
     mask_BN: Bool[Tensor, "B N"],
     temperature: float,
@@ -21,28 +52,12 @@ def info_nce(
 
     Args:
         queries_BD: unit length; cast to float32, as all of the loss.
-        candidates_ND: unit length.
+        candidates: unit length, the same for all queries or each query's own.
         positive_B: place of each query's positive among the candidates; its mask must be True.
         mask_BN: which candidates stand in the denominator.
         temperature: τ.
     """
-    logits_BN = queries_BD.float() @ candidates_ND.float().T / temperature
-    logits_BN = logits_BN.masked_fill(~mask_BN, -torch.inf)
+    logits_BN = similarities(queries_BD, candidates) / temperature
+    logits_BN = logits_BN.masked_fill(~mask_BN, -math.inf)
     picked_B = logits_BN.gather(1, positive_B.unsqueeze(1)).squeeze(1)
-    return torch.logsumexp(logits_BN, dim=1) - picked_B
-
-
-def info_nce_of_own(
-    queries_BD: Float[Tensor, "B D"],
-    candidates_BMD: Float[Tensor, "B M D"],
-    mask_BM: Bool[Tensor, "B M"],
-    temperature: float,
-) -> Float[Tensor, " B"]:
-    """InfoNCE where each query has its own M candidates, the first being its positive; see
-    `info_nce`.
-
-    Costs B·M products instead of the B·N over all documents of the batch.
-    """
-    logits_BM = torch.einsum("bd,bmd->bm", queries_BD.float(), candidates_BMD.float())
-    logits_BM = (logits_BM / temperature).masked_fill(~mask_BM, -torch.inf)
-    return torch.logsumexp(logits_BM, dim=1) - logits_BM[:, 0]
+    return logits_BN.logsumexp(dim=1) - picked_B

@@ -88,7 +88,8 @@ def _needs(run: Adaptation, size: ModelSize | None) -> Table:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        memory = worker_memory(size, precision.dtype, placement)
+        states = training.optimizer.state_bytes
+        memory = worker_memory(size, precision.dtype, placement, states)
         facts["parameters"] = f"{size.total:,}, all trained, the head's among them"
         facts["memory a worker"] = (
             f"{memory.total / 2**30:.2f} GiB and activations "

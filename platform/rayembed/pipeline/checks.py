@@ -12,12 +12,10 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
-from rayembed.config.sources import PairsSource
 from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
@@ -28,7 +26,7 @@ from rayembed.evaluation.validation import check_validation, validation_prompts,
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.load import check_loadable
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.contrastive import stage_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
     check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
     for dataset in run.data.datasets:
-        for path in paths_of(dataset.source).values():
+        for path in dataset.source.paths.values():
             if is_unpacked(path):
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
@@ -155,8 +153,7 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
             )
     used = {name for stage in run.stages for name in stage.datasets}
     if not any(
-        dataset.query_instruction
-        or (isinstance(dataset.source, PairsSource) and dataset.source.instruction)
+        dataset.query_instruction or dataset.source.instruction_column
         for dataset in run.data.datasets
         if dataset.name in used
     ):
@@ -177,9 +174,9 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
         ConfigError: one does not.
     """
     columns = {
-        dataset.name: dataset.source.instruction
+        dataset.name: dataset.source.instruction_column
         for dataset in run.data.datasets
-        if isinstance(dataset.source, PairsSource) and dataset.source.instruction is not None
+        if dataset.source.instruction_column is not None
     }
     for stage in run.stages:
         if not columns.keys() & stage.datasets.keys():

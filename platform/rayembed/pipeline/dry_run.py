@@ -7,9 +7,7 @@ from typing import TextIO
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
-from rayembed.config.sources import MtebSource, PairsSource
 from rayembed.config.stage import StageConfig
-from rayembed.data.sources.kinds import paths_of
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
@@ -62,7 +60,8 @@ def _needs(run: Run, size: ModelSize | None) -> Table:
         facts["parameters"] = "not known without fetching the model"
     else:
         precision = expected_precision(run)
-        memory = worker_memory(size, precision.dtype, placement)
+        states = max(stage.optimizer.state_bytes for stage in run.stages)
+        memory = worker_memory(size, precision.dtype, placement, states)
         share = size.trainable / size.total
         facts["parameters"] = (
             f"{size.total:,}, of which {size.trainable:,} trained ({share:.1%})"
@@ -131,7 +130,13 @@ def _datasets(run: Run) -> Table:
         if dataset.sample_share is not None:
             number = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
-        what = [dataset.name, dataset.task, number, _source(dataset), _negatives(dataset)]
+        what = [
+            dataset.name,
+            dataset.task,
+            number,
+            _short(dataset.source.summary),
+            _negatives(dataset),
+        ]
         if held_out:
             what.append("" if dataset.held_out is None else dataset.held_out.summary)
         rows.append([*what, *shares])
@@ -143,7 +148,7 @@ def _datasets(run: Run) -> Table:
 
 def _below_root(run: Run) -> list[str]:
     """Places that only `data.root` makes whole."""
-    places = (place for dataset in run.data.datasets for place in paths_of(dataset.source).values())
+    places = (place for dataset in run.data.datasets for place in dataset.source.paths.values())
     return [place for place in places if "://" not in place and not Path(place).is_absolute()]
 
 
@@ -156,16 +161,6 @@ def _share(stage: StageConfig, name: str) -> str:
         power = "" if stage.batch.temperature == 1 else f"^(1/{stage.batch.temperature:g})"
         return f"{weight:g} × rows{power}"
     return f"{weight / sum(stage.datasets.values()):.2%}"
-
-
-def _source(dataset: DatasetConfig) -> str:
-    match dataset.source:
-        case PairsSource(path=path):
-            return path
-        case MtebSource(task=task, split=split):
-            return f"{split} of mteb's {task}"
-        case source:
-            return f"{source.kind} of {_short(source.path)}"
 
 
 def _negatives(dataset: DatasetConfig) -> str:

@@ -9,7 +9,6 @@ from rayembed.assets.resolver import resolve
 from rayembed.config.data import DatasetConfig
 from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.run import Run
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import AssetError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
 
@@ -46,7 +45,7 @@ def data_licences(run: Run) -> dict[str, str]:
 
 
 def _data_licence(dataset: DatasetConfig) -> str:
-    for path in paths_of(dataset.source).values():
+    for path in dataset.source.paths.values():
         if (benchmark := benchmark_of(path)) is not None:
             return benchmark.licence
     for name in dataset_names():

@@ -130,10 +130,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
-_OPTIMIZER_BYTES = 12
-"""fp32 master weight and Adam's two moments, for each trainable parameter (arXiv 1910.02054)."""
-
-
 @dataclass(frozen=True)
 class ModelSize:
     """Numbers of parameters."""
@@ -320,12 +316,18 @@ def expected_precision(run: Run | Adaptation) -> Precision:
     return Precision(asked, "as set")
 
 
-def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMemory:
+def worker_memory(
+    size: ModelSize, dtype: str, placement: Placement, state_bytes: int = 12
+) -> WorkerMemory:
     """Bytes of a worker under the placement's ZeRO stage (arXiv 1910.02054, figure 1).
 
     Of an elastic run at its fewest workers, when each holds most. Of what ZeRO does not partition a
     worker has all but the experts of the others of its group; what it partitions is cut into as
     many parts as there are workers either way.
+
+    Args:
+        state_bytes: of the optimiser for each trainable parameter, 12 for AdamW: a master weight in
+            fp32 and two moments.
     """
     zero, workers, width = placement.zero_stage, placement.fewest_workers, _BYTES[dtype]
     elsewhere = size.experts - size.experts // placement.expert_parallel
@@ -338,7 +340,7 @@ def worker_memory(size: ModelSize, dtype: str, placement: Placement) -> WorkerMe
     return WorkerMemory(
         weights=share(size.total, width, 3),
         gradients=share(size.trainable, width, 2),
-        optimizer=share(size.trainable, _OPTIMIZER_BYTES, 1),
+        optimizer=share(size.trainable, state_bytes, 1),
     )
 
 
@@ -359,12 +361,13 @@ def checkpoint_bytes(run: Run, size: ModelSize) -> int:
     A checkpoint holds what the optimiser has; of each stage the newest `keep_checkpoints` stay. The
     weights, in the model's dtype, stay as well.
     """
-    kept = sum(
+    states = sum(
         min(run.placement.keep_checkpoints, -(-stage.steps // stage.checkpoint_every_steps))
+        * stage.optimizer.state_bytes
         for stage in run.stages
     )
     weights = len(run.stages) * _BYTES[expected_precision(run).dtype]
-    return size.trainable * (kept * _OPTIMIZER_BYTES + weights)
+    return size.trainable * (states + weights)
 
 
 def export_bytes(run: Run, size: ModelSize) -> int:

@@ -16,8 +16,9 @@ from rayembed.config.adaptation import (
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import nearest
-from rayembed.config.stage import OptimizerConfig
 from rayembed.errors import ConfigError
+from rayembed.optim.adamw import AdamW
+from rayembed.optim.linear import Linear
 from rayembed.samples.assets import MINILM
 from rayembed.samples.references import Language
 from rayembed.samples.wikipedia import Wikipedia
@@ -61,12 +62,12 @@ def published() -> Adaptation:
         corpus=CorpusConfig(texts=(TextsConfig(name="cc100", source=cc100),)),
         training=MaskedTraining(
             global_sequences=4096,
-            optimizer=OptimizerConfig(
+            optimizer=AdamW(
                 learning_rate=4e-4,
                 betas=(0.9, 0.98),
                 eps=1e-6,
                 warmup_steps=500,
-                schedule="linear",
+                schedule=Linear(),
                 gradient_clipping=1.0,
             ),
             steps=10_000,
@@ -99,8 +100,8 @@ def quickstart() -> Adaptation:
         corpus=CorpusConfig(texts=texts, max_length=64),
         training=MaskedTraining(
             global_sequences=32,
-            optimizer=OptimizerConfig(
-                learning_rate=4e-4, betas=(0.9, 0.98), eps=1e-6, warmup_steps=6, schedule="linear"
+            optimizer=AdamW(
+                learning_rate=4e-4, betas=(0.9, 0.98), eps=1e-6, warmup_steps=6, schedule=Linear()
             ),
             steps=60,
             checkpoint_every_steps=30,

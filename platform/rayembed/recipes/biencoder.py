@@ -5,8 +5,11 @@ from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.optim.adamw import AdamW
+from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import on_a_laptop, own_dataset
 from rayembed.samples.assets import MINILM
 from rayembed.samples.wikipedia import Wikipedia
@@ -77,12 +80,12 @@ def _stage(
         name=name,
         datasets=datasets,
         batch=BatchConfig(global_pairs=global_pairs, num_negatives=0, in_batch_negatives=True),
-        loss=InfoNCEConfig(temperature=0.05),  # all-MiniLM-L6-v2 was itself trained with 0.05
-        optimizer=OptimizerConfig(
+        loss=InfoNCE(temperature=0.05),  # all-MiniLM-L6-v2 was itself trained with 0.05
+        optimizer=AdamW(
             learning_rate=2e-5,
             weight_decay=0.01,
             warmup_steps=warmup_steps,
-            schedule="linear",
+            schedule=Linear(),
             gradient_clipping=1.0,
         ),
         steps=steps,

@@ -15,9 +15,11 @@ from rayembed.config.lora import LoraConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
+from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
@@ -102,8 +104,8 @@ def quickstart() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=3, decay_steps=72),
+                loss=InfoNCE(temperature=0.05),
+                optimizer=AdamW(learning_rate=1e-3, warmup_steps=3, decay_steps=72),
                 steps=36,
                 checkpoint_every_steps=18,
             ),
@@ -229,10 +231,8 @@ def published(name: str, backbone: str, *, large: bool, prompt: tuple[str, str])
                     num_negatives=1,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(
-                    learning_rate=1e-4, warmup_steps=300, decay_steps=2 * steps
-                ),
+                loss=InfoNCE(temperature=0.05),
+                optimizer=AdamW(learning_rate=1e-4, warmup_steps=300, decay_steps=2 * steps),
                 steps=steps,
                 checkpoint_every_steps=250,
             ),

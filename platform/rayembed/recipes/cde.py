@@ -11,10 +11,12 @@ from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import PairsSource
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.sources.pairs import PairsSource
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.cde.config import CDEConfig, FirstStageConfig
+from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     PUBLISHED_SCORES,
     compared_scores,
@@ -160,10 +162,8 @@ def quickstart() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02),
-                optimizer=OptimizerConfig(
-                    learning_rate=2e-5, pooling_learning_rate=1e-4, warmup_steps=6
-                ),
+                loss=InfoNCE(temperature=0.02),
+                optimizer=AdamW(learning_rate=2e-5, pooling_learning_rate=1e-4, warmup_steps=6),
                 steps=_STEPS,
                 checkpoint_every_steps=30,
             ),
@@ -233,8 +233,8 @@ def _stage(name: str, datasets: dict[str, float], *, steps: int, num_negatives: 
             num_negatives=num_negatives,
             in_batch_negatives=True,
         ),
-        loss=InfoNCEConfig(temperature=0.02),
-        optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=1000),
+        loss=InfoNCE(temperature=0.02),
+        optimizer=AdamW(learning_rate=2e-5, warmup_steps=1000),
         steps=steps,
         checkpoint_every_steps=5000,
     )

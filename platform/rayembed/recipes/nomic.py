@@ -9,14 +9,18 @@ from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nomic_moe.config import (
     SEARCH_PREFIXES,
     BalanceConfig,
     ExpertsConfig,
     NomicMoeConfig,
 )
+from rayembed.optim.adamw import AdamW
+from rayembed.optim.cosine import Cosine
+from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import PUBLISHED_SCORES, compared_scores, on_a_laptop, on_gpus
 from rayembed.recipes.datasets.nomic import LANGUAGES, finetuning_entries, pretraining_entries
 from rayembed.recipes.datasets.nomic_pairs import PAIRS as ENGLISH_PAIRS
@@ -67,9 +71,9 @@ def v2_moe() -> Run:
                     num_negatives=0,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02),
-                optimizer=OptimizerConfig(
-                    learning_rate=8e-5, weight_decay=0.01, warmup_steps=1000, schedule="cosine"
+                loss=InfoNCE(temperature=0.02),
+                optimizer=AdamW(
+                    learning_rate=8e-5, weight_decay=0.01, warmup_steps=1000, schedule=Cosine()
                 ),
                 steps=PAIRS // pairs,
                 query_max_length=32,
@@ -86,9 +90,9 @@ def v2_moe() -> Run:
                     num_negatives=10,
                     in_batch_negatives=True,
                 ),
-                loss=InfoNCEConfig(temperature=0.02, dimensions=(MATRYOSHKA,)),
-                optimizer=OptimizerConfig(
-                    learning_rate=2e-5, weight_decay=0.01, warmup_steps=400, schedule="linear"
+                loss=InfoNCE(temperature=0.02, dimensions=(MATRYOSHKA,)),
+                optimizer=AdamW(
+                    learning_rate=2e-5, weight_decay=0.01, warmup_steps=400, schedule=Linear()
                 ),
                 steps=tuned // 256,
                 checkpoint_every_steps=1000,
@@ -141,8 +145,8 @@ def quickstart() -> Run:
                 name="pretrain",
                 datasets={dataset.name: 1.0 for dataset in (*sentences, *crossing)},
                 batch=batch,
-                loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=12, schedule="cosine"),
+                loss=InfoNCE(temperature=0.05),
+                optimizer=AdamW(learning_rate=2e-4, warmup_steps=12, schedule=Cosine()),
                 steps=90,
                 checkpoint_every_steps=45,
             ),
@@ -150,8 +154,8 @@ def quickstart() -> Run:
                 name="finetune",
                 datasets={"description-en": 1.0, "sentence-en": 1.0},
                 batch=batch,
-                loss=InfoNCEConfig(temperature=0.05, dimensions=(MATRYOSHKA,)),
-                optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=5, schedule="linear"),
+                loss=InfoNCE(temperature=0.05, dimensions=(MATRYOSHKA,)),
+                optimizer=AdamW(learning_rate=1e-4, warmup_steps=5, schedule=Linear()),
                 steps=25,
                 checkpoint_every_steps=25,
             ),

@@ -9,15 +9,19 @@ from collections.abc import Set
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.lora import LoraConfig
-from rayembed.config.mining import MiningConfig, PercPos
+from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import LabelForm
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.mining.rules import PercPos
+from rayembed.data.sources.classes import LabelForm
 from rayembed.errors import ConfigError
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.optim.adamw import AdamW
+from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,
     PUBLISHED_SCORES,
@@ -69,8 +73,8 @@ def quickstart() -> Run:
                 name="retrieval",
                 datasets={"wiki-description": 1.0, "wiki-sentence": 2.0},
                 batch=BatchConfig(global_pairs=30, num_negatives=0, in_batch_negatives=True),
-                loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(
+                loss=InfoNCE(temperature=0.05),
+                optimizer=AdamW(
                     learning_rate=1e-3,
                     pooling_learning_rate=1e-3,
                     weight_decay=0.03,
@@ -88,8 +92,8 @@ def quickstart() -> Run:
                     "wiki-topic-clustering": 1.0,
                 },
                 batch=BatchConfig(global_pairs=8, num_negatives=4, in_batch_negatives=False),
-                loss=InfoNCEConfig(temperature=0.05),
-                optimizer=OptimizerConfig(
+                loss=InfoNCE(temperature=0.05),
+                optimizer=AdamW(
                     learning_rate=3e-4,
                     pooling_learning_rate=3e-4,
                     weight_decay=0.03,
@@ -227,9 +231,9 @@ def _published_stage(
         name=name,
         datasets=uniform_over_samples(datasets),
         batch=BatchConfig(global_pairs=128, num_negatives=7, in_batch_negatives=in_batch),
-        loss=InfoNCEConfig(temperature=0.02),
-        optimizer=OptimizerConfig(
-            learning_rate=learning_rate, weight_decay=0.03, warmup_steps=50, schedule="linear"
+        loss=InfoNCE(temperature=0.02),
+        optimizer=AdamW(
+            learning_rate=learning_rate, weight_decay=0.03, warmup_steps=50, schedule=Linear()
         ),
         steps=steps,
         checkpoint_every_steps=500,

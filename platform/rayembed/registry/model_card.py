@@ -77,7 +77,7 @@ def hub_name(reference: str) -> str | None:
 
 
 def _hub_dataset(data: DatasetConfig) -> str | None:
-    path = str(getattr(data.source, "path", ""))
+    path = data.source.paths.get("path", "")
     if not path.startswith("hf://datasets/"):
         return None
     return "/".join(path.removeprefix("hf://datasets/").partition("@")[0].split("/")[:2])

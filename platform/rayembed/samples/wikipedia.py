@@ -16,8 +16,9 @@ from rayembed.config.own_sets import (
     STSSet,
 )
 from rayembed.config.settings import Settings, changed, parse
-from rayembed.config.sources import ClassesSource, PairsSource
 from rayembed.config.types import Reference, Seed
+from rayembed.data.sources.classes import ClassesSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,

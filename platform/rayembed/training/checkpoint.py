@@ -1,9 +1,9 @@
 """Checkpoints of a stage: full optimiser states, random state, position.
 
 A checkpoint is a folder that all workers fill: `state-<rank>.safetensors` with its share of the
-parameters (each one whole: fp32 weight, Adam's moments and step), `random-<rank>.safetensors` and
-`position.json`, by which it is recognised. Nothing in it depends on how many workers there were
-or on the ZeRO stage, so a run goes on with other ones.
+parameters (each one whole: fp32 weight, Adam's moments and step; those of the loss among them),
+`random-<rank>.safetensors` and `position.json`, by which it is recognised. Nothing in it depends on
+how many workers there were or on the ZeRO stage, so a run goes on with other ones.
 """
 
 import json
@@ -23,6 +23,7 @@ from rayembed.assets.storage import is_full, join, read_bytes
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import ArtifactError, StorageError
+from rayembed.training.loss_parameters import PREFIX
 from rayembed.training.safetensors_header import read_header
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Position:
         return replace(self, step=step, dropped_steps=dropped_steps)
 
 
-class Engine(Protocol):
+class StatefulEngine(Protocol):
     """Engine methods that a checkpoint needs."""
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -61,7 +62,7 @@ class Engine(Protocol):
         ...
 
 
-def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
+def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) -> None:
     """Write this worker's part of a checkpoint; all workers must call it.
 
     Raises:
@@ -123,7 +124,7 @@ class Checkpoint:
     Args:
         folder: as `save_checkpoint` of all workers filled it.
         expected: position of the run that goes on; its step and workers do not matter.
-        of_other_run: whether another run may have made it.
+        from_other_run: whether another run may have made it.
 
     Raises:
         ArtifactError: the folder holds no whole checkpoint, or one of another run, plan or stage;
@@ -148,11 +149,12 @@ class Checkpoint:
         self._tensors = _open_tensors(folder, self.position.workers)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Full fp32 weights by name, each read from disk on access."""
+        """Full fp32 weights of the model by name, each read from disk on access."""
         names = {key.rpartition(_SEPARATOR)[0] for key in self._tensors}
-        return _Read({name: f"{name}{_SEPARATOR}weight" for name in names}, self._tensors)
+        of_model = [name for name in names if not name.startswith(PREFIX)]
+        return _Read({name: f"{name}{_SEPARATOR}weight" for name in of_model}, self._tensors)
 
-    def restore(self, engine: Engine) -> None:
+    def restore(self, engine: StatefulEngine) -> None:
         """Restore optimiser and random state; the engine's model must have `weights` already.
 
         With as many workers as before the random numbers go on where they were. Other ones get
@@ -228,9 +230,9 @@ def _random_file(worker: int) -> str:
     return f"random-{worker:05d}.safetensors"
 
 
-def seed_worker(seed: int, stage_index: int) -> None:
+def seed_worker(seed: int, number: int) -> None:
     """Seed dropout, differently for each stage and worker."""
-    torch.manual_seed((seed * 1_000_003 + stage_index) * 4096 + rank())
+    torch.manual_seed((seed * 1_000_003 + number) * 4096 + rank())
 
 
 def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:

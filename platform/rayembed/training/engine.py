@@ -14,8 +14,9 @@ from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
 from rayembed.models.contract import EmbeddingModel, TrainableModel
+from rayembed.optim.orthogonal import Fragment
 from rayembed.training.expert_parallel import SpreadExperts, group_name
-from rayembed.training.optimizer import MOMENTS, build_optimizer, set_learning_rates
+from rayembed.training.optimizer import parameter_groups, set_learning_rates, trained_parameters
 from rayembed.training.step import EngineModule
 
 _BUCKET = 500_000_000
@@ -89,12 +90,18 @@ class DeepSpeedEngine:
         self._bf16 = dtype == "bfloat16"
         _disable_shared_memory()
         self._experts = SpreadExperts.of(model)
-        optimizer = build_optimizer(model, stage.optimizer)
-        trained = [p for p in model.parameters() if p.requires_grad]
+        # Embedding models have several kinds of passes, which must go through the engine alike.
+        module: nn.Module = model
+        self._loss = None
+        if isinstance(model, EmbeddingModel):
+            module = EngineModule(model, stage.loss)
+            self._loss = module.loss
+        groups = parameter_groups(model, self._loss, stage.optimizer)
+        self._states = {p: group["states"] for group in groups for p in group["params"]}
+        optimizer = stage.optimizer.build(groups, bfloat16=self._bf16)
+        trained = [p for _, p in self._trained()]
         num_trained = sum(p.numel() for p in trained)
         settings = deepspeed_settings(stage, placement, dtype, num_workers, num_trained)
-        # Embedding models have two kinds of passes, which must go through the engine alike.
-        module: nn.Module = EngineModule(model) if isinstance(model, EmbeddingModel) else model
         if self._experts is not None:
             module.add_module("experts", _sign_of_experts(self._experts.num_experts))
         self._clipping = 0.0
@@ -111,6 +118,8 @@ class DeepSpeedEngine:
             dist_init_required=not torch.distributed.is_initialized(),
         )
         _reset_step_counters(self._optimizer)
+        if stage.optimizer.splits_matrices and self._zero_stage:
+            self._inner().fragments = self._fragments()  # type: ignore[attr-defined] # its own
 
     @property
     def forward(self) -> torch.nn.Module:
@@ -136,7 +145,7 @@ class DeepSpeedEngine:
         if norm is not None and not math.isfinite(norm):
             self._engine.zero_grad()  # what has no gradient is not updated
         elif norm is not None and self._clipping:
-            trained = [p for _, p in self._trainable()]
+            trained = [p for _, p in self._trained()]
             torch.nn.utils.clip_grads_with_norm_(trained, self._clipping, torch.tensor(norm))
         self._engine.step()
         if norm is None:
@@ -150,8 +159,8 @@ class DeepSpeedEngine:
         if self._zero_stage or self._bf16:
             return None
         if self._experts is not None:
-            return float(self._experts.gradient_norm(self.model.parameters()))
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            return float(self._experts.gradient_norm(p for _, p in self._trained()))
+        grads = [p.grad for _, p in self._trained() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(grads))
 
     def _clear_partitioned_gradients(self) -> None:
@@ -163,24 +172,24 @@ class DeepSpeedEngine:
         """
         from deepspeed.utils import safe_set_local_grad
 
-        for p in self.model.parameters():
-            if p.requires_grad:
-                partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
-                safe_set_local_grad(p, torch.zeros_like(partition))
+        for _, p in self._trained():
+            partition: Tensor = p.ds_tensor  # type: ignore[attr-defined] # set by DeepSpeed
+            safe_set_local_grad(p, torch.zeros_like(partition))
 
     def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and full weights in the model's dtype; a collective that all workers must iterate.
+        """Names and full weights of the model, without the loss's, in the model's dtype; a
+        collective that all workers must iterate.
 
         One after the other, so that ZeRO-3 never holds more than one of them whole.
         """
         import deepspeed
 
-        for name, p in self._trainable():
+        for name, p in trained_parameters(self.model):
             with deepspeed.zero.GatheredParameters([p], enabled=self._zero_stage == 3):
                 yield name, self._whole(p, p.detach())
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Names and full fp32 states (`weight`, moments, `step`); a collective for all workers.
+        """Names and full fp32 states, with `weight` and `step`; a collective for all workers.
 
         It is the same for all ZeRO stages and numbers of workers: what a checkpoint holds.
         """
@@ -194,41 +203,49 @@ class DeepSpeedEngine:
 
         if not self._zero_stage:
             masters = self._masters()
-            for name, p in self._trainable():
+            for name, p in self._trained():
                 master = masters[p]
-                state = self._adam().state.get(master, {})
-                moments = {key: state.get(key, torch.zeros_like(master)) for key in MOMENTS}
+                state = self._inner().state.get(master, {})
+                own = {key: state.get(key, torch.zeros_like(master)) for key in self._states[p]}
                 step = state.get("step", torch.zeros(()))
-                yield name, p, {**moments, "weight": master.detach(), "step": step}
+                yield name, p, {**own, "weight": master.detach(), "step": step}
             return
-        self._link_moments()
-        for name, p in self._trainable():
-            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
+        self._link_states()
+        for name, p in self._trained():
+            own = {key: safe_get_full_optimizer_state(p, key) for key in self._states[p]}
             weight = safe_get_full_fp32_param(p)
-            yield name, p, {**moments, "weight": weight, "step": self._updates()}
+            yield name, p, {**own, "weight": weight, "step": self._updates()}
 
     def restore_optimizer_state(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load this worker's share of the states from `optimizer_state`, by name.
 
         The model must have been built with the saved weights: in bf16 its own copy of them is not
-        written here.
+        written here. The loss's is, which is built with its initial values.
         """
+        self._restore_loss(saved)
         if not self._zero_stage:
             masters = self._masters()
-            for name, p in self._trainable():
-                master = masters[p]
-                master.data.copy_(self._own(p, saved[name]["weight"]))
-                moments = {key: self._own(p, saved[name][key]).to(p.device) for key in MOMENTS}
-                step = saved[name]["step"].to(p.device)
-                self._adam().state[master] = {**moments, "step": step}
+            for name, p in self._trained():
+                master, of = masters[p], saved[name]
+                master.data.copy_(self._own(p, of["weight"]))
+                own = {key: self._own(p, of[key]).to(p.device) for key in self._states[p]}
+                self._inner().state[master] = {**own, "step": of["step"].to(p.device)}
             return
-        self._link_moments()
-        for name, p in self._trainable():
-            for key in ("weight", *MOMENTS):
+        self._link_states()
+        for name, p in self._trained():
+            for key in ("weight", *self._states[p]):
                 self._restore_partition(p, key, self._own(p, saved[name][key]))
-        updates = max(float(saved[name]["step"]) for name, _ in self._trainable())
-        for state in self._adam().state.values():
+        updates = max(float(saved[name]["step"]) for name, _ in self._trained())
+        for state in self._inner().state.values():
             state["step"].fill_(updates)
+
+    def _restore_loss(self, saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        import deepspeed
+
+        partitioned = self._zero_stage == 3
+        for name, p in trained_parameters(self._loss):
+            with deepspeed.zero.GatheredParameters([p], modifier_rank=0, enabled=partitioned):
+                p.data.copy_(saved[name]["weight"])
 
     def _whole(self, p: nn.Parameter, value: Tensor) -> Tensor:
         return value if self._experts is None else self._experts.whole(p, value)
@@ -237,46 +254,58 @@ class DeepSpeedEngine:
         return whole if self._experts is None else self._experts.own(p, whole)
 
     def _masters(self) -> dict[nn.Parameter, Tensor]:
-        """Tensor that AdamW updates for each parameter in stage 0: itself, or its fp32 copy."""
+        """Tensor that is updated for each parameter in stage 0: itself, or its fp32 copy."""
         if not self._bf16:
-            return {p: p for _, p in self._trainable()}
+            return {p: p for _, p in self._trained()}
         groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
-        return {
-            parameter: copy
-            for own, copies in groups
-            for parameter, copy in zip(own, copies, strict=True)
-        }
+        return {p: copy for own, copies in groups for p, copy in zip(own, copies, strict=True)}
 
-    def _trainable(self) -> list[tuple[str, nn.Parameter]]:
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [*trained_parameters(self.model), *trained_parameters(self._loss)]
 
-    def _adam(self) -> torch.optim.Optimizer:
+    def _inner(self) -> torch.optim.Optimizer:
         """Torch's optimiser, to which DeepSpeed gave flat partitions instead of parameters."""
-        adam: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
-        return adam
+        inner: torch.optim.Optimizer = getattr(self._optimizer, "optimizer", self._optimizer)
+        return inner
 
     def _updates(self) -> Tensor:
-        """Number of updates of the partitions; Adam counts them all alike."""
-        steps = [state["step"].float().cpu() for state in self._adam().state.values()]
+        """Number of updates of the partitions; the optimiser counts them all alike."""
+        steps = [state["step"].float().cpu() for state in self._inner().state.values()]
         return torch.stack(steps).max() if steps else torch.zeros(())
 
-    def _link_moments(self) -> None:
-        """Link DeepSpeed's views of each parameter's moments; create missing moments.
+    def _partitions(self) -> list[tuple[Tensor, tuple[str, ...]]]:
+        """Flat partitions of this worker, with the names of their states."""
+        groups = self._inner().param_groups
+        if self._zero_stage < 3:
+            return [(flat, group["states"]) for group in groups for flat in group["params"]]
+        # Stage 3 cuts groups further, and empties the optimiser's own between its steps.
+        flat = self._optimizer.fp32_partitioned_groups_flat
+        of_group = self._optimizer.sub_group_to_group_id
+        return [(part, groups[of_group[i]]["states"]) for i, part in enumerate(flat)]
+
+    def _link_states(self) -> None:
+        """Link DeepSpeed's views of each parameter's states; create missing states.
 
         Stages 1 and 2 have them from their first step on, and link them after the update of the
         first parameter group, when the other groups do not have any yet.
         """
-        adam = self._adam()
-        # Stage 3 empties the optimiser's own groups between its steps.
-        in_groups = [partition for group in adam.param_groups for partition in group["params"]]
-        for partition in getattr(self._optimizer, "fp32_partitioned_groups_flat", in_groups):
-            if not adam.state[partition]:
-                made = {key: torch.zeros_like(partition) for key in MOMENTS}
-                step = torch.zeros((), device=partition.device)
-                adam.state[partition] = {**made, "step": step}
+        inner = self._inner()
+        for partition, names in self._partitions():
+            if not inner.state[partition]:
+                made = {key: torch.zeros_like(partition) for key in names}
+                inner.state[partition] = {**made, "step": partition.new_zeros(())}
         if hasattr(self._optimizer, "_hp_optimizer_states_linked"):
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _fragments(self) -> dict[Tensor, list[Fragment]]:
+        """What of each parameter lies in this worker's partitions; of stages 1 and 2."""
+        own = self._optimizer
+        groups = zip(own.bit16_groups, own.single_partition_of_fp32_groups, strict=True)
+        return {
+            flat: [_fragment(p) for p in parameters if p._hp_mapping is not None]
+            for parameters, flat in groups
+        }
 
     def _restore_partition(self, p: nn.Parameter, key: str, value: Tensor) -> None:
         from deepspeed.utils import (
@@ -301,6 +330,15 @@ class DeepSpeedEngine:
             safe_set_local_fp32_param(p, mine)
         else:
             safe_set_local_optimizer_state(p, mine, key)
+
+
+def _fragment(parameter: Any) -> Fragment:
+    """The part of a parameter that lies in this worker's partition, by DeepSpeed's own note."""
+    part = parameter._hp_mapping
+    of_parameter, of_partition = part.lp_fragment_address, part.hp_fragment_address
+    return Fragment(
+        parameter.shape, of_parameter.start, of_parameter.numel, place=of_partition.start
+    )
 
 
 def expert_group(size: int) -> ExpertGroup:
@@ -371,7 +409,7 @@ def _disable_shared_memory() -> None:
 
 
 def _reset_step_counters(optimizer: Any) -> None:
-    """Reset Adam's step counters to zero.
+    """Reset the optimiser's step counters to zero.
 
     DeepSpeed allocates optimiser states by a step with zero gradients; in stage 0 with bf16 that
     step stays counted, and the first real ones come out at 0.74 of their size.

@@ -1,65 +1,92 @@
 """Parameter groups and the optimiser; learning rates are set before each step."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from rayembed.config.stage import OptimizerConfig
+from rayembed.config.optimizer import OptimizerConfig
 from rayembed.errors import ConfigError
 from rayembed.models.contract import TrainableModel
+from rayembed.training.loss_parameters import PREFIX, LossParameters
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""Torch's names of AdamW's moments."""
+_GROUP = 2**28
+"""Maximum elements of a group of matrices, which are gathered at a time: 1 GiB in fp32."""
 
 
 @dataclass(frozen=True)
 class GroupKey:
     """Common properties of the parameters in one group."""
 
-    of_backbone: bool
+    part: Literal["backbone", "fresh", "loss"]
     decayed: bool
     experts: str | None
     """Name of the worker group that shares these experts; None for parameters that all workers
     hold."""
+    peak: float
+    """Peak learning rate."""
+    matrices: bool = False
+    """Weights of linear layers in the backbone, where the optimiser treats these apart."""
+    number: int = 0
+    """Tells groups apart of which one would be too large."""
 
 
-def parameter_groups(model: TrainableModel, config: OptimizerConfig) -> list[dict[str, object]]:
-    """AdamW groups: backbone or pooling, with or without weight decay; `peak` is the peak rate.
+def trained_parameters(module: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
+    """Parameters of a model or of a loss that are trained, by their names in checkpoints."""
+    if module is not None:
+        prefix = PREFIX if isinstance(module, LossParameters) else ""
+        yield from ((prefix + name, p) for name, p in module.named_parameters() if p.requires_grad)
 
-    Vectors (biases, norms) are not decayed. Experts that are shared out among workers have groups
-    of their own, which say so in DeepSpeed's words.
+
+def parameter_groups(
+    model: TrainableModel, loss: LossParameters | None, config: OptimizerConfig
+) -> list[dict[str, Any]]:
+    """Groups of parameters that the optimiser treats alike; `peak` is the peak learning rate and
+    `states` the names of the states.
+
+    Vectors (biases, norms) are not decayed, nor are parameters of a loss. Experts that are shared
+    out among workers have groups of their own, which say so in DeepSpeed's words.
 
     Raises:
-        ConfigError: the model has no trainable parameter.
+        ConfigError: the model has no trainable parameter, or a pattern of `rates` matches none, or
+            two match the same.
     """
-    groups: dict[GroupKey, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            decayed = parameter.ndim >= 2 and config.weight_decay > 0
-            experts = getattr(parameter, "group_name", None)
-            key = GroupKey(model.backbone_parameter(name), decayed, experts)
-            groups.setdefault(key, []).append(parameter)
-    if not groups:
+    named = dict([*trained_parameters(model), *trained_parameters(loss)])
+    if all(name.startswith(PREFIX) for name in named):
         raise ConfigError("the model has no trainable parameter; set model.lora or leave it null")
+    rates = _rates(list(named), config)
+    linear = {module.weight for module in model.modules() if isinstance(module, nn.Linear)}
+    groups: dict[GroupKey, list[nn.Parameter]] = {}
+    in_matrices = 0
+    for name, parameter in named.items():
+        part = _part(model, name)
+        matrix = config.splits_matrices and part == "backbone" and parameter in linear
+        in_matrices += parameter.numel() if matrix else 0
+        key = GroupKey(
+            part,
+            decayed=part != "loss" and parameter.ndim >= 2 and config.weight_decay > 0,
+            experts=getattr(parameter, "group_name", None),
+            peak=rates.get(name, _peak(part, config)),
+            matrices=matrix,
+            number=in_matrices // _GROUP if matrix else 0,
+        )
+        groups.setdefault(key, []).append(parameter)
     return [
         {
             "params": parameters,
             # Set before each step; zero, so that an engine's dry step at the start decays nothing.
             "lr": 0.0,
-            "peak": _peak(key, config),
+            "peak": key.peak,
             "weight_decay": config.weight_decay if key.decayed else 0.0,
+            "matrices": key.matrices,
+            "states": config.states(matrix=key.matrices),
             **({} if key.experts is None else {"moe": True, "name": key.experts}),
         }
         for key, parameters in groups.items()
     ]
-
-
-def build_optimizer(model: TrainableModel, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) over the model's trainable parameters, one kernel for each group."""
-    return torch.optim.AdamW(
-        parameter_groups(model, config), betas=config.betas, eps=config.eps, fused=True
-    )
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float:
@@ -69,7 +96,32 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> float
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _peak(key: GroupKey, config: OptimizerConfig) -> float:
-    if key.of_backbone or config.pooling_learning_rate is None:
-        return config.learning_rate
-    return config.pooling_learning_rate
+def _part(model: TrainableModel, name: str) -> Literal["backbone", "fresh", "loss"]:
+    if name.startswith(PREFIX):
+        return "loss"
+    return "backbone" if model.backbone_parameter(name) else "fresh"
+
+
+def _peak(part: str, config: OptimizerConfig) -> float:
+    of_part = {"fresh": config.pooling_learning_rate, "loss": config.loss_learning_rate}
+    rate = of_part.get(part)
+    return config.learning_rate if rate is None else rate
+
+
+def _rates(names: list[str], config: OptimizerConfig) -> dict[str, float]:
+    """Learning rates of the parameters that `rates` names by a pattern."""
+    found: dict[str, str] = {}
+    for pattern in config.rates:
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            raise ConfigError(
+                f"optimizer.rates: no trained parameter matches {pattern!r}; the model has "
+                f"{len(names)}, such as {', '.join(names[:: max(len(names) // 4, 1)])}"
+            )
+        if twice := [name for name in matching if name in found]:
+            raise ConfigError(
+                f"optimizer.rates: the parameter {twice[0]!r} matches {found[twice[0]]!r} and "
+                f"{pattern!r}; each may match one pattern"
+            )
+        found |= dict.fromkeys(matching, pattern)
+    return {name: config.rates[pattern] for name, pattern in found.items()}

@@ -1,7 +1,5 @@
 """The learning rate as a pure function of the step, so that a resumed run needs no state for it."""
 
-import math
-
 from rayembed.config.train_loop import TrainLoopConfig
 
 
@@ -16,10 +14,4 @@ def learning_rate_factor(step: int, loop_config: TrainLoopConfig) -> float:
         return (step + 1) / warmup
     end = loop_config.optimizer.decay_steps or loop_config.steps
     progress = (step - warmup) / max(end - warmup, 1)
-    match loop_config.optimizer.schedule:
-        case "constant":
-            return 1.0
-        case "linear":
-            return 1.0 - progress
-        case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
+    return loop_config.optimizer.schedule.factor(progress)

@@ -3,6 +3,7 @@
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayembed.config.loss import LossConfig
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import StepBatch
 from rayembed.distributed.collectives import (
@@ -28,8 +30,15 @@ from rayembed.distributed.grad_cache import (
     backward_in_one_graph,
     backward_with_cache,
 )
-from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
-from rayembed.losses.infonce import info_nce, info_nce_of_own
+from rayembed.errors import DataError
+from rayembed.losses.candidates import (
+    Rows,
+    above_positive,
+    batch_candidates,
+    own_candidates,
+    positive_places,
+)
+from rayembed.losses.contract import Candidates, Contrastive, Pairwise
 from rayembed.losses.matryoshka import cut
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, cost, to_device
 from rayembed.models.micro_batches import (
@@ -40,6 +49,7 @@ from rayembed.models.micro_batches import (
 )
 from rayembed.training.context import context_passes, context_rows
 from rayembed.training.dropped import without_gradient_unless_finite
+from rayembed.training.loss_parameters import LossParameters, metrics_of, named_values
 
 
 @dataclass(frozen=True)
@@ -109,12 +119,19 @@ def run_step(
         ],
         num_fillers=num_passes - len(cuts),
         context=_context_passes(model, engine, batch, stage, settings),
+        loss_parameters=_loss_parameters(engine, stage.loss),
     )
+    _check_rows(batch, stage)
     rows, targets = _rows(batch, settings.device), _Targets.of(batch, settings.device)
     metrics: dict[str, float] = {}
 
-    def loss_of(embeddings: Tensor, statistics: Tensor | None) -> Tensor:
-        loss = contrastive_loss(embeddings[places], rows, targets, stage)
+    def loss_of(
+        embeddings: Tensor, statistics: Tensor | None, values: Tensor | None = None
+    ) -> Tensor:
+        parameters = {} if values is None else named_values(stage.loss, values)
+        metrics.update(metrics_of(parameters))
+        of_stage = contrastive_loss if stage.loss.takes_candidates else pairwise_loss
+        loss = of_stage(embeddings[places], rows, targets, stage, parameters)
         if statistics is not None:
             total = sum_with_gradient(statistics)
             loss = loss + model.auxiliary_loss(total)
@@ -139,12 +156,17 @@ def run_step(
 
 @dataclass(frozen=True)
 class _Targets:
-    """Indices of each row's texts in the worker's distinct texts, and its known non-negatives."""
+    """Indices of each row's texts in the worker's distinct texts, its known non-negatives, and what
+    a teacher or a person says of its texts.
+    """
 
     query: Tensor
     positive: Tensor
     negatives: Tensor
     not_negatives: Tensor
+    similarity: Tensor
+    positive_score: Tensor
+    negative_score: Tensor
 
     @classmethod
     def of(cls, batch: StepBatch, device: torch.device) -> "_Targets":
@@ -156,50 +178,99 @@ class _Targets:
             tensor(batch.positive),
             tensor(batch.negatives),
             tensor(batch.not_negative_hash),
+            tensor(batch.similarity),
+            tensor(batch.positive_score),
+            tensor(batch.negative_score),
         )
 
 
 def contrastive_loss(
-    embeddings: Tensor, rows: Rows, targets: _Targets, stage: StageConfig
+    embeddings: Tensor,
+    rows: Rows,
+    targets: _Targets,
+    stage: StageConfig,
+    parameters: Mapping[str, Tensor],
 ) -> Tensor:
-    """Mean InfoNCE of this worker's rows over the candidates of all workers.
+    """Mean loss of this worker's rows over the candidates of all workers.
 
     Summed over the widths of the stage's loss, the full one first.
 
     Args:
         embeddings: (U, D) unit length, of this worker's distinct texts.
+        parameters: values of the loss's parameters by name.
 
     Raises:
         ConfigError: a width is not below D.
     """
-    width = embeddings.shape[1]
+    assert isinstance(stage.loss, Contrastive)
+    loss, width = stage.loss, embeddings.shape[1]
     stage.check_widths(width)
     queries = embeddings[targets.query]
+    not_negatives = targets.not_negatives
+    if loss.false_negatives is not None:
+        scores = targets.negative_score, targets.positive_score
+        above = above_positive(rows.negatives, *scores, loss.false_negatives.margin)
+        not_negatives = torch.cat([not_negatives, above], dim=1)
     documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
     # A missing negative takes any vector's place; the mask keeps it out of the loss.
     candidates = embeddings[documents.clamp(min=0)]
-    temperature = stage.loss.temperature
     if not stage.batch.in_batch_negatives:
-        mask = own_candidates(rows, targets.not_negatives)
-        return torch.stack(
-            [
-                info_nce_of_own(cut(queries, d), cut(candidates, d), mask, temperature).mean()
-                for d in (width, *stage.loss.dimensions)
-            ]
-        ).sum()
-    num_rows, num_negatives = targets.negatives.shape
-    first_row = rank() * num_rows
-    local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
-    everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
-    mask = batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
-    positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
-    gathered = gather_with_gradient(local)
-    return torch.stack(
-        [
-            info_nce(cut(queries, d), cut(gathered, d), positive, mask, temperature).mean()
-            for d in (width, *stage.loss.dimensions)
-        ]
-    ).sum()
+        mask = own_candidates(rows, not_negatives)
+        positive = torch.zeros_like(targets.positive)
+    else:
+        num_rows, num_negatives = targets.negatives.shape
+        first_row = rank() * num_rows
+        local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
+        everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
+        mask = batch_candidates(rows, not_negatives, everyone, first_row, num_rows)
+        positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
+        candidates = gather_with_gradient(local)
+    of_width = [
+        loss.of_rows(cut(queries, d), Candidates(cut(candidates, d), positive, mask), parameters)
+        for d in (width, *loss.dimensions)
+    ]
+    return torch.stack([of_rows.mean() for of_rows in of_width]).sum()
+
+
+def pairwise_loss(
+    embeddings: Tensor,
+    rows: Rows,
+    targets: _Targets,
+    stage: StageConfig,
+    parameters: Mapping[str, Tensor],
+) -> Tensor:
+    """Loss of the graded pairs of all workers; every worker computes the same.
+
+    Arguments and errors as of `contrastive_loss`.
+    """
+    assert isinstance(stage.loss, Pairwise)
+    loss, width = stage.loss, embeddings.shape[1]
+    stage.check_widths(width)
+    queries = gather_with_gradient(embeddings[targets.query])
+    documents = gather_with_gradient(embeddings[targets.positive])
+    similarity = gather(targets.similarity)
+    of_width = [
+        loss.of_pairs(cut(queries, d), cut(documents, d), similarity, parameters)
+        for d in (width, *loss.dimensions)
+    ]
+    return torch.stack(of_width).sum()
+
+
+def _check_rows(batch: StepBatch, stage: StageConfig) -> None:
+    """Return when the rows have what the loss needs.
+
+    Raises:
+        DataError: one has no graded similarity.
+    """
+    without = [batch.dataset[row] for row in np.flatnonzero(np.isnan(batch.similarity))]
+    if "similarity" not in stage.loss.needs or not without:
+        return
+    raise DataError(
+        f"stage {stage.name!r}: {len(without)} of this worker's {len(batch.dataset)} rows of step "
+        f"{batch.step} have no graded similarity, which the loss {stage.loss.kind!r} learns from; "
+        f"they are of the data sets {', '.join(sorted(set(without)))}. Take these out of the "
+        "stage's datasets, or another loss."
+    )
 
 
 def _rows(batch: StepBatch, device: torch.device) -> Rows:
@@ -215,20 +286,46 @@ def _rows(batch: StepBatch, device: torch.device) -> Rows:
     )
 
 
-class EngineModule(nn.Module):
-    """The model as an engine wraps it: one forward method for texts and for their context.
+def _loss_parameters(engine: nn.Module, loss: LossConfig) -> Callable[[], Tensor] | None:
+    if not loss.parameter_names:
+        return None
 
-    Both go through the engine's own forward pass, which partitioned parameters need.
+    def values() -> Tensor:
+        found: Tensor = engine(None, only_loss=True)
+        return found
+
+    return values
+
+
+class EngineModule(nn.Module):
+    """The model as an engine wraps it, with the parameters of the loss if it has any: one forward
+    method for texts, for their context and for these parameters.
+
+    All go through the engine's own forward pass, which partitioned parameters need.
     """
 
-    def __init__(self, model: EmbeddingModel) -> None:
+    def __init__(self, model: EmbeddingModel, loss: LossConfig | None = None) -> None:
         super().__init__()
         self.model = model
+        self.loss: LossParameters | None = None
+        if loss is not None and loss.parameter_names:
+            self.loss = LossParameters(loss).to(next(model.parameters()).device)
 
     def forward(
-        self, inputs: dict[str, Tensor], context: Tensor | None = None, only_context: bool = False
+        self,
+        inputs: dict[str, Tensor] | None,
+        context: Tensor | None = None,
+        only_context: bool = False,
+        only_loss: bool = False,
     ) -> EmbedOutput | Tensor:
-        """Outputs of the model, or only the context vectors of the texts."""
+        """Outputs of the model, or only the context vectors of the texts, or only the values of
+        the loss's parameters.
+        """
+        if only_loss:
+            assert self.loss is not None
+            values: Tensor = self.loss()
+            return values
+        assert inputs is not None
         if only_context:
             return self.model.embed_context(inputs)
         output: EmbedOutput = self.model(inputs, context)

@@ -2,16 +2,19 @@
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.mining import MiningConfig, PercPos, Rule, TopK
+from rayembed.config.mining import MiningConfig, Rule
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.stage import BatchConfig, InfoNCEConfig, OptimizerConfig, StageConfig
+from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.mining.rules import PercPos, TopK
+from rayembed.losses.infonce import InfoNCE
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
+from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
 from rayembed.samples.assets import MINILM
@@ -194,10 +197,8 @@ def nomic_8() -> dict[str, Run]:
                         num_negatives=number,
                         in_batch_negatives=True,
                     ),
-                    loss=InfoNCEConfig(temperature=0.02),
-                    optimizer=OptimizerConfig(
-                        learning_rate=2e-5, weight_decay=0.01, warmup_steps=400
-                    ),
+                    loss=InfoNCE(temperature=0.02),
+                    optimizer=AdamW(learning_rate=2e-5, weight_decay=0.01, warmup_steps=400),
                     steps=samples // 256,
                     checkpoint_every_steps=500,
                 ),

@@ -6,7 +6,7 @@ from functools import cache
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import nearest
-from rayembed.config.sources import PairsSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes.datasets import causal2vec, cde, nomic, nvembed
 from rayembed.recipes.datasets.entry import Entry

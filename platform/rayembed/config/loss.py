@@ -1,0 +1,63 @@
+"""Losses as settings: what all of them have, and the table of those there are.
+
+A loss is one file of `losses/`: its settings, the parameters that it trains if it has any, and a
+pure function of embeddings and targets. `docs/own_loss.md` adds one.
+"""
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from rayembed.config.settings import Settings
+from rayembed.config.table import Table
+from rayembed.config.types import Distinct
+
+Need = Literal["similarity", "teacher_scores"]
+"""What rows must have beyond their texts: the graded similarity of query and document, or scores
+of the positive and the hard negatives by a teacher."""
+
+
+class LossConfig(Settings):
+    """Settings of a loss of embeddings.
+
+    Losses derive from `losses.contract.Contrastive` or `losses.contract.Pairwise`.
+    """
+
+    kind: str
+    dimensions: Distinct[PositiveInt] = ()
+    """Widths below the full one that are trained too, on truncated and renormalised vectors
+    (Matryoshka, arXiv 2205.13147). The losses of all widths are summed with equal weight, as in
+    Nomic's code, so each further width increases the gradient."""
+
+    takes_candidates: ClassVar[bool] = True
+    """Whether a query is compared with other documents than its own, which must then exist."""
+    row_blocks: ClassVar[bool] = False
+    """Whether the loss of some rows does not depend on the other rows' queries, so that it can be
+    computed in blocks of rows."""
+    parameter_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the parameters that are trained with the model; most losses have none.
+
+    They have a group of their own in the optimiser (`optimizer.loss_learning_rate`), stand in
+    checkpoints, start anew in each stage and are no part of the trained model."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What rows must have beyond their texts."""
+        return frozenset()
+
+    def initial_parameters(self) -> dict[str, Any]:
+        """Initial values of the `parameter_names` in their order, float32 tensors."""
+        return {}
+
+
+LOSSES = Table(
+    "rayembed.losses",
+    LossConfig,
+    (
+        "rayembed.losses.infonce:InfoNCE",
+        "rayembed.losses.siglip:SigLIP",
+        "rayembed.losses.cosent:CoSENT",
+    ),
+    default="infonce",
+)
+"""All losses by their `kind`."""

@@ -1,0 +1,118 @@
+"""Optimisers as settings: what all of them have, and the table of those there are.
+
+An optimiser is one file of `optim/`: its settings, the names of its states, how it is built.
+"""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from rayembed.config.schedule import SCHEDULES, ScheduleConfig
+from rayembed.config.settings import Settings
+from rayembed.config.table import Table
+from rayembed.config.types import SortedDict
+
+# Members import the base class, so that the table is read here and not where that stands.
+if TYPE_CHECKING:
+    AnySchedule = ScheduleConfig
+else:
+    AnySchedule = SCHEDULES.union()
+
+
+class OptimizerConfig(Settings):
+    """What every optimiser has: rates by group, decay, schedule; nothing is an engine's default."""
+
+    kind: str
+    learning_rate: PositiveFloat
+    """Peak learning rate, after the warm-up."""
+    pooling_learning_rate: PositiveFloat | None = None
+    """Learning rate of randomly initialised parameters outside the backbone; None: the same."""
+    # Left out while they say nothing, so that fingerprints of runs from before they were there
+    # stay.
+    loss_learning_rate: PositiveFloat | None = Field(
+        default=None, exclude_if=lambda rate: rate is None
+    )
+    """Learning rate of the loss's own parameters; None: the same."""
+    rates: SortedDict[str, PositiveFloat] = Field(default={}, exclude_if=lambda rates: not rates)
+    """Learning rates of parameters by their names, before all others: `{"*.router.*": 1e-4}`. `*`
+    stands for any characters; each pattern must match a parameter, and none may match two."""
+    weight_decay: float = Field(default=0.0, ge=0.0)
+    """Decoupled weight decay; not on biases, norms and other vectors, nor on a loss's parameters.
+    """
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up from zero."""
+    schedule: AnySchedule = Field(default=SCHEDULES.default)
+    """Schedule after the warm-up: `linear` or `cosine` decay to zero at the last step, `constant`,
+    or `wsd`, which is constant and then decays."""
+    decay_steps: PositiveInt | None = None
+    """Step at which the schedule reaches zero, counting the warm-up; None: the stage's last one.
+    Causal2Vec decays over twice the steps that it runs (Table 7)."""
+    gradient_clipping: float = Field(default=1.0, ge=0.0)
+    """Maximum global gradient norm; 0: no clipping. Always passed to DeepSpeed, whose own default
+    clips at 1.0."""
+
+    zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    """ZeRO stages under which it can work."""
+    why_not: ClassVar[str] = ""
+    """Why it cannot work under the others."""
+    state_bytes: ClassVar[int] = 12
+    """Bytes of the fp32 master weight and the states of each trained parameter."""
+    splits_matrices: ClassVar[bool] = False
+    """Whether weights of linear layers in the backbone have groups of their own, `matrices`."""
+
+    def states(self, *, matrix: bool) -> tuple[str, ...]:
+        """Names of a parameter's states, each of its shape; beside them `step` counts updates.
+
+        Args:
+            matrix: whether it is the weight of a linear layer in the backbone.
+        """
+        raise TypeError(f"{type(self).__name__} has no states")
+
+    def build(self, groups: list[dict[str, Any]], *, bfloat16: bool) -> Any:
+        """The torch optimiser over parameter groups; see `training.optimizer`.
+
+        Args:
+            bfloat16: whether the model computes in bfloat16.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be built")
+
+    def check_steps(self, steps: int) -> None:
+        """Check that warm-up and schedule fit so many steps.
+
+        Raises:
+            ValueError: they do not.
+        """
+        if self.warmup_steps >= steps:
+            raise ValueError(
+                f"optimizer.warmup_steps {self.warmup_steps} must be below its {steps} steps"
+            )
+        decay = self.decay_steps
+        if decay is not None and not self.schedule.decays:
+            raise ValueError(
+                f"optimizer.decay_steps {decay} needs a schedule that decays, and "
+                f"{self.schedule.kind!r} does not; set it to null"
+            )
+        if decay is not None and decay < steps:
+            raise ValueError(f"optimizer.decay_steps {decay} must be at least its {steps} steps")
+
+    def check_zero_stage(self, zero_stage: int) -> None:
+        """Check that the optimiser can work under the ZeRO stage.
+
+        Raises:
+            ValueError: it cannot; the message says why and which stages it can work under.
+        """
+        if zero_stage not in self.zero_stages:
+            raise ValueError(
+                f"placement.zero_stage {zero_stage} cannot serve optimizer.kind {self.kind!r}: "
+                f"{self.why_not}; set placement.zero_stage to one of "
+                f"{', '.join(map(str, self.zero_stages))}, or take another optimiser"
+            )
+
+
+OPTIMIZERS = Table(
+    "rayembed.optimizers",
+    OptimizerConfig,
+    ("rayembed.optim.adamw:AdamW", "rayembed.optim.muon:Muon"),
+    default="adamw",
+)
+"""All optimisers by their `kind`."""
