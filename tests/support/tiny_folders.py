@@ -59,6 +59,7 @@ TINY: dict[str, Tiny] = {
             "backbone": GIVEN,
             "encoder": {"path": "given"},
             "num_context": 4,
+            "sequence_dropout": 0.0,
             "output": "residual",
             **LENGTHS,
         },

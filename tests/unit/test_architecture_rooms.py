@@ -1,4 +1,4 @@
-"""Only its own folder knows an architecture, and the files of models import in one direction."""
+"""Only its own folder knows an architecture."""
 
 import ast
 import re
@@ -115,29 +115,6 @@ def test_only_recipes_samples_and_the_adaptation_import_an_architecture(imports)
     allowed = re.compile(r"rayembed\.(recipes|samples)\b")
     assert arrows, "the control: recipes import settings"
     assert {importer for importer, _ in arrows if not allowed.match(importer)} <= ADAPTATION
-
-
-def circle(arrows: dict[str, set[str]]) -> list[str]:
-    """Modules from which a way of imports leads back."""
-
-    def beyond(start: str) -> set[str]:
-        seen: set[str] = set()
-        open_ends = [start]
-        while open_ends:
-            fresh = arrows[open_ends.pop()] - seen
-            seen |= fresh
-            open_ends += fresh
-        return seen
-
-    return sorted(module for module in arrows if module in beyond(module))
-
-
-def test_no_circle_inside_models(imports):
-    inside = {m for m in imports.modules if m.startswith("rayembed.models.")}
-    arrows = {m: imports.find_modules_directly_imported_by(m) & inside for m in inside}
-    assert circle(arrows) == []
-    arrows["rayembed.models.contract"] = {"rayembed.models.load"}
-    assert "rayembed.models.contract" in circle(arrows), "the control: an arrow back"
 
 
 def test_settings_of_an_architecture_need_no_torch():

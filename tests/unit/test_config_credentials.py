@@ -47,6 +47,8 @@ def test_a_password_of_a_baseline_is_refused():
 ADDRESS = "s3://KEYID:hunter2@bucket/x"
 
 PLAIN_TEXTS = {
+    # Which member of a table, in the base class of its settings.
+    "kind",
     # Words that stand before texts, and what they are about.
     "document_instruction", "document_prefix", "instruction", "instructions", "prompt_end",
     "prompt_start", "query_instruction", "query_prefix", "topic", "topics",

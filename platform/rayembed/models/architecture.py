@@ -29,6 +29,12 @@ if TYPE_CHECKING:
 Parts = Mapping[str, Any]
 """Pretrained transformers by their settings (`backbone`, `encoder`)."""
 
+Shapes = Mapping[str, Any]
+"""Their transformers configurations."""
+
+Folders = Mapping[str, Path]
+"""Folders in which they, or exports of them, lie with their tokenizers."""
+
 
 class Published(NamedTuple):
     """A model in a folder of its publishers' layout."""
@@ -109,11 +115,8 @@ class Architecture:
         """
         return None
 
-    def build_head(self, config: Any, shapes: Mapping[str, Any]) -> nn.Module:
+    def build_head(self, config: Any, shapes: Shapes) -> nn.Module:
         """Build the randomly initialised layers beside the pretrained parts.
-
-        Args:
-            shapes: the parts' transformers configurations.
 
         Raises:
             ConfigError: settings that do not fit the parts' sizes.
@@ -124,7 +127,7 @@ class Architecture:
         """Adjust a fresh head to the weights of the parts, in place."""
         return None
 
-    def tokenizer(self, config: Any, folders: Mapping[str, Path]) -> PromptTokenizer:
+    def tokenizer(self, config: Any, folders: Folders) -> PromptTokenizer:
         """Picklable tokenizer of a model whose parts (or exports of them) lie in the folders.
 
         Raises:
@@ -139,7 +142,7 @@ class Architecture:
         """The model around finished parts."""
         raise NotImplementedError(f"{type(self).__name__} assembles no model")
 
-    def check_parts(self, config: Any, parts: Parts, folders: Mapping[str, Path]) -> None:
+    def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
         """Check that the parts fit the settings and each other; they may be on the meta device.
 
         Raises:

@@ -1,27 +1,21 @@
 """Pooling: one float32 vector for each text from hidden states, not normalised."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rayembed.config.pooling import (
-    ClsPooling,
-    EosPooling,
-    MaxPooling,
-    MeanPooling,
-    PlainPooling,
-    ProjectionConfig,
-    WeightedMeanPooling,
-)
+from rayembed.config.pooling import PlainPooling, ProjectionConfig
+
+States = Float[Tensor, "batch tokens hidden"]
+PoolMask = Bool[Tensor, "batch tokens"]
+Pooled = Float[Tensor, "batch hidden"]
 
 _ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
 
 
-def masked_mean(
-    hidden: Float[Tensor, "batch tokens hidden"], mask: Bool[Tensor, "batch tokens"]
-) -> Float[Tensor, "batch hidden"]:
+def masked_mean(hidden: States, mask: PoolMask) -> Pooled:
     """Mean of the states where the mask is true, float32; no row may be empty.
 
     Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
@@ -31,73 +25,51 @@ def masked_mean(
     return sums / mask.sum(dim=1, keepdim=True, dtype=torch.float32)
 
 
-class Mean(nn.Module):
-    """Mean of the states of the tokens in the pool."""
+class Pooling(nn.Module):
+    """A pooling without weights, by one of the functions below."""
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """Mean over tokens, float32."""
-        return masked_mean(hidden, pool_mask)
+    def __init__(self, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
 
-
-class Cls(nn.Module):
-    """State of the first token."""
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """The first state, float32."""
-        return hidden[:, 0].float()
+    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+        """One float32 vector for each text."""
+        return self.function(hidden, attention_mask, pool_mask)
 
 
-class Eos(nn.Module):
-    """State of the last token that is not padding (padding goes right)."""
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """The last state, float32."""
-        last = attention_mask.sum(dim=1) - 1
-        return hidden[torch.arange(len(hidden), device=hidden.device), last].float()
+def mean(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    """Mean of the states of the tokens in the pool, float32."""
+    return masked_mean(hidden, pool_mask)
 
 
-class Max(nn.Module):
-    """Largest state of the tokens in the pool, dimension by dimension."""
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """Maximum over tokens, float32."""
-        return hidden.float().masked_fill(~pool_mask[..., None], float("-inf")).amax(dim=1)
+def cls(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    """State of the first token, float32."""
+    return hidden[:, 0].float()
 
 
-class WeightedMean(nn.Module):
-    """Mean of the states of the tokens in the pool, weighted by position (padding goes right)."""
+def eos(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    """State of the last token that is not padding (padding goes right), float32."""
+    last = attention_mask.sum(dim=1) - 1
+    return hidden[torch.arange(len(hidden), device=hidden.device), last].float()
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """Weighted mean over tokens, float32; the weights are 1, 2, 3, ..."""
-        positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
-        weights = (pool_mask * positions).float()
-        weights = weights / weights.sum(dim=1, keepdim=True)
-        return torch.einsum("bth,bt->bh", hidden.float(), weights)
+
+def largest(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    """Largest state of the tokens in the pool, dimension by dimension, float32."""
+    return hidden.float().masked_fill(~pool_mask[..., None], float("-inf")).amax(dim=1)
+
+
+def weighted_mean(hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
+    """Mean of the states of the tokens in the pool with weights 1, 2, 3, … by position, float32.
+
+    Padding goes right.
+    """
+    positions = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
+    weights = (pool_mask * positions).float()
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return torch.einsum("bth,bt->bh", hidden.float(), weights)
+
+
+_POOLINGS = {"mean": mean, "cls": cls, "eos": eos, "max": largest, "weighted_mean": weighted_mean}
 
 
 class Projection(nn.Module):
@@ -128,12 +100,7 @@ class ProjectedPooling(nn.Module):
             Projection(width, config) for width, config in zip(widths, configs, strict=False)
         )
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch out"]:
+    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
         """Output of the last projection, float32."""
         vectors: Tensor = self.pooling(hidden, attention_mask, pool_mask)
         for projection in self.projections:
@@ -146,16 +113,6 @@ def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
     return pooling.width if isinstance(pooling, ProjectedPooling) else hidden_size
 
 
-def build_pooling(config: PlainPooling) -> nn.Module:
+def build_pooling(config: PlainPooling) -> Pooling:
     """Build a pooling without weights: `(hidden, attention_mask, pool_mask)` → (B, H) float32."""
-    match config:
-        case MeanPooling():
-            return Mean()
-        case ClsPooling():
-            return Cls()
-        case EosPooling():
-            return Eos()
-        case MaxPooling():
-            return Max()
-        case WeightedMeanPooling():
-            return WeightedMean()
+    return Pooling(_POOLINGS[config.kind])

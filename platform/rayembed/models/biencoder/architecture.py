@@ -1,14 +1,19 @@
 """Bi-encoders from settings to files."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
 from rayembed.config.pooling import ProjectionConfig
-from rayembed.models.architecture import Architecture, Parts, Published, SentenceModule
+from rayembed.models.architecture import (
+    Architecture,
+    Folders,
+    Parts,
+    Published,
+    SentenceModule,
+    Shapes,
+)
 from rayembed.models.backbones import check_backbone, load_backbone, torch_dtype
 from rayembed.models.biencoder.checkpoint import (
     EncoderFolder,
@@ -37,7 +42,7 @@ class BiEncoderArchitecture(Architecture):
 
     takes_any_encoder = True
 
-    def build_head(self, config: BiEncoderConfig, shapes: Mapping[str, Any]) -> nn.Module:
+    def build_head(self, config: BiEncoderConfig, shapes: Shapes) -> nn.Module:
         """Build the pooling with its projections."""
         pooling = build_pooling(config.pooling)
         if not config.projections:
@@ -45,7 +50,7 @@ class BiEncoderArchitecture(Architecture):
         width = int(shapes["backbone"].hidden_size)
         return ProjectedPooling(pooling, width, config.projections)
 
-    def tokenizer(self, config: BiEncoderConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
+    def tokenizer(self, config: BiEncoderConfig, folders: Folders) -> PrefixTokenizer:
         """Tokenizer of prefix, instruction and text, all of which are pooled."""
         pretrained = pretrained_tokenizer(folders["backbone"])
         append_stated_eos(pretrained, folders["backbone"])

@@ -1,12 +1,8 @@
 """Causal2Vec from settings to files."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from torch import nn
 
-from rayembed.models.architecture import Architecture, Parts, check_positions
+from rayembed.models.architecture import Architecture, Folders, Parts, Shapes, check_positions
 from rayembed.models.backbones import Mask, check_bidirectional, check_word_width
 from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.causal2vec.contextual_tokens import (
@@ -27,7 +23,7 @@ class Causal2VecArchitecture(Architecture):
         """Mask of the settings."""
         return config.mask
 
-    def build_head(self, config: Causal2VecConfig, shapes: Mapping[str, Any]) -> ContextualTokens:
+    def build_head(self, config: Causal2VecConfig, shapes: Shapes) -> ContextualTokens:
         """Build the layers between encoder and LLM."""
         width = int(shapes["backbone"].hidden_size)
         return build_contextual_tokens(config, width, shapes.get("encoder"))
@@ -38,9 +34,7 @@ class Causal2VecArchitecture(Architecture):
             assert isinstance(head, ContextualTokens)
             scale_to_words(head, parts["encoder"], parts["backbone"].get_input_embeddings())
 
-    def tokenizer(
-        self, config: Causal2VecConfig, folders: Mapping[str, Path]
-    ) -> Causal2VecTokenizer:
+    def tokenizer(self, config: Causal2VecConfig, folders: Folders) -> Causal2VecTokenizer:
         """Tokenizer of the LLM's sequence, with the encoder's."""
         folder = folders["backbone"]
         pretrained = pretrained_tokenizer(folder)
@@ -58,9 +52,7 @@ class Causal2VecArchitecture(Architecture):
         assert isinstance(tokenizer, Causal2VecTokenizer)
         return Causal2Vec(config, parts["backbone"], parts.get("encoder"), head, tokenizer)
 
-    def check_parts(
-        self, config: Causal2VecConfig, parts: Parts, folders: Mapping[str, Path]
-    ) -> None:
+    def check_parts(self, config: Causal2VecConfig, parts: Parts, folders: Folders) -> None:
         """Check that Contextual tokens fit among words and that the encoder is bidirectional."""
         if config.contextual_tokens:
             check_word_width(parts["backbone"], config.kind, config.backbone.path)

@@ -1,13 +1,18 @@
 """CDE from settings to files."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from rayembed.models.architecture import Architecture, Parts, Published, check_positions
+from rayembed.models.architecture import (
+    Architecture,
+    Folders,
+    Parts,
+    Published,
+    Shapes,
+    check_positions,
+)
 from rayembed.models.backbones import check_bidirectional, check_word_width
 from rayembed.models.cde.checkpoint import (
     CORPUS_FILE,
@@ -30,12 +35,12 @@ from rayembed.models.tokens import PrefixTokenizer
 class CDEArchitecture(Architecture):
     """Two bidirectional encoders in sequence, saved with the context of a corpus."""
 
-    def build_head(self, config: CDEConfig, shapes: Mapping[str, Any]) -> ContextLayers:
+    def build_head(self, config: CDEConfig, shapes: Shapes) -> ContextLayers:
         """Build the layers around both stages."""
         widths = (int(shapes[part].hidden_size) for part in ("encoder", "backbone"))
         return ContextLayers(config, *widths)
 
-    def tokenizer(self, config: CDEConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
+    def tokenizer(self, config: CDEConfig, folders: Folders) -> PrefixTokenizer:
         """Tokenizer of both stages."""
         return make_tokenizer(config, folders)
 
@@ -47,7 +52,7 @@ class CDEArchitecture(Architecture):
         assert isinstance(tokenizer, PrefixTokenizer)
         return CDE(config, parts["backbone"], parts["encoder"], head, tokenizer)
 
-    def check_parts(self, config: CDEConfig, parts: Parts, folders: Mapping[str, Path]) -> None:
+    def check_parts(self, config: CDEConfig, parts: Parts, folders: Folders) -> None:
         """Check that both stages are bidirectional and that context fits among words."""
         check_word_width(parts["backbone"], config.kind, config.backbone.path)
         for name, part in parts.items():

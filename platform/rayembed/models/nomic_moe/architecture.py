@@ -9,7 +9,7 @@ from torch import nn
 
 from rayembed.config.backbone import Dtype
 from rayembed.errors import ConfigError
-from rayembed.models.architecture import Architecture, Parts, Published
+from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.backbones import torch_dtype
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.nomic_moe.config import NomicMoeConfig
@@ -51,12 +51,12 @@ class NomicMoeArchitecture(Architecture):
         """The encoder on the meta device from the content of a config.json."""
         return empty_encoder(dict(settings), config, where)
 
-    def build_head(self, config: NomicMoeConfig, shapes: Mapping[str, Any]) -> nn.Module:
+    def build_head(self, config: NomicMoeConfig, shapes: Shapes) -> nn.Module:
         """Check that widths to cut at are below the full one; the mean has no weights."""
         dimensions_of(config, shapes["backbone"])
         return nn.Identity()
 
-    def tokenizer(self, config: NomicMoeConfig, folders: Mapping[str, Path]) -> NomicMoeTokenizer:
+    def tokenizer(self, config: NomicMoeConfig, folders: Folders) -> NomicMoeTokenizer:
         """Tokenizer of prefix and text."""
         return NomicMoeTokenizer(pretrained_tokenizer(folders["backbone"]), config)
 

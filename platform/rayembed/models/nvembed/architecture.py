@@ -1,13 +1,11 @@
 """NV-Embed from settings to files."""
 
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
-from rayembed.models.architecture import Architecture, Parts, Published
+from rayembed.models.architecture import Architecture, Folders, Parts, Published, Shapes
 from rayembed.models.backbones import Mask
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.nvembed import checkpoint
@@ -25,11 +23,11 @@ class NVEmbedArchitecture(Architecture):
         """Mask of the settings."""
         return config.mask
 
-    def build_head(self, config: NVEmbedConfig, shapes: Mapping[str, Any]) -> nn.Module:
+    def build_head(self, config: NVEmbedConfig, shapes: Shapes) -> nn.Module:
         """Build the pooling layer."""
         return build_pooling(config.pooling, int(shapes["backbone"].hidden_size))
 
-    def tokenizer(self, config: NVEmbedConfig, folders: Mapping[str, Path]) -> NVEmbedTokenizer:
+    def tokenizer(self, config: NVEmbedConfig, folders: Folders) -> NVEmbedTokenizer:
         """Tokenizer in the layout of the settings."""
         return make_tokenizer(config, folders["backbone"])
 

@@ -6,7 +6,7 @@ literally. H hidden size, N tokens, R latents.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,7 +14,7 @@ from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
 from rayembed.errors import ConfigError
 from rayembed.models import pooling
 from rayembed.models.nvembed.config import NVEmbedPooling
-from rayembed.models.pooling import masked_mean
+from rayembed.models.pooling import Pooled, PoolMask, States, masked_mean
 
 OUTPUT_STD = 1e-3
 """Standard deviation of the initial output projections in residual branches.
@@ -41,12 +41,7 @@ class LatentAttention(nn.Module):
             ]
         )
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
+    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
         """Masked mean over tokens, float32, not normalised."""
         # A token attends to latents only, never to tokens: all of a batch are one row of
         # queries, and the latents' keys and values are made once, not once a text.
@@ -145,12 +140,7 @@ class PaperLatentAttention(nn.Module):
             nn.Linear(hidden_size, inner), nn.GELU(), nn.Linear(inner, hidden_size)
         )
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
+    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
         """Masked mean over tokens, float32, not normalised."""
         latents = _heads(self.latents, self.num_heads)
         queries = _heads(hidden.reshape(-1, hidden.shape[-1]), self.num_heads)
@@ -179,12 +169,7 @@ class SelfAttention(nn.Module):
             nn.init.normal_(projection.weight, std=OUTPUT_STD)
         self.mlp = nn.Sequential(nn.Linear(hidden_size, inner), nn.GELU(), out)
 
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
+    def forward(self, hidden: States, attention_mask: Tensor, pool_mask: PoolMask) -> Pooled:
         """Mean over tokens after the block, float32."""
         batch, tokens, _ = hidden.shape
         qkv = self.to_qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.num_heads, -1)
