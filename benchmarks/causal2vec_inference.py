@@ -14,9 +14,9 @@ import time
 import torch
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.model import Causal2VecConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
+from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.encoding import encode
 from rayembed.samples.assets import MINILM, SMOLLM2
 from rayembed.samples.files import summaries

@@ -23,8 +23,9 @@ def wikipedia_pairs(count, folder, max_length):
     """Pipeline context, data set settings and records, made before the clock starts."""
     from rayembed.config.data import DataConfig, DatasetConfig
     from rayembed.config.data_run import DataRun
-    from rayembed.config.mining import MiningConfig, PercPos
+    from rayembed.config.mining import MiningConfig
     from rayembed.data.artifacts import PipelineContext
+    from rayembed.data.mining.rules import PercPos
     from rayembed.data.prepare import prepare_datasets
     from rayembed.samples.assets import MINILM
     from rayembed.samples.wikipedia import Wikipedia

@@ -13,7 +13,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from rayembed.models.nomic_moe_layer import MoeMlp, has_grouped_kernel
+from rayembed.models.experts import MoeMlp, has_grouped_kernel
 
 
 class Dense(nn.Module):

@@ -173,8 +173,8 @@ def full(batch, steps):
     from rayembed.data.on_ray import prepare_data
     from rayembed.pipeline.on_ray import connect
     from rayembed.registry.metrics_log import MetricsLog
+    from rayembed.training.job import StageJob
     from rayembed.training.on_ray import train_stage_on_ray
-    from rayembed.training.worker import StageJob
 
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory() as name:

@@ -13,10 +13,10 @@ from run_distributed import run_distributed
 from tiny_models import save_decoder, save_encoder
 from train_made_up import distance, train_or_resume
 
-from rayembed.config.model import Causal2VecConfig
 from rayembed.config.settings import changed, parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.build import build_model
+from rayembed.models.causal2vec.config import Causal2VecConfig
 
 pytestmark = pytest.mark.distributed
 

@@ -17,7 +17,6 @@ from run_distributed import run_distributed
 from tiny_models import save_cde_stages, save_nomic_encoder
 from train_made_up import distance, train_made_up
 
-from rayembed.config.model import CDEConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
@@ -29,6 +28,7 @@ from rayembed.distributed.grad_cache import (
     backward_with_cache,
 )
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.training.context import context_passes, context_rows
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings

@@ -4,7 +4,6 @@ Two layers of four experts, with a bias of their own, one balance loss, weight d
 workers have micro-batches of other sizes, and one has fewer of them.
 """
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from plain_adamw import train_plainly
 from run_distributed import run_distributed
 from safetensors.torch import load_file
 from tiny_models import save_encoder
-from train_made_up import distance, made_up_batch
+from told import in_turn
+from train_made_up import PLAN, MadeUp, distance, made_up_batch
 
-from rayembed.config.model import NomicMoeConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
@@ -24,13 +23,14 @@ from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.hardware import pass_cost_tokens
 from rayembed.models.build import build_model
 from rayembed.models.contract import cost
+from rayembed.models.experts import expert_layers
 from rayembed.models.micro_batches import cut_by_length
-from rayembed.models.nomic_moe_layer import expert_layers
-from rayembed.training import on_worker
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.training import trainer as trainer_module
+from rayembed.training.checkpoint import Checkpoint
 from rayembed.training.engine import expert_group
 from rayembed.training.expert_parallel import spread_experts
-from rayembed.training.on_worker import TrainerHooks, Training, train_on_worker
-from rayembed.training.step import run_step
+from rayembed.training.trainer import Callback, StageTrainer
 
 pytestmark = pytest.mark.distributed
 
@@ -114,9 +114,21 @@ def run(
         resume: name of the one that it goes on from.
         changed: what makes it wrong: called with a `MonkeyPatch` before anything runs.
     """
-    training = Training(
-        loop_config=STAGE,
-        placement=Placement(
+    records = []
+
+    class Kept(Callback):
+        on_step_end = records.append
+
+        def on_checkpoint(self, step, part):
+            if save is not None and step == 2:
+                (folder / save).mkdir(exist_ok=True)
+                for path in part.iterdir():
+                    path.rename(folder / save / path.name)
+                dist.barrier()
+
+    trainer = StageTrainer(
+        STAGE,
+        Placement(
             workers=world,
             zero_stage=zero,
             expert_parallel=over,
@@ -124,37 +136,21 @@ def run(
             grad_cache=cache,
             gradient_checkpointing=again,
         ),
+        start(folder, top_k, idle=idle, dtype=dtype),
+        MadeUp(),
+        PLAN,
         seed=5,
-        number=0,
         dtype=dtype,
         run_fingerprint="run",
-        plan_fingerprint="plan",
-        load=lambda: start(folder, top_k, idle=idle, dtype=dtype),
-        batches=lambda model: partial(made_up_batch, model, STAGE),
-        of_step=lambda step: "made up",
-        run_step=run_step,
-    )
-
-    def report_checkpoint(part, step, loss):
-        if save is not None and step == 2:
-            (folder / save).mkdir(exist_ok=True)
-            for path in part.iterdir():
-                path.rename(folder / save / path.name)
-            dist.barrier()
-
-    records = []
-    hooks = TrainerHooks(
-        stream=lambda make, first, last: (make(step) for step in range(first, last)),
-        checkpoint=None if resume is None else folder / resume,
-        report_checkpoint=report_checkpoint,
-        report_step=records.append,
+        callbacks=[Kept()],
+        stream=in_turn,
     )
     with pytest.MonkeyPatch.context() as patch:
         if groups_of is not None:
-            patch.setattr(on_worker, "expert_group", lambda size: expert_group(groups_of))
+            patch.setattr(trainer_module, "expert_group", lambda size: expert_group(groups_of))
         if changed is not None:
             changed(patch)
-        engine = train_on_worker(training, hooks)
+        engine = trainer.fit(resume and Checkpoint(folder / resume, trainer.position))
     own_rows = {len(layer.mlp.w1) for layer in expert_layers(engine.model)}
     assert own_rows == {EXPERTS // (groups_of or over) * 48}
     weights = {name: weight.clone() for name, weight in engine.trainable_weights()}
@@ -171,7 +167,7 @@ def averaging_over_those_who_share(patch):
             for parameter in layer.mlp.parameters():
                 parameter.register_hook(lambda grad: grad * group.size)
 
-    patch.setattr(on_worker, "spread_experts", spread)
+    patch.setattr(trainer_module, "spread_experts", spread)
 
 
 def taking_states_of_others(patch):

@@ -10,11 +10,11 @@ from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 
 from rayembed.config.placement import Placement
 from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.make import prepare_sequences
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.mlm.prepare import prepare_sequences
-from rayembed.training.adaptation import AdaptationJob, load_adapted
-from rayembed.training.checkpoint import POSITION
-from rayembed.training.on_worker import TrainerHooks
+from rayembed.training.checkpoint import POSITION, Checkpoint
+from rayembed.training.masked import AdaptationJob, load_adapted
+from rayembed.training.trainer import Callback
 from rayembed.training.weights import tensors_digest
 
 pytestmark = pytest.mark.distributed
@@ -42,14 +42,17 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
     here = folder / "weights" / name
     records = []
 
-    def report_checkpoint(part, step, loss):
-        to = folder / "checkpoints" / f"{world}-{zero}" / f"step{step}"
-        to.mkdir(parents=True, exist_ok=True)
-        for path in part.iterdir():
-            path.rename(to / path.name)
-        dist.barrier()
-        if step == stops_after:
-            raise Stopped
+    class Kept(Callback):
+        on_step_end = records.append
+
+        def on_checkpoint(self, step, part):
+            to = folder / "checkpoints" / f"{world}-{zero}" / f"step{step}"
+            to.mkdir(parents=True, exist_ok=True)
+            for path in part.iterdir():
+                path.rename(to / path.name)
+            dist.barrier()
+            if step == stops_after:
+                raise Stopped
 
     closed = []
 
@@ -59,15 +62,10 @@ def run(rank, world, folder, zero, *, stops_after=None, resume_from=None, again=
         finally:
             closed.append(True)
 
-    hooks = TrainerHooks(
-        stream=stream,
-        checkpoint=resume_from,
-        report_checkpoint=report_checkpoint,
-        report_step=records.append,
-    )
     job = AdaptationJob(adaptation, plan, str(here / "weights.safetensors"))
     try:
-        job.train(hooks)
+        trainer = job.trainer([Kept()], stream)
+        trainer.fit(resume_from and Checkpoint(resume_from, trainer.position))
     except Stopped:
         assert closed, "whatever makes steps ahead must end with a training that fails"
         return records, None
@@ -113,7 +111,7 @@ def expected(folder):
     """Weights and losses of torch's AdamW over the mean of all masked tokens, in one graph."""
     adaptation = tiny_adaptation(folder)
     from rayembed.data.mlm.batch import MaskedSteps
-    from rayembed.models.masked_language_start import check_adaptable
+    from rayembed.models.nomic_moe.adaptation import check_adaptable
 
     storage = str(folder / "outputs")
     plan = SequencePlan.open(

@@ -13,7 +13,7 @@ from train_made_up import distance, train_made_up
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import load_trainable_state
 from rayembed.optim import orthogonal as orthogonal_module
 from rayembed.training.checkpoint import (
     Checkpoint,

@@ -14,11 +14,11 @@ from run_distributed import run_distributed
 from tiny_models import save_encoder
 from train_made_up import distance, made_up_batch, train_made_up, train_or_resume
 
-from rayembed.config.model import NomicMoeConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.build import build_model
+from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.training.checkpoint import seed_worker
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import EngineModule, StepSettings, run_step

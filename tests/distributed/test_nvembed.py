@@ -9,10 +9,10 @@ from run_distributed import run_distributed
 from tiny_models import save_decoder
 from train_made_up import distance, train_or_resume
 
-from rayembed.config.model import NVEmbedConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.models.build import build_model
+from rayembed.models.nvembed.config import NVEmbedConfig
 
 pytestmark = pytest.mark.distributed
 

@@ -6,32 +6,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from run_distributed import run_distributed
 from tiny_models import save_decoder
 from train_made_up import train_made_up
 
-from rayembed.config.model import NVEmbedConfig
 from rayembed.config.placement import Placement
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
+from rayembed.models.contract import load_trainable_state
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.training import checkpoint as checkpoint_module
 from rayembed.training import engine as engine_module
+from rayembed.training.callbacks import KeepCheckpoints, whole_weights
 from rayembed.training.checkpoint import (
     POSITION,
     Checkpoint,
     expected_position,
-    save_checkpoint,
     seed_worker,
 )
+from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
-from rayembed.training.validation.submission import whole_weights
 
 pytestmark = pytest.mark.distributed
 
@@ -103,7 +102,7 @@ def run(
     position = expected_position("s", "run", "plan")
     checkpoint = None
     if resume_at is not None:
-        checkpoint = Checkpoint(folder / f"step{resume_at}", position)
+        checkpoint = Checkpoint(folder / checkpoint_name(resume_at), position)
         load_trainable_state(model, checkpoint.weights())
     seed_worker(5, 0)
     settings = engine_module.deepspeed_settings
@@ -120,12 +119,6 @@ def run(
         start = checkpoint.position.step
         assert start == resume_at
 
-    def on_checkpoint(step):
-        if resume_at is None:
-            (folder / f"step{step}").mkdir(exist_ok=True, parents=True)
-            dist.barrier()
-            save_checkpoint(folder / f"step{step}", engine, position.at(step))
-
     def ends_after(step):
         if handed_in is not None:
             handed_in[step] = whole_weights(engine)
@@ -138,7 +131,7 @@ def run(
         STAGE,
         settings,
         start=start,
-        on_checkpoint=on_checkpoint,
+        callbacks=[KeepCheckpoints(folder)] if resume_at is None else [],
         ends_after=ends_after,
     )
     return weights, model
@@ -181,7 +174,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("resume")
     backbone = Path(save_decoder(folder / "backbone"))
     found = run_distributed(cases, 2, backbone, folder / "runs")
-    shutil.copytree(folder / "runs" / "2bfloat16" / "step2", folder / "step2")
+    shutil.copytree(folder / "runs" / "2bfloat16" / checkpoint_name(2), folder / "step2")
     shutil.rmtree(folder / "runs")
     return backbone, found, folder / "step2"
 

@@ -7,10 +7,10 @@ from tiny_adaptation import save_masked, tiny_adaptation, write_corpus
 from tiny_job import run_here
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
-from rayembed.models.masked_language_start import load_masked_language_model
+from rayembed.models.nomic_moe.adaptation import load_masked_language_model
+from rayembed.models.nomic_moe.config import NomicMoeConfig
 from rayembed.pipeline.adaptation_job import run_adaptation_job
 from rayembed.recipes.adaptation import adaptation_names, get_adaptation
 from rayembed.registry.metrics_log import MetricsLog

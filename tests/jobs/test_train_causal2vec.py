@@ -10,7 +10,7 @@ from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.stream import PairSteps
-from rayembed.models.build import make_tokenizer
+from rayembed.models.causal2vec.architecture import CAUSAL2VEC
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.registry.metrics_log import MetricsLog
@@ -87,7 +87,10 @@ def test_it_was_trained_on_queries_with_examples(trained):
     plan = BatchPlan.open(str(manifest.parent))
     config = tiny_run(folder).model
     told, plain = (
-        make_tokenizer(config.model_copy(update=change), folder / "llm", folder / "encoder")
+        CAUSAL2VEC.tokenizer(
+            config.model_copy(update=change),
+            {"backbone": folder / "llm", "encoder": folder / "encoder"},
+        )
         for change in ({}, {"examples": None})
     )
 

@@ -19,10 +19,10 @@ from tiny_models import (
     save_nomic_encoder,
 )
 
-from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import check_loadable, load_model
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "paris"]

@@ -11,9 +11,10 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from tiny_models import metaspace_tokenizer, save_decoder, save_encoder
 from tokenizers import processors
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, ProjectionConfig
-from rayembed.config.pooling import EosPooling
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.pooling import EosPooling, ProjectionConfig
 from rayembed.errors import ArtifactError
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.load import check_loadable, load_model

@@ -14,7 +14,7 @@ from word_encoder import WordEncoder
 from word_model import WordSpec
 
 from rayembed.evaluation.benchmarks import ENGLISH_V1, MtebTask, benchmark_tasks
-from rayembed.evaluation.pieces import joined, pieces
+from rayembed.evaluation.plan import joined, pieces
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker

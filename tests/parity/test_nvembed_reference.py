@@ -16,17 +16,18 @@ from mteb.types import PromptType
 from tiny_models import save_mistral_tokenizer
 from tokenizers import Tokenizer
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import BackboneConfig, NVEmbedConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.errors import ArtifactError
 from rayembed.evaluation.model_spec import make_spec
-from rayembed.models.build import make_tokenizer
 from rayembed.models.encoding import encode
-from rayembed.models.latent_attention import PaperLatentAttention
 from rayembed.models.load import load_model
-from rayembed.models.nvembed import NVEmbed
-from rayembed.models.nvidia_checkpoint import empty_nvembed, load_nvidia_checkpoint
+from rayembed.models.nvembed.checkpoint import empty_nvembed, load_nvidia_checkpoint
+from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.nvembed.model import NVEmbed
+from rayembed.models.nvembed.pooling import PaperLatentAttention
+from rayembed.models.nvembed.tokens import make_tokenizer
 from rayembed.models.sentence_module import as_sentence_transformer
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY = 32, 3, 4, 2, 56, 512

@@ -15,7 +15,6 @@ from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
 from rayembed.assets.stored_folder import StoredFolder
-from rayembed.config.model import CDEConfig
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
@@ -25,6 +24,7 @@ from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import run_model
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
 from rayembed.training.on_ray import export_on_ray

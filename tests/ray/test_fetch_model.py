@@ -5,8 +5,8 @@ import pytest
 from rayembed.config.run import Run
 from rayembed.errors import AssetError
 from rayembed.recipes.catalogue import get_recipe
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import _fetch_models
-from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 

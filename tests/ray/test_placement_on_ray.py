@@ -8,8 +8,8 @@ from rayembed.errors import PlacementError
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.provenance import node_hardware
 from rayembed.training import on_ray
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import check_placement, train_stage_on_ray, worker_hardware
-from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from made_up_records import made_up_records
 from ray.util.placement_group import PlacementGroup
 from s3_server import BUCKET, s3_server
 from second_node import second_node
+from stops_after import StopsAfter
 from tiny_models import save_decoder
 from waiting_job import WaitingJob
 
@@ -32,8 +34,8 @@ from rayembed.data.on_ray import prepare_data
 from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import check_placement, train_stage_on_ray
-from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 
@@ -427,6 +429,16 @@ def test_other_identity_is_refused_where_a_checkpoint_lies(cluster, folder, plan
     (taken / "weights.safetensors").unlink()
     with pytest.raises(ArtifactError, match="run_fingerprint"):
         train(make_run(folder, seed=1, max_failures=0), plan, "taken")
+
+
+def test_a_callback_of_ones_own_goes_along_to_every_worker(cluster, folder, plan, tmp_path):
+    run, place = make_run(folder), folder / "out" / "own"
+    job = replace(job_of(run, plan, "own"), callbacks=(StopsAfter(4, tmp_path),))
+    train_stage_on_ray(job, str(place), place / METRICS_FILE, 0)
+    assert [record["step"] for record in MetricsLog(place / METRICS_FILE).records()] == [1, 2, 3, 4]
+    assert {path.name for path in tmp_path.iterdir()} == {"0-3", "1-3", "0-4", "1-4"}
+    assert listed_checkpoints(str(place / "train"))[-1] == checkpoint_name(4)
+    assert job.is_done()
 
 
 def train_failing(run: Run, plan: str, name: str, error: Exception, times: int) -> Path:

@@ -17,9 +17,9 @@ from rayembed.config.settings import parse
 from rayembed.data.on_ray import prepare_data
 from rayembed.pipeline.validation import score_weights, validation_of
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import train_stage_on_ray
 from rayembed.training.validation.folder import ValidationFolder, ValidationResult
-from rayembed.training.worker import StageJob
 
 pytestmark = pytest.mark.ray
 

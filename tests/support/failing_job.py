@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rayembed.training.worker import StageJob
+from rayembed.training.job import StageJob
 
 
 @dataclass(frozen=True)

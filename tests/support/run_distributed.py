@@ -25,7 +25,7 @@ IMPORTED_ONCE = (
     "transformers.models.nomic_bert.modeling_nomic_bert",
     "rayembed.models.build",
     "rayembed.training.engine",
-    "rayembed.training.worker",
+    "rayembed.training.job",
 )
 """What processes on CPUs need: ten seconds of imports, which they have from one that forks them."""
 

@@ -11,8 +11,8 @@ from rayembed.assets.storage import is_remote, join
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.run import Run
 from rayembed.registry.metrics_log import METRICS_FILE
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import train_stage_on_ray
-from rayembed.training.worker import StageJob
 
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH", "AWS_")
 

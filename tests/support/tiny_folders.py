@@ -1,103 +1,109 @@
-"""Saved tiny models as a registry or a server gets them."""
+"""Tiny models of every architecture: their settings and parts, and saved ones."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from tiny_models import save_cde_stages, save_decoder, save_encoder
+from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-)
+from rayembed.config.model import ARCHITECTURES as TABLE
+from rayembed.config.model import ModelConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
-
-
-def save_biencoder(folder: Path, *, seed: int = 1, **changes) -> Path:
-    """A bi-encoder of width 32 with prefixes, in plain sentence-transformers format."""
-    backbone = save_encoder(folder.with_name(f"{folder.name}-backbone"), seed=seed)
-    settings = {
-        "query_prefix": "where ",
-        "document_prefix": "the world ",
-        "query_max_length": 20,
-        "document_max_length": 20,
-        **changes,
-    }
-    config = BiEncoderConfig(backbone=BackboneConfig(path="unused", dtype="float32"), **settings)
-    build_model(config, backbone, seed=seed).eval().save(folder)
-    return folder
-
-
-def save_nvembed(folder: Path, *, seed: int = 1) -> Path:
-    """An NV-Embed of width 32 with latent attention."""
-    backbone = save_decoder(folder.with_name(f"{folder.name}-backbone"), seed=seed)
-    config = parse(
-        NVEmbedConfig,
-        {
-            "backbone": {"path": str(backbone), "dtype": "float32"},
-            "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
-        },
-    )
-    build_model(config, backbone, seed=seed).eval().save(folder)
-    return folder
-
 
 LENGTHS = {"query_max_length": 48, "document_max_length": 48}
 """Below the 64 positions of the tiny encoders."""
 
-
-def save_causal2vec(folder: Path) -> Path:
-    """A Causal2Vec of width 64: a decoder of width 32 beside an encoder of width 32."""
-    parts = {
-        "backbone": save_decoder(folder.with_name(f"{folder.name}-llm")),
-        "encoder": save_encoder(folder.with_name(f"{folder.name}-encoder")),
-    }
-    config = {
-        "backbone": {"path": "given", "dtype": "float32"},
-        "encoder": {"path": "given", "max_length": 48},
-        "lora": None,
-        "query_max_length": 96,
-        "document_max_length": 48,
-    }
-    build_model(parse(Causal2VecConfig, config), parts, seed=1).eval().save(folder)
-    return folder
+GIVEN = {"path": "given", "dtype": "float32"}
 
 
-def save_cde(folder: Path) -> Path:
-    """A CDE of width 32 with four context documents and without a corpus."""
-    config = {
-        "backbone": {"path": "given", "dtype": "float32"},
-        "encoder": {"path": "given"},
-        "num_context": 4,
-        "output": "residual",
-        **LENGTHS,
-    }
-    stages = save_cde_stages(folder.with_name(f"{folder.name}-stages"))
-    build_model(parse(CDEConfig, config), stages, seed=1).eval().save(folder)
-    return folder
+class Tiny(NamedTuple):
+    """How a tiny model of an architecture is made."""
+
+    settings: dict[str, Any]
+    parts: dict[str, Callable[..., Any]]
+    """What saves each pretrained part in a folder; `seed` is an argument."""
 
 
-def save_nomic_moe(folder: Path) -> Path:
-    """A mixture of three experts of width 32 that can be cut to 16."""
-    config = {
-        "backbone": {"path": "given", "dtype": "float32"},
-        "experts": {"num_experts": 3, "top_k": 2},
-        "dimensions": [16],
-        **LENGTHS,
-    }
-    backbone = save_encoder(folder.with_name(f"{folder.name}-backbone"))
-    build_model(parse(NomicMoeConfig, config), backbone, seed=1).eval().save(folder)
-    return folder
-
-
-ARCHITECTURES = {
-    "nvembed": save_nvembed,
-    "biencoder": save_biencoder,
-    "causal2vec": save_causal2vec,
-    "cde": save_cde,
-    "nomic-moe": save_nomic_moe,
+TINY: dict[str, Tiny] = {
+    "nvembed": Tiny(
+        {
+            "backbone": GIVEN,
+            "pooling": {"kind": "latent_attention", "num_latents": 4, "num_heads": 2},
+        },
+        {"backbone": save_decoder},
+    ),
+    "biencoder": Tiny(
+        {
+            "backbone": GIVEN,
+            "query_prefix": "where ",
+            "document_prefix": "the world ",
+            "query_max_length": 20,
+            "document_max_length": 20,
+        },
+        {"backbone": save_encoder},
+    ),
+    "causal2vec": Tiny(
+        {
+            "backbone": GIVEN,
+            "encoder": {"path": "given", "max_length": 48},
+            "lora": None,
+            "query_max_length": 96,
+            "document_max_length": 48,
+        },
+        {"backbone": save_decoder, "encoder": save_encoder},
+    ),
+    "cde": Tiny(
+        {
+            "backbone": GIVEN,
+            "encoder": {"path": "given"},
+            "num_context": 4,
+            "output": "residual",
+            **LENGTHS,
+        },
+        {"backbone": save_encoder, "encoder": save_encoder},
+    ),
+    "nomic-moe": Tiny(
+        {
+            "backbone": GIVEN,
+            "experts": {"num_experts": 3, "top_k": 2},
+            "dimensions": [16],
+            **LENGTHS,
+        },
+        {"backbone": save_encoder},
+    ),
 }
+"""`kind` of a model's settings → a tiny one of width 32, or 64 for Causal2Vec."""
+
+
+def tiny_settings(kind: str, **changes: Any) -> ModelConfig:
+    """Settings of a tiny model whose parts have no place."""
+    return parse(TABLE.classes()[kind], {**TINY[kind].settings, **changes})
+
+
+def tiny_parts(kind: str, folder: Path, *, seed: int = 1) -> Mapping[str, Path]:
+    """Its pretrained parts, in folders below one."""
+    parts = enumerate(TINY[kind].parts.items(), start=seed)
+    return {name: Path(save(folder / name, seed=own)) for own, (name, save) in parts}
+
+
+def save_tiny(kind: str, folder: Path, *, seed: int = 1, **changes: Any) -> Path:
+    """A tiny model, saved in the folder; its parts lie beside."""
+    parts = tiny_parts(kind, folder.with_name(f"{folder.name}-parts"), seed=seed)
+    build_model(tiny_settings(kind, **changes), parts, seed=seed).eval().save(folder)
+    return folder
+
+
+def save_biencoder(folder: Path, *, seed: int = 1, **changes: Any) -> Path:
+    """A bi-encoder of width 32 with prefixes, in plain sentence-transformers format."""
+    return save_tiny("biencoder", folder, seed=seed, **changes)
+
+
+def save_nvembed(folder: Path, *, seed: int = 1) -> Path:
+    """An NV-Embed of width 32 with latent attention."""
+    return save_tiny("nvembed", folder, seed=seed)
+
+
+ARCHITECTURES = {kind: partial(save_tiny, kind) for kind in TINY}
 """`kind` of a model's settings → what saves a tiny one."""

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rayembed.models.contract import EmbeddingModel, EmbedOutput, Role, Tokens
+from rayembed.config.types import Role
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, Tokens
 
 
 class ToyTokenizer:

@@ -1,27 +1,47 @@
 """A stage over made-up records on one worker under DeepSpeed, from its start or a checkpoint."""
 
+import shutil
+from functools import partial
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 from made_up_records import made_up_records
+from told import Told, in_turn
 
 from rayembed.config.placement import Placement
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import load_trainable_state
 from rayembed.training.checkpoint import (
     Checkpoint,
     expected_position,
-    save_checkpoint,
     seed_worker,
 )
-from rayembed.training.dropped import DroppedSteps
+from rayembed.training.contrastive import Contrastive
 from rayembed.training.engine import DeepSpeedEngine
-from rayembed.training.loop import train_steps
 from rayembed.training.step import StepSettings
+from rayembed.training.trainer import Callback, StageTrainer
+
+PLAN = SimpleNamespace(fingerprint="plan")
 
 
-def nothing(_):
-    return None
+class MadeUp(Contrastive):
+    """Contrastive over the records of seed s in step s, of which each worker takes an equal share.
+
+    Args:
+        run_step: in place of the objective's own.
+    """
+
+    def __init__(self, run_step=None):
+        if run_step is not None:
+            self.run_step = run_step
+
+    def batches(self, plan, model, stage, seed):
+        return partial(made_up_batch, model, stage)
+
+    def source(self, plan, step):
+        return str(step)
 
 
 def made_up_batch(model, stage, step):
@@ -33,25 +53,39 @@ def made_up_batch(model, stage, step):
 
 
 def train_made_up(
-    engine, model, stage, settings, *, start=0, on_step=nothing, on_checkpoint=nothing, **more
+    engine, model, stage, settings, *, start=0, run_step=None, callbacks=(), **functions
 ):
-    """Trainable weights on this worker after the stage, whose step s is over the records of seed s.
+    """Trainable weights on this worker after the stage.
 
-    Each worker takes an equal share of them.
+    Args:
+        functions: of `Told`.
     """
-    batches = [made_up_batch(model, stage, step) for step in range(start, stage.steps)]
-    train_steps(
-        engine,
-        batches,
+    trainer = StageTrainer(
         stage,
-        settings,
-        start_step=start,
-        dropped=DroppedSteps(stage, 5, str, count=0, saved=start),
-        on_step=on_step,
-        on_checkpoint=on_checkpoint,
-        **more,
+        Placement(),
+        model,
+        MadeUp(run_step),
+        PLAN,
+        seed=0,
+        run_fingerprint="run",
+        callbacks=[Told(**functions), *callbacks],
+        stream=in_turn,
     )
+    trainer.train(engine, settings, start)
     return {name: weight.cpu().clone() for name, weight in engine.trainable_weights()}
+
+
+class KeepFirst(Callback):
+    """Keeps the first checkpoint in a folder, if there is one."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_checkpoint(self, step, folder):
+        if self.folder is not None:
+            shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+            dist.barrier()
+            self.folder = None
 
 
 def train_or_resume(
@@ -72,10 +106,10 @@ def train_or_resume(
         save: folder of the checkpoint, which is that of the first step at which there is one.
         resume: such a folder.
     """
-    position = expected_position("s", "run", "plan")
     model = build_model(config, folders, seed=3)
-    checkpoint = None if resume is None else Checkpoint(resume, position)
-    if checkpoint is not None:
+    checkpoint = None
+    if resume is not None:
+        checkpoint = Checkpoint(resume, expected_position("s", "run", "plan"))
         load_trainable_state(model, checkpoint.weights())
     model = model.to(device)
     seed_worker(5, 0)
@@ -86,17 +120,9 @@ def train_or_resume(
         start = checkpoint.position.step
         if not forget_moments:
             checkpoint.restore(engine)
-
-    def on_checkpoint(step):
-        if save is not None and step == stage.checkpoint_every_steps:
-            save.mkdir(parents=True, exist_ok=True)
-            dist.barrier()
-            save_checkpoint(save, engine, position.at(step))
-            dist.barrier()
-
     # Micro-batches of other sizes on each worker, so that some are fillers.
     settings = StepSettings(60 + 30 * dist.get_rank(), cache, torch.device(device))
-    return train_made_up(engine, model, stage, settings, start=start, on_checkpoint=on_checkpoint)
+    return train_made_up(engine, model, stage, settings, start=start, callbacks=[KeepFirst(save)])
 
 
 def distance(left, right):

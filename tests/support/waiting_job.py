@@ -1,14 +1,14 @@
 """A stage whose training stands still at steps, as long as a test wants it to."""
 
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayembed.distributed.collectives import world_size
-from rayembed.training.on_worker import TrainerHooks
-from rayembed.training.worker import StageJob
+from rayembed.training.job import StageJob
+from rayembed.training.trainer import Callback, StageTrainer, Stream
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class WaitingJob(StageJob):
 
     folder: str
 
-    def train(self, hooks: TrainerHooks) -> None:
-        def stream(*arguments: Any) -> Generator[Any]:
-            for batch in hooks.stream(*arguments):
+    def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
+        def waiting(*arguments: Any) -> Generator[Any]:
+            for batch in stream(*arguments):
                 while Path(self.folder, f"{world_size()}-{batch.step}").exists():
                     time.sleep(0.02)
                 yield batch
 
-        super().train(replace(hooks, stream=stream))
+        return super().trainer(callbacks, waiting)

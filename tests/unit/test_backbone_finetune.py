@@ -143,7 +143,7 @@ def test_outputs_come_in_the_order_of_the_inputs(folders):
 
 @pytest.mark.parametrize("name", ["dense", "moe"])
 def test_heads_of_a_nomic_bert(folders, name):
-    from rayembed.models.nomic_moe_checkpoint import load_encoder_weights
+    from rayembed.models.nomic_moe.checkpoint import load_encoder_weights
 
     work, inputs = inputs_of(folders[name])
     batch = work.collate(inputs)

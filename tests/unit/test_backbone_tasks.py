@@ -9,8 +9,8 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed_papers.backbone.catalogue import FINETUNINGS, TASKS, plan_of, task_named
-from rayembed_papers.backbone.published import printed, printed_models, printed_score
 from rayembed_papers.backbone.settings import BackboneRun
+from rayembed_papers.backbone.tables import printed, printed_models, printed_score
 from rayembed_papers.backbone.xtreme_r import LEFT_OUT
 
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_leaves import leaves, other_value, put
 
-from rayembed.config.mining import PercPos
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
+from rayembed.data.mining.rules import PercPos
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe
 

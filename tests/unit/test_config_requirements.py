@@ -10,7 +10,7 @@ from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.errors import ConfigError
 from rayembed.models.build import build_model
-from rayembed.models.trainable import trainable_state
+from rayembed.models.contract import trainable_state
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,

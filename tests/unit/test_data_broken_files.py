@@ -16,12 +16,11 @@ import pytest
 from made_up_records import made_up_records
 
 from rayembed.assets.array_files import load_array, save_array
-from rayembed.data.parts import Part, read_index, read_records, read_table, write_part
-from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.parts import SCHEMA, Part, read_index, read_records, read_table, write_part
+from rayembed.data.plan.batch_plan import BatchPlan, write_manifest
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.step_files import write_manifest
 from rayembed.data.plan.write import write_plan
-from rayembed.data.records import SCHEMA, Record
+from rayembed.data.records import Record
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.vectors.embed import Vectors, texts_of
 from rayembed.errors import ArtifactError, StorageError, StorageFullError

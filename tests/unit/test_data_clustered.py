@@ -12,15 +12,15 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sources import PairsSource
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
 from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part
+from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.lineage import folders_of, lineage
 from rayembed.data.prepare import prepare
 from rayembed.data.records import Record
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError

@@ -7,11 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayembed.data.clusters import packing
-from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
-from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
-from rayembed.data.clusters.packing import order_clusters, pack
-from rayembed.data.clusters.tasks import Sample, sample_keys
+from rayembed.data.clusters import kmeans
+from rayembed.data.clusters.kmeans import (
+    cluster_pairs,
+    joined,
+    nearest,
+    order_clusters,
+    pack,
+    require_faiss,
+)
+from rayembed.data.clusters.tasks import Sample, false_negatives, mean_similarity, sample_keys
 from rayembed.errors import ConfigError
 
 
@@ -127,7 +132,7 @@ def tour_by_hand(centroids: np.ndarray, start: int) -> list[int]:
 
 @pytest.mark.parametrize("neighbours", [1, 4, 64])
 def test_greedy_tour_equals_a_loop(neighbours: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_NEIGHBOURS", neighbours)
+    monkeypatch.setattr(kmeans, "_NEIGHBOURS", neighbours)
     for seed in range(5):
         centroids = unit(np.random.default_rng(seed), 150, 12)
         tour = order_clusters(centroids, "tsp", np.random.default_rng(seed))
@@ -206,7 +211,7 @@ def test_false_negatives_do_not_depend_on_tiles(monkeypatch: pytest.MonkeyPatch)
     queries, documents, _ = blobs(rng, 3, 50)
     positives = [[i + 1] for i in range(50)]
     whole = false_negatives(queries, documents, positives, 0.0)
-    monkeypatch.setattr("rayembed.data.clusters.false_negatives._TILE_QUERIES", 7)
+    monkeypatch.setattr("rayembed.data.clusters.tasks._TILE_QUERIES", 7)
     tiled = false_negatives(queries, documents, positives, 0.0)
     assert [a.tolist() for a in whole[0]] == [a.tolist() for a in tiled[0]]
     assert whole[1].sum() > 0

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.filtering.consistency import INCONSISTENT, make_filtered
-from rayembed.data.filtering.ranks import histogram, own_ranks
+from rayembed.data.filtering.consistency import INCONSISTENT, histogram, make_filtered, own_ranks
 from rayembed.data.filtering.shards import NOT_THERE, Shard, Shards
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_records, write_part

@@ -8,9 +8,8 @@ import pytest
 from toy_model import ToyTokenizer
 
 from rayembed.data.parts import write_part
-from rayembed.data.plan.examples import with_examples
 from rayembed.data.plan.order import PlanConfig
-from rayembed.data.plan.stream import PairSteps
+from rayembed.data.plan.stream import PairSteps, with_examples
 from rayembed.data.plan.write import write_plan
 from rayembed.data.records import Record
 

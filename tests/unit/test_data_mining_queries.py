@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mining_step import configured, mine, pipeline_context, prepared, told
 
-from rayembed.data.mining import near_duplicates
+from rayembed.data.mining import selection
 from rayembed.data.mining.corpus import CorpusFiles, open_corpus
 from rayembed.data.mining.queries import queries_of
 from rayembed.data.mining.tasks import MinePart
@@ -78,7 +78,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
         assert len(queries.positive) == count + distinct - 1
         assert len(queries.of_row) == len(records)
     compared, scored = [0], [0]
-    usual = near_duplicates.trigrams
+    usual = selection.trigrams
 
     def counted(text):
         compared[0] += 1
@@ -91,7 +91,7 @@ def test_rows_that_ask_the_same_are_worked_on_once(tmp_path, monkeypatch) -> Non
 
         return score
 
-    monkeypatch.setattr(near_duplicates, "trigrams", counted)
+    monkeypatch.setattr(selection, "trigrams", counted)
     monkeypatch.setattr(
         "rayembed.data.mining.mine.MinePart", partial(MinePart, load_cross_encoder=load)
     )

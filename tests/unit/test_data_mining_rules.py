@@ -6,9 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mining_step import configured
 
-from rayembed.data.mining.near_duplicates import is_near_duplicate, trigrams
-from rayembed.data.mining.rules import highest_scores
-from rayembed.data.mining.selection import round_robin, select_negatives
+from rayembed.data.mining.selection import (
+    is_near_duplicate,
+    round_robin,
+    select_negatives,
+    trigrams,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ from rayembed.data.mining.selection import round_robin, select_negatives
     ],
 )
 def test_highest_score(rule, positive, limit) -> None:
-    found = highest_scores(configured(rule=rule).rule, np.array([positive]))
+    found = configured(rule=rule).rule.highest_scores(np.array([positive]))
     assert found == pytest.approx([limit])
 
 

@@ -12,20 +12,17 @@ from tiny_adaptation import ROWS, save_masked, tiny_adaptation, write_corpus
 from rayembed.config.adaptation import MaskingConfig
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext, open_artifact
-from rayembed.data.mlm.batch import MaskedSteps
-from rayembed.data.mlm.make import _at_once
-from rayembed.data.mlm.masking import mask
-from rayembed.data.mlm.packing import packed, truncated
+from rayembed.data.mlm.batch import MaskedSteps, mask
+from rayembed.data.mlm.make import _at_once, prepare_sequences
 from rayembed.data.mlm.plan import Pool, SequencePlan, order_sequences
-from rayembed.data.mlm.prepare import prepare_sequences
 from rayembed.data.mlm.texts import Text, read_texts
-from rayembed.data.mlm.writer import SequenceWriter
+from rayembed.data.mlm.writer import SequenceWriter, packed, truncated
 from rayembed.data.parts import read_table
 from rayembed.data.work_items import in_process
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.build import pretrained_tokenizer
-from rayembed.models.masked_language_start import check_adaptable, vocabulary
-from rayembed.models.masked_language_tokens import Vocabulary
+from rayembed.models.nomic_moe.adaptation import check_adaptable, vocabulary
+from rayembed.models.tokens import pretrained_tokenizer
+from rayembed.models.vocabulary import Vocabulary
 
 WORDS = Vocabulary(
     prefix=(2,), suffix=(3,), mask_id=4, pad_id=0, special_ids=(0, 1, 2, 3, 4), num_words=200

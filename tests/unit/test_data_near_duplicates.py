@@ -12,8 +12,7 @@ import pytest
 
 from rayembed.config.mining import NearDuplicates
 from rayembed.data.cleaning.near_duplicates import find_near_duplicates, nearest_pairs, removed_rows
-from rayembed.data.cleaning.shingles import shingles
-from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of
+from rayembed.data.cleaning.signatures import band_keys, bands, pairs_of, shingles
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import read_index, write_part
 from rayembed.data.records import Record

@@ -13,8 +13,8 @@ from rayembed.assets.storage import join, read_bytes, write_atomic
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
+from rayembed.data.plan.audit import lineage
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.lineage import lineage
 from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
 

@@ -22,8 +22,8 @@ from mteb.abstasks.task_metadata import TaskMetadata
 
 from rayembed.config.mining import Overlap
 from rayembed.data.cleaning.bm25 import FEWEST_WORDS, open_index, write_index
+from rayembed.data.cleaning.clean import find_overlap, overlap_identity
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
-from rayembed.data.cleaning.overlap import find_overlap, overlap_identity
 from rayembed.data.parts import write_part
 from rayembed.data.records import Record
 from rayembed.data.work_items import Execute, in_process

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,15 @@ import pytest
 from made_records import made_records
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import PairsSource
 from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files as pairs
 from rayembed.data.sources.cells import RowError
 from rayembed.data.sources.convert import with_source_path
 from rayembed.data.sources.files import list_pieces
-from rayembed.data.sources.pairs import pair_records
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.rows import Row, check_columns, read_rows
-from rayembed.data.sources.rowwise import ConvertRows
-from rayembed.data.sources.tasks import HeldOut
+from rayembed.data.sources.tasks import ConvertRows, HeldOut
 from rayembed.errors import ArtifactError, ConfigError, DataError
 
 ROWS = [
@@ -44,7 +43,7 @@ def rows_of(path: Path) -> list[Any]:
 
 
 def convert_row(row: dict[str, Any], config: DatasetConfig) -> Record:
-    (made,) = pair_records(config, row, "file#0")
+    (made,) = config.source.records(config, Row("file#0", row))
     assert made.origin == ("file#0",)
     return made
 
@@ -184,7 +183,9 @@ def test_every_row_is_kept_or_counted(tmp_path: Path) -> None:
     path.write_bytes("\n".join(lines).encode() + b'\n{"query": "\xff", "positive": "p"}\n')
     held = HeldOut(texts=frozenset([text_hash("held")]))
     (piece,) = list_pieces(str(path))
-    result = ConvertRows(str(tmp_path / "out"), dataset(path), held)(piece)
+    config = dataset(path)
+    columns, make = tuple(config.source.columns.values()), partial(config.source.records, config)
+    result = ConvertRows(str(tmp_path / "out"), held, columns, make)(piece)
     assert result["rejected"] == {
         "not JSON": 1,
         "neither a JSON object nor a list": 1,

@@ -21,11 +21,9 @@ from toy_model import ToyTokenizer
 from rayembed.data.parts import Part, write_part
 from rayembed.data.plan.audit import audit_dataset, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.blended import blended
-from rayembed.data.plan.clustered import clustered
 from rayembed.data.plan.files import part_places
-from rayembed.data.plan.homogeneous import homogeneous
 from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.policies import blended, clustered, homogeneous
 from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.stream import PairSteps, prefetched
 from rayembed.data.plan.write import write_plan
@@ -98,7 +96,7 @@ def plan(
     # Small files and row groups, so that steps and slices cross both.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rayembed.data.plan.write.ROWS_PER_FILE", 40)
-        patch.setattr("rayembed.data.plan.step_files.ROWS_PER_GROUP", 5)
+        patch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
         return write(folder, parts, config(policy=request.param))
 
 
@@ -108,7 +106,7 @@ def policy_of(plan: BatchPlan) -> str:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayembed.data.plan.step_files.ROWS_PER_GROUP", 5)
+    monkeypatch.setattr("rayembed.data.plan.batch_plan.ROWS_PER_GROUP", 5)
 
 
 @given(step=st.integers(0, 11), num_workers=st.sampled_from([1, 2, 3, 4, 6, 12]))

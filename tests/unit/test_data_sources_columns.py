@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rayembed.data.sources.columns import level_of, read_column
+from rayembed.data.sources.cells import level_of, read_column
 
 ROW: dict[str, Any] = {
     "query": "q",

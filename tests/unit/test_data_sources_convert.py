@@ -255,9 +255,7 @@ def test_rows_of_a_premise_come_together_from_all_files(tmp_path: Path) -> None:
 def test_names_of_relations_and_bad_rows_of_inference(
     buckets: int, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(
-        "rayembed.data.sources.joins.number_of_buckets", lambda size, least=0: buckets
-    )
+    monkeypatch.setattr("rayembed.data.shuffle.number_of_buckets", lambda size, least=0: buckets)
     rows: list[Any] = [
         {"s1": "p", "s2": "yes", "gold": "entailment", "lang": "en"},
         {"s1": "p", "s2": "no", "gold": "contradiction", "lang": "en"},
@@ -412,7 +410,7 @@ def test_a_second_run_reads_nothing_and_other_content_is_other_work(
     write_jsonl(path, nli_rows())
     source = {"kind": "nli", "path": str(path)}
     first, made = made_records(tmp_path / "out", source)
-    monkeypatch.setattr("rayembed.data.sources.nli.read_rows", lambda *a: pytest.fail("read"))
+    monkeypatch.setattr("rayembed.data.sources.nli._told", lambda *a: pytest.fail("read"))
     again, found = made_records(tmp_path / "out", source)
     assert again == first
     assert found.folder == made.folder
@@ -435,10 +433,10 @@ def test_records_survive_a_kill_between_scatter_and_conversion(tmp_path: Path, m
         raise Killed
 
     with monkeypatch.context() as broken:
-        broken.setattr("rayembed.data.sources.nli.gather", kill)
+        broken.setattr("rayembed.data.shuffle.gather", kill)
         with pytest.raises(Killed):
             made_records(tmp_path / "out", source)
-    monkeypatch.setattr("rayembed.data.sources.nli.read_rows", lambda *a: pytest.fail("read"))
+    monkeypatch.setattr("rayembed.data.sources.nli._told", lambda *a: pytest.fail("read"))
     again, _ = made_records(tmp_path / "out", source)
     assert again == wanted
 

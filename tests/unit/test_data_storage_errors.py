@@ -3,7 +3,7 @@
 import pytest
 
 from rayembed.data.parts import read_table
-from rayembed.data.plan.step_files import StepFiles, file_name
+from rayembed.data.plan.batch_plan import StepFiles, file_name
 from rayembed.data.shuffle import read_bucket
 from rayembed.errors import ArtifactError, StorageError
 

@@ -11,11 +11,11 @@ from rayembed.data.records import Record
 from rayembed.data.synthesis.answers import (
     RejectedAnswer,
     count_words,
+    in_script_of,
     normalised,
     read_pair,
     read_tasks,
 )
-from rayembed.data.synthesis.languages import in_script_of
 from rayembed.data.synthesis.requests import Answer
 
 EXAMPLE = {

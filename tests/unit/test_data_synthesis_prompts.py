@@ -5,8 +5,15 @@ from collections import Counter
 
 import pytest
 
-from rayembed.data.synthesis.placeholders import VALUES, draw, draw_language, least_words
-from rayembed.data.synthesis.prompts import example_prompt, prompts_fingerprint, task_prompt
+from rayembed.data.synthesis.prompts import (
+    VALUES,
+    draw,
+    draw_language,
+    example_prompt,
+    least_words,
+    prompts_fingerprint,
+    task_prompt,
+)
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, ExampleRequest, TaskRequest
 
 # Typed from the paper, not from the code.

@@ -10,8 +10,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tiny_models import LINES, save_decoder, save_encoder
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import MiningConfig
-from rayembed.config.model import BackboneConfig, NVEmbedConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.data.vectors.teacher import load_teacher, weights_of
@@ -20,6 +20,7 @@ from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
 from rayembed.models.export import save_model
 from rayembed.models.load import load_model
+from rayembed.models.nvembed.config import NVEmbedConfig
 
 TEXTS = ["where do cats live", "Paris is the capital of France"]
 

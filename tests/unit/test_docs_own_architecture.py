@@ -21,18 +21,19 @@ PAGE = (PLATFORM.parent / "docs" / "own_architecture.md").read_text()
 SCRIPT = """
 import sys
 from pathlib import Path
+import architecture_contract as contract
 import torch
 from tiny_models import LINES, save_encoder
 import rayembed
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, LayerMixConfig
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.model import ARCHITECTURES
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
-from rayembed.models.load import check_loadable, load_model
-from rayembed.models.sentence_module import as_sentence_transformer
+from rayembed.models.load import check_loadable
 from rayembed.pipeline.requirements import model_size
 from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.registry.model_card import model_card
 """
 
 
@@ -46,19 +47,43 @@ def applied(tmp_path_factory):
     root = tmp_path_factory.mktemp("copy")
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(PLATFORM, root / "platform", ignore=leave)
-    files = blocks("python")
-    assert len(files) == 2
-    for file in files:
-        name, _, text = file.removeprefix("# ").partition("\n")
-        (root / name).write_text(text)
+    write_files(root)
     changes = "".join(blocks("diff"))
-    assert changes.count("+++ ") == 7
+    assert changes.count("+++ ") == 1
+    assert len(re.findall(r"^[+-](?![+-])", changes, re.MULTILINE)) == 1
     # A repository of its own: in another one's folder git would leave out what lies above.
     subprocess.run(["git", "init", "-q", str(root)], check=True)
     command = ["git", "-C", str(root), "apply", "-C1", "-"]
     done = subprocess.run(command, input=changes, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return root
+    return root / "platform"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A package of its own with the page's files and entry point, beside the code as it is."""
+    root = tmp_path_factory.mktemp("package")
+    write_files(root, "platform/rayembed/models/layer_mix", "layer_mix")
+    (points,) = blocks("toml")
+    info = root / "layer_mix-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: layer-mix\nVersion: 1.0\n")
+    group, _, members = points.partition("\n")
+    (name,) = re.findall(r'"(rayembed\.\w+)"', group)
+    (info / "entry_points.txt").write_text(f"[{name}]\n{members.replace(chr(34), '')}")
+    return os.pathsep.join([str(root), str(PLATFORM)])
+
+
+def write_files(root, folder="", other=""):
+    """Write the page's two files below a folder, under another name if one is given."""
+    files = blocks("python")
+    assert len(files) == 2
+    for file in files:
+        name, _, text = file.removeprefix("# ").partition("\n")
+        path = root / (name.replace(folder, other) if folder else name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("__init__.py").touch()
+        path.write_text(text.replace("rayembed.models.layer_mix", "layer_mix") if folder else text)
 
 
 def test_without_the_page_the_kind_is_refused():
@@ -69,29 +94,35 @@ def test_without_the_page_the_kind_is_refused():
         parse(Asked, {"model": {"kind": "layer_mix", "backbone": {"path": "x"}}})
 
 
-def test_the_model_of_the_page_trains_and_comes_back(applied, tmp_path):
+@pytest.mark.parametrize("way", ["applied", "installed"])
+def test_the_model_of_the_page_trains_and_comes_back(way, tmp_path, request):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT + CHECKS)
-    path = os.pathsep.join([str(applied / "platform"), str(SUPPORT)])
+    paths = request.getfixturevalue(way)
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": f"{paths}{os.pathsep}{SUPPORT}"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"code of {applied}" in done.stdout
+    own = PLATFORM if way == "installed" else paths
+    assert f"code of {own}\n" in done.stdout
     assert "kind: layer_mix" in done.stdout
     assert done.stdout.endswith("all is well\n")
 
 
 CHECKS = """
-print("code of", Path(rayembed.__file__).parents[2])
+print("code of", Path(rayembed.__file__).parents[1])
 folder = Path(sys.argv[1])
 backbone = save_encoder(folder / "encoder")
-config = LayerMixConfig(backbone=BackboneConfig(path=str(backbone), dtype="float32"))
-config = config.model_copy(update={"query_max_length": 24, "document_max_length": 24})
+LayerMixConfig = ARCHITECTURES.classes()["layer_mix"]
+config = LayerMixConfig(
+    backbone=BackboneConfig(path=str(backbone), dtype="float32"),
+    query_max_length=24,
+    document_max_length=24,
+)
 model = build_model(config, backbone, seed=1)
 
 # All weight on the last layer is a bi-encoder with mean pooling; equal weights are not.
@@ -120,23 +151,22 @@ for _ in range(12):
 assert losses[-1] < 0.5 * losses[0], losses
 assert model.weights.logits.detach().abs().max() > 1e-3
 
-# Saved, read back by us and by sentence-transformers: the same vectors.
+# Saved, it is a start with a trained head.
 model.eval().save(folder / "saved")
 assert isinstance(check_loadable(folder / "saved"), LayerMixConfig)
-expected = encode(model, LINES, role="query")
-assert abs(encode(load_model(folder / "saved"), LINES, role="query") - expected).max() < 1e-6
-theirs = as_sentence_transformer(folder / "saved", device="cpu").encode_query(LINES)
-assert abs(theirs - expected).max() < 1e-5
 again = build_model(config, folder / "saved", seed=9).weights.logits
 assert torch.equal(again, model.weights.logits), "a further stage starts from the trained head"
 
-# The recipe: its size, its dry run, its card.
-run = get_recipe("layer-mix-quickstart")
-assert model_size(run.model).trainable - model_size(get_recipe("biencoder").model).trainable == 7
-assert training_job("biencoder")(["--recipe", run.name, "--dry-run"]) == 0
-card = model_card(
-    run, dimensions=384, scores="", provenance={}, registered_model=run.name, results=()
-)
-assert "learnt mean over all layers" in card
+# The contract of every architecture: read back by us, by sentence-transformers and by MLflow, ...
+parts = {"backbone": backbone}
+contract.check_all(config, parts, folder)
+contract.adapts(config, parts, folder / "adapted")
+
+# Any recipe takes the kind: its size, its dry run.
+assert model_size(config).trainable - model_size(plain).trainable == 3
+recipe = ["--set", "name=mix", "--set", "model.kind=layer_mix"]
+recipe += ["--set", f"model.backbone.path={backbone}", "--set", "model.query_max_length=24"]
+recipe += ["--set", "model.document_max_length=24"]
+assert training_job("biencoder-quickstart")([*recipe, "--dry-run"]) == 0
 print("all is well")
 """

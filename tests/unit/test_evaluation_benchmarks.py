@@ -20,8 +20,7 @@ from rayembed.evaluation.benchmarks import (
     named_tasks,
     of_languages,
 )
-from rayembed.evaluation.pieces import joined, pieces
-from rayembed.evaluation.plan import task_factories
+from rayembed.evaluation.plan import joined, pieces, task_factories
 
 
 def result_of(task, score_of, *, skip=()) -> TaskResult:

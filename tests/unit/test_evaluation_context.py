@@ -10,7 +10,6 @@ from plain_spec_model import check_with_mock_tasks
 from tiny_models import save_cde_stages
 
 from rayembed.config.evaluation import ModelUnderTest, Prompts
-from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
 from rayembed.evaluation import rayembed_spec
@@ -24,6 +23,7 @@ from rayembed.evaluation.pooled.model import PooledModel, document_texts
 from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.encoding import corpus_context, encode, encode_context
 from rayembed.models.load import load_model
 

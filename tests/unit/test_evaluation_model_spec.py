@@ -18,8 +18,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 from tiny_models import save_cross_encoder, save_decoder, save_encoder, save_nomic
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, Causal2VecConfig, NVEmbedConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, AssetError, ConfigError
@@ -29,11 +29,14 @@ from rayembed.evaluation.model_spec import loader_of, make_spec
 from rayembed.evaluation.prompts_table import format_prompts, prompts_record, prompts_table
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.evaluation.task_text import task_metadata, task_text
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
+from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.encoding import encode
-from rayembed.models.export import SYMMETRIC_TYPES
+from rayembed.models.files import check_weight_files
 from rayembed.models.load import load_model
-from rayembed.models.weight_files import check_weight_files
+from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.saved_folder import SYMMETRIC_TYPES
 
 TEXTS = [
     "Paris",

@@ -13,7 +13,7 @@ from word_articles import HELD_OUT, WORDS, run_over_words, write_word_articles
 
 from rayembed.assets.stored_folder import StoredFolder
 from rayembed.config.evaluation_run import EvaluationRun
-from rayembed.config.model import BiEncoderConfig, CDEConfig, NVEmbedConfig
+from rayembed.config.named_benchmarks import with_own_sets
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
@@ -23,13 +23,15 @@ from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
 from rayembed.models import encoding
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import check_loadable, load_model
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.pipeline import evaluate as pipeline
 from rayembed.pipeline import run_scorer
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.samples.references import TASK_NAMES
-from rayembed.samples.wikipedia import with_own_sets
 
 INSTRUCTIONS = {
     "WikiSentenceRetrieval": "find the lazy dog",  # other words than the task's own

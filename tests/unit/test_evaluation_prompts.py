@@ -225,13 +225,13 @@ SEARCH = {"query": "search_query: ", "document": "search_document: "}
 
 
 def test_auto_is_nomics_table_for_its_published_models_and_not_for_those_trained_here():
-    published, own = (FolderPrompts("nomic-moe", prefixes=SEARCH, own=o) for o in (False, True))
+    published, own = (FolderPrompts("nomic", prefixes=SEARCH, own=o) for o in (False, True))
     assert ModelPrompts(Prompts(), published).table == "nomic"
     assert head(ModelPrompts(Prompts(), published), "STS12", None) == "classification: "
     assert ModelPrompts(Prompts(), own).table == "folder"
 
 
-@pytest.mark.parametrize(("kind", "own"), [("cde", True), ("cde", False), ("nomic-moe", False)])
+@pytest.mark.parametrize(("kind", "own"), [("cde", True), ("cde", False), ("nomic", False)])
 def test_auto_keeps_the_prefixes_of_a_model_that_learnt_others_than_the_table(kind, own):
     plain = FolderPrompts(kind, prefixes={"query": "query: ", "document": "passage: "}, own=own)
     assert ModelPrompts(Prompts(), plain).table == "folder"

@@ -10,13 +10,14 @@ from mteb.types import PromptType
 from registered import register
 from tiny_models import save_encoder
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import BackboneConfig, BiEncoderConfig
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
 from rayembed.evaluation.model_spec import make_spec
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.registry.tracking import Tracker
 
 SCIFACT = mteb.get_task("SciFact").metadata

@@ -8,7 +8,7 @@ from mteb_hub import mteb_hub, read_from
 from waits import note_waits
 
 from rayembed.errors import AssetError
-from rayembed.evaluation.task_data import WAITS_SECONDS, load_data
+from rayembed.evaluation.jobs import WAITS_SECONDS, load_data
 
 
 @pytest.fixture(scope="module")

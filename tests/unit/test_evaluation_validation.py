@@ -20,7 +20,6 @@ from tiny_models import byte_level_tokenizer, save_cde_stages, save_decoder
 from word_articles import run_over_words, write_word_articles
 
 from rayembed.assets.resolver import resolve
-from rayembed.config.model import CDEConfig
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
@@ -35,6 +34,7 @@ from rayembed.evaluation.validation import (
     validation_tasks,
 )
 from rayembed.models.build import build_model
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
 from rayembed.samples.wikipedia import sizes_of

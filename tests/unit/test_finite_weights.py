@@ -9,11 +9,11 @@ import torch
 from tiny_models import save_encoder
 
 from rayembed.assets.finite import check_finite, check_finite_files, is_finite
-from rayembed.config.model import BiEncoderConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
-from rayembed.models.weight_files import load_weights
+from rayembed.models.files import load_weights
 from rayembed.registry.register import make_version
 from rayembed.training.checkpoint import expected_position, find_damage, save_checkpoint
 from rayembed.training.weights import read_made_of, write_weights

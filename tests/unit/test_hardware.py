@@ -11,12 +11,12 @@ from tiny_models import save_encoder
 from rayembed import hardware
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.mining import Teacher
-from rayembed.config.model import BiEncoderConfig
 from rayembed.config.override import override
 from rayembed.config.sweep import Sweep
 from rayembed.data.vectors.teacher import TeacherLoader, embedding_settings
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import Precision, auto_precision, settled, wide_enough
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.pipeline import precision

@@ -4,7 +4,7 @@ from tiny_models import DECODERS, save_decoder, save_encoder
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from rayembed.config.model import BackboneConfig
+from rayembed.config.backbone import BackboneConfig
 from rayembed.models import attention as room
 from rayembed.models.attention import attention
 from rayembed.models.backbones import load_backbone

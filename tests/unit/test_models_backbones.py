@@ -3,7 +3,7 @@ import torch
 import transformers
 from tiny_models import DECODERS, save_decoder, save_encoder
 
-from rayembed.config.model import BackboneConfig
+from rayembed.config.backbone import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import load_backbone, sees_later_tokens
 

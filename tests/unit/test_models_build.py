@@ -4,12 +4,15 @@ import pytest
 import torch
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, LoraConfig, NVEmbedConfig
+from rayembed.config.backbone import BackboneConfig
+from rayembed.config.lora import LoraConfig
 from rayembed.config.pooling import ClsPooling, LatentAttentionPooling, MeanPooling
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
+from rayembed.models.contract import load_trainable_state, trainable_state
 from rayembed.models.lora import merged_state
-from rayembed.models.trainable import load_trainable_state, trainable_state
+from rayembed.models.nvembed.config import NVEmbedConfig
 
 POOLING = LatentAttentionPooling(num_latents=4, num_heads=2, mlp_ratio=2)
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris"]

@@ -15,10 +15,10 @@ from tiny_models import (
 )
 
 from rayembed.config.instructions import instruction_with_examples
-from rayembed.config.model import Causal2VecConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError, ConfigError, DataError
 from rayembed.models.build import build_model, check_buildable
+from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.models.encoding import encode
 
 TASK = "Given a question, retrieve passages that answer it"

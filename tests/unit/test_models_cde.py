@@ -14,10 +14,10 @@ from tiny_models import (
     wordpiece_tokenizer,
 )
 
-from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.build import build_model, check_buildable
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import load_model
 
 SAVE = {"bert": save_encoder, "nomic_bert": save_nomic_encoder, "modernbert": save_modern_encoder}

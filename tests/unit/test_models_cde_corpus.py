@@ -10,16 +10,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import save_cde_stages, save_encoder
 
-from rayembed.config.model import CDEConfig
 from rayembed.config.settings import parse
 from rayembed.data.corpus_clusters import cluster_representatives, clustered_context
 from rayembed.errors import ConfigError, DataError
 from rayembed.models.build import build_model
-from rayembed.models.corpus import random_documents
-from rayembed.models.encoding import corpus_context, encode, encode_context
-from rayembed.models.export import saved_instructions
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.encoding import corpus_context, encode, encode_context, random_documents
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import check_loadable, load_model
+from rayembed.models.saved_folder import saved_instructions
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.pipeline.corpus_job import run_corpus_job, save_with_corpus
 

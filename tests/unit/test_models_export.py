@@ -7,7 +7,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, NVEmbedConfig
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
@@ -16,12 +16,14 @@ from rayembed.config.pooling import (
     SelfAttentionPooling,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.biencoder import BiEncoder
+from rayembed.models.biencoder.architecture import BiEncoder
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
-from rayembed.models.nvembed import NVEmbed
+from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.nvembed.model import NVEmbed
 from rayembed.models.sentence_module import as_sentence_transformer
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox jumps over the lazy dog", "Paris", ""]

@@ -1,5 +1,7 @@
 """Rotary conversion and masked-language modelling against transformers and plain torch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import safetensors.torch
@@ -11,20 +13,20 @@ from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmb
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotated
 
 from rayembed.config.adaptation import MaskedTraining, RotaryEncoderConfig
-from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.build import build_model
-from rayembed.models.masked_language import collate_masked
-from rayembed.models.masked_language_start import (
+from rayembed.models.nomic_moe.adaptation import (
     HEAD_FILE,
     load_masked_language_model,
     save_adapted,
     vocabulary,
 )
-from rayembed.models.nomic_moe_checkpoint import read_shape
-from rayembed.training.masked_step import MaskedStep
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.masked_language import collate_masked
+from rayembed.models.nomic_moe.shape import read_shape
+from rayembed.training.masked import MaskedLanguage
 from rayembed.training.step import StepSettings
 
 FAMILIES = ("bert", "xlm-roberta")
@@ -139,7 +141,7 @@ TRAINING = parse(
 def stepped(folder, micro_batch_tokens):
     model = load(folder)
     settings = StepSettings(micro_batch_tokens, False, torch.device("cpu"))
-    step = MaskedStep(["en", "fr"], pad_id=0)
+    step = MaskedLanguage(["en", "fr"], None, SimpleNamespace(pad_id=0)).run_step
     report = step(
         model, model, lambda loss, _: loss.backward(), made_up_batch(), TRAINING, settings
     )
@@ -175,7 +177,7 @@ def test_metrics_by_language_add_up_to_those_of_all(folders):
     assert report.tokens == sum(LENGTHS)
     alone = MaskedBatch(0, batch.input_ids[:1], batch.places[:1], batch.words[:1], np.array([1]))
     settings = StepSettings(100, False, torch.device("cpu"))
-    one = MaskedStep(["en", "fr"], 0)
+    one = MaskedLanguage(["en", "fr"], None, SimpleNamespace(pad_id=0)).run_step
     model = load(folders["bert"])
     found = one(model, model, lambda *_: None, alone, TRAINING, settings).metrics
     assert "perplexity/en" not in found

@@ -19,21 +19,21 @@ from tiny_models import (
 )
 from torch.nn import functional
 
-from rayembed.config.model import NomicMoeConfig
-from rayembed.config.nomic_moe import BalanceConfig, ExpertsConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.backbones import check_for_sentence_transformers
 from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import encode
+from rayembed.models.experts import MoeMlp
 from rayembed.models.load import load_model
-from rayembed.models.nomic_moe import balance_loss, router_metrics
-from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers, shape_of
-from rayembed.models.nomic_moe_encoder import Statistics
-from rayembed.models.nomic_moe_layer import MoeMlp
-from rayembed.models.nomic_moe_upcycling import upcycled_shape, upcycled_weights
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.models.nomic_moe.config import BalanceConfig, ExpertsConfig, NomicMoeConfig
+from rayembed.models.nomic_moe.encoder import Statistics
+from rayembed.models.nomic_moe.model import balance_loss, router_metrics
+from rayembed.models.nomic_moe.shape import shape_of
+from rayembed.models.nomic_moe.upcycling import upcycled_shape, upcycled_weights
+from rayembed.training.contrastive import stage_tokenizer
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 TEXTS = ["are cats larger than dogs", "the quick brown fox", "Paris"]

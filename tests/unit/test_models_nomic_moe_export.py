@@ -10,13 +10,13 @@ import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import nomic_settings, nomic_weights, save_encoder, save_nomic
 
-from rayembed.config.model import NomicMoeConfig
 from rayembed.config.settings import parse
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
-from rayembed.models.export import saved_dimensions
 from rayembed.models.load import check_loadable, load_model
-from rayembed.models.nomic_moe import NomicMoe
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.model import NomicMoe
+from rayembed.models.saved_folder import saved_dimensions
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.registry.pyfunc_model import OpenAIEmbeddings
 

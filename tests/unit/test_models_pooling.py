@@ -9,8 +9,8 @@ from rayembed.config.pooling import (
     SelfAttentionPooling,
 )
 from rayembed.errors import ConfigError
-from rayembed.models.masked_mean import masked_mean
-from rayembed.models.pooling import build_pooling
+from rayembed.models.nvembed.pooling import build_pooling
+from rayembed.models.pooling import masked_mean
 
 HIDDEN = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]], [[7.0, 1.0], [2.0, 2.0], [8.0, 8.0]]])
 ATTENTION = torch.tensor([[1, 1, 1], [1, 1, 0]])

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 from tiny_models import byte_level_tokenizer, metaspace_tokenizer, wordpiece_tokenizer
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, NVEmbedConfig
+from rayembed.config.backbone import BackboneConfig
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.tokens import (
-    BiEncoderTokenizer,
-    NVEmbedTokenizer,
-    ReleasedNVEmbedTokenizer,
-    SpecialIds,
-)
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.nvembed.tokens import NVEmbedTokenizer, ReleasedNVEmbedTokenizer
+from rayembed.models.tokens import PrefixTokenizer, SpecialIds
 
 BACKBONE = BackboneConfig(path="unused")
 TASK = "Given a question, retrieve passages that answer it"
@@ -186,7 +184,7 @@ def test_collate_pads_right():
     [
         lambda: nvembed(metaspace_tokenizer()),
         lambda: nvembed(metaspace_tokenizer(), token_layout="released"),
-        lambda: BiEncoderTokenizer(
+        lambda: PrefixTokenizer(
             wordpiece_tokenizer(), BiEncoderConfig(backbone=BACKBONE, query_prefix="the ")
         ),
     ],
@@ -211,7 +209,7 @@ def test_biencoder_tokens_are_the_tokenizers_own():
     config = BiEncoderConfig(
         backbone=BACKBONE, query_prefix="where ", query_max_length=6, document_max_length=20
     )
-    tokenizer = BiEncoderTokenizer(pretrained, config)
+    tokenizer = PrefixTokenizer(pretrained, config)
     text = "Paris is the capital of France"
     (query,), (document,) = tokenizer([text], "query"), tokenizer([text], "document")
     expected = pretrained(f"where {text}", truncation=True, max_length=6)["input_ids"]

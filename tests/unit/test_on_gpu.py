@@ -8,12 +8,12 @@ import torch
 from made_up_records import made_up_records
 from tiny_models import save_decoder
 
-from rayembed.config.model import NVEmbedConfig
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.training.step import EngineModule, StepSettings, run_step
 
 pytestmark = pytest.mark.gpu

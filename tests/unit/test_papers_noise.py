@@ -8,7 +8,6 @@ from run_scoring import evaluate_reference, tasks_of
 from tiny_models import metaspace_tokenizer, save_cde_stages, save_decoder, save_encoder
 
 from rayembed.config.evaluation import Prompts
-from rayembed.config.model import Causal2VecConfig, CDEConfig
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation import rayembed_spec
@@ -16,6 +15,8 @@ from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.models.build import build_model
+from rayembed.models.causal2vec.config import Causal2VecConfig
+from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import load_model
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.wikipedia import sizes_of

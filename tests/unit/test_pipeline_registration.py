@@ -11,7 +11,7 @@ from result_files import write_results
 from tiny_folders import save_biencoder
 
 from rayembed.errors import ArtifactError
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline.register_job import run_register_job
 from rayembed.pipeline.registration import Training, register_trained
 from rayembed.registry.registered_model import ModelReference, get_version, read_scores

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny_job import make_run
 
-from rayembed.pipeline.population_scores import PopulationScores
+from rayembed.pipeline.sweep_trial import PopulationScores
 from rayembed.training.checkpoint import POSITION, expected_position, save_checkpoint
 from rayembed.training.checkpoint_list import checkpoint_name
 from rayembed.tuning.events import Event, Start

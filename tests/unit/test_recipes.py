@@ -2,13 +2,13 @@
 
 import pytest
 
-from rayembed.config.mining import PercPos, TopK
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.config.sources import BeirSource, RecordsSource
 from rayembed.config.yaml_text import read_yaml
-from rayembed.data.sources.kinds import paths_of
+from rayembed.data.mining.rules import PercPos, TopK
+from rayembed.data.sources.beir import BeirSource
+from rayembed.data.sources.earlier import RecordsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes import nvembed
 from rayembed.recipes.building_blocks import EVALUATION_INSTRUCTIONS
@@ -46,7 +46,7 @@ def test_the_public_run_leaves_out_what_has_no_public_home():
     whole, public = (get_recipe(name) for name in ("nvembed-v2", "nvembed-v2-public"))
     names, kept = ([d.name for d in run.data.datasets] for run in (whole, public))
     assert set(names) - set(kept) == {"bioasq", "hover", "synthetic"}
-    assert all("://" in p for d in public.data.datasets for p in paths_of(d.source).values())
+    assert all("://" in p for d in public.data.datasets for p in d.source.paths.values())
     for before, stage in zip(whole.stages, public.stages, strict=True):
         assert stage.steps == before.steps
         assert stage.datasets == {n: w for n, w in before.datasets.items() if n in kept}

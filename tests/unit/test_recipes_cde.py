@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayembed.config.model import BiEncoderConfig
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.pipeline.requirements import model_size, step_load
 from rayembed.recipes.catalogue import get_recipe
 

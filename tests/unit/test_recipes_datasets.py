@@ -8,16 +8,14 @@ import pytest
 from rayembed.assets.hub import parse_hub_reference
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
-from rayembed.config.sources import (
-    BeirSource,
-    ClassesSource,
-    MtebSource,
-    NLISource,
-    PairsSource,
-    RecordsSource,
-    STSSource,
-)
 from rayembed.config.yaml_text import read_yaml
+from rayembed.data.sources.beir import BeirSource
+from rayembed.data.sources.classes import ClassesSource
+from rayembed.data.sources.earlier import RecordsSource
+from rayembed.data.sources.mteb import MtebSource
+from rayembed.data.sources.nli import NLISource
+from rayembed.data.sources.pairs import PairsSource
+from rayembed.data.sources.sts import STSSource
 from rayembed.errors import ConfigError
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 from rayembed.recipes.datasets.catalogue import (

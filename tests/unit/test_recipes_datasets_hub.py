@@ -18,10 +18,12 @@ from made_up_datasets import made_up_repositories, made_up_revisions
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import CleaningConfig
-from rayembed.config.sources import MtebSource, RecordsSource, Source
+from rayembed.config.sources import Source
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_table
 from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.earlier import RecordsSource
+from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.errors import ConfigError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset

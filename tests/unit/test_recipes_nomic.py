@@ -4,7 +4,7 @@ import pytest
 
 from rayembed.config.override import override
 from rayembed.errors import ConfigError
-from rayembed.models.nomic_moe_upcycling import CONVERTIBLE
+from rayembed.models.nomic_moe.upcycling import CONVERTIBLE
 from rayembed.pipeline.requirements import PUBLISHED, model_size, step_load
 from rayembed.pipeline.training_job import training_job
 from rayembed.recipes import nomic

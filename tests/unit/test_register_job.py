@@ -11,7 +11,7 @@ from registered import register
 from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
 
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline import register_job
 from rayembed.pipeline.register_job import run_register_job
 from rayembed.registry.registered_model import ModelReference, download, get_version, read_scores
@@ -253,7 +253,7 @@ def test_a_plain_sentence_transformers_folder_is_registered(store, job, tmp_path
     import mlflow
     from sentence_transformers import SentenceTransformer
 
-    from rayembed.config.model import ProjectionConfig
+    from rayembed.config.pooling import ProjectionConfig
 
     folder = save_biencoder(tmp_path / "other", projections=(ProjectionConfig(width=6),))
     (folder / "rayembed.json").unlink()

@@ -1,3 +1,4 @@
+import dataclasses
 import re
 
 import pytest
@@ -170,6 +171,9 @@ def test_front_matter_is_what_hubs_read():
     assert (scifact.dataset_type, scifact.dataset_revision) == ("mteb/scifact", "d" * 40)
     assert (scifact.dataset_split, scifact.dataset_config) == ("test", "default")
     assert (massive.dataset_split, massive.dataset_config) == ("test", None)
+    own = dataclasses.replace(RESULTS[0], task="Tickets", dataset="own/Tickets")
+    (result,) = ModelCard(card(parse(Run, values), results=[own])).data.eval_results
+    assert result.dataset_name == "Tickets"  # mteb has no such task
     # Written again from what was read, nothing is lost.
     assert yaml.safe_load(data.to_yaml()) == front_matter(text)
 

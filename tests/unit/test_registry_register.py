@@ -262,10 +262,10 @@ def test_nvembed_export_gives_the_vectors_of_its_own_encoder(tracker, tmp_path, 
     import mlflow
     from tiny_models import save_decoder
 
-    from rayembed.config.model import NVEmbedConfig
     from rayembed.config.settings import parse
     from rayembed.models.build import build_model
     from rayembed.models.encoding import encode
+    from rayembed.models.nvembed.config import NVEmbedConfig
 
     backbone = save_decoder(tmp_path / "decoder")
     config = parse(
@@ -307,7 +307,8 @@ def test_biencoder_takes_an_instruction_as_plain_text(tracker, tmp_path, loaded,
     import mlflow
     from tiny_models import save_encoder
 
-    from rayembed.config.model import BackboneConfig, BiEncoderConfig
+    from rayembed.config.backbone import BackboneConfig
+    from rayembed.models.biencoder.config import BiEncoderConfig
     from rayembed.models.build import build_model
     from rayembed.models.encoding import encode
 

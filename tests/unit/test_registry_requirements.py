@@ -16,7 +16,7 @@ from registered import register
 from tiny_folders import ARCHITECTURES
 
 from rayembed.models.encoding import encode
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.registry.model_requirements import imported_modules, pip_requirements
 from rayembed.registry.register import MODEL_ID_TAG

@@ -1,16 +1,20 @@
 """The benchmark `wikipedia` of an evaluation: the tasks that a training run scores."""
 
+from importlib.metadata import EntryPoint
+
 import pytest
 from made_up_articles import HELD_OUT, run_over, write_articles
 from run_scoring import tasks_of
 
+from rayembed.config import named_benchmarks
 from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.named_benchmarks import with_own_sets
+from rayembed.config.own_sets import RetrievalSet
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.samples.references import TASK_NAMES, ScoreSizes
-from rayembed.samples.wikipedia import with_own_sets
 
 
 def asked(*benchmarks, **settings):
@@ -37,6 +41,42 @@ def test_the_name_and_its_tasks_stand_beside_others():
     assert with_own_sets(plain) is plain
     with pytest.raises(ConfigError, match="no setting 'document'; did you mean 'documents'"):
         asked("wikipedia?document=3")
+
+
+def test_a_name_that_is_nearly_one_of_them_is_told_with_it():
+    with pytest.raises(ConfigError, match="did you mean 'wikipedia'"):
+        task_factories(asked("Wikipedia?documents=300"))
+
+
+class Tickets:
+    """A benchmark of another package."""
+
+    name = "tickets"
+    tasks = ("Answers",)
+    prefix = "sample://tickets/"
+    licence = "mit"
+
+    def own_sets(self, sizes, tasks=None):
+        return (RetrievalSet(name="Answers", path=f"sample://tickets/{sizes.get('year', '2026')}"),)
+
+    def num_tokens(self, own):
+        return 7.0
+
+
+TICKETS = Tickets()
+
+
+def test_another_package_brings_a_benchmark(monkeypatch):
+    point = EntryPoint("tickets", f"{__name__}:TICKETS", "rayembed.benchmarks")
+    monkeypatch.setattr(named_benchmarks, "entry_points", lambda group: [point])
+    named_benchmarks.named_benchmarks.cache_clear()
+    found = asked("tickets?year=2025").own_sets
+    assert [own.path for own in found] == ["sample://tickets/2025"]
+    assert named_benchmarks.tokens_of_sets(found) == 7.0
+    assert named_benchmarks.benchmark_of(found[0].path).licence == "mit"
+    monkeypatch.undo()
+    named_benchmarks.named_benchmarks.cache_clear()
+    assert asked("tickets").benchmarks == ("tickets",)
 
 
 def revisions(tasks):

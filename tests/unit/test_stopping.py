@@ -11,8 +11,8 @@ from rayembed.errors import ConfigError, DataError
 from rayembed.pipeline import stopping
 from rayembed.pipeline.job import exit_code
 from rayembed.pipeline.stopping import hearing, keep_hearing
+from rayembed.training.elastic.on_ray import StoppableTrainer, end_with_checkpoint
 from rayembed.training.metrics_sink import MetricsSink
-from rayembed.training.stopping.on_ray import StoppableTrainer, end_with_checkpoint
 
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 

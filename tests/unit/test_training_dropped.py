@@ -8,22 +8,20 @@ import numpy as np
 import pytest
 import torch
 from made_up_records import made_up_records
+from told import Told
 from toy_model import ToyModel
 
+from rayembed.config.placement import Placement
 from rayembed.data.mlm.batch import MaskedBatch
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.errors import DivergenceError
-from rayembed.models.masked_language import Predictions
+from rayembed.models.nomic_moe.masked_language import Predictions
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.training import step as step_module
-from rayembed.training.dropped import (
-    DroppedSteps,
-    mean_of_finite,
-    without_gradient_unless_finite,
-)
-from rayembed.training.loop import train_steps
-from rayembed.training.masked_step import MaskedStep
+from rayembed.training.dropped import mean_of_finite, without_gradient_unless_finite
+from rayembed.training.masked import MaskedLanguage
 from rayembed.training.step import EngineModule, StepReport, StepSettings, run_step
+from rayembed.training.trainer import Objective, StageTrainer
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -45,6 +43,29 @@ class Engine:
     def step(self, factor):
         return factor, next(self.norms)
 
+    def optimizer_state(self):
+        return iter(())
+
+
+class Nothing(Objective):
+    """Steps in which nothing is done.
+
+    Args:
+        trace: option of the job that shows the rows of a step.
+    """
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def batches(self, plan, model, stage, seed):
+        return lambda step: SimpleNamespace(step=step)
+
+    def run_step(self, *_):
+        return StepReport(1.0, 1, 1, 1, 1, {})
+
+    def source(self, plan, step):
+        return f"set {step}"
+
 
 def train(dropped_steps, *, every=4, limit=5, first=0, count=0, trace="", **asked):
     """Steps with a checkpoint, records, and the error's text."""
@@ -53,20 +74,16 @@ def train(dropped_steps, *, every=4, limit=5, first=0, count=0, trace="", **aske
     norms = [INF if step in dropped_steps else 1.0 for step in range(first + 1, STEPS + 1)]
     saved, records, text = [], [], None
     try:
-        train_steps(
-            Engine(norms),
-            [SimpleNamespace(step=step) for step in range(first, STEPS)],
+        trainer = StageTrainer(
             stage,
-            StepSettings(1, True, CPU),
-            start_step=first,
-            dropped=DroppedSteps(
-                stage, limit, lambda s: f"set {s}", count=count, saved=first, trace=trace
-            ),
-            on_step=records.append,
-            on_checkpoint=saved.append,
-            run_step=lambda *_: StepReport(1.0, 1, 1, 1, 1, {}),
-            **asked,
+            Placement(end_after_dropped_steps=limit),
+            Engine.model,
+            Nothing(trace),
+            SimpleNamespace(fingerprint="plan"),
+            seed=0,
+            callbacks=[Told(on_step=records.append, on_checkpoint=saved.append, **asked)],
         )
+        trainer.train(Engine(norms), StepSettings(1, True, CPU), first, count)
     except DivergenceError as error:
         text = str(error)
     return saved, records, text
@@ -183,7 +200,7 @@ def test_the_masked_step_guards_its_loss(value, finite):
     def engine(micro):
         return Predictions(weight[: len(micro["words"])] + value, torch.ones(2, dtype=torch.bool))
 
-    run = MaskedStep(["en"], 0)
+    run = MaskedLanguage(["en"], None, SimpleNamespace(pad_id=0)).run_step
     loop_config = SimpleNamespace(global_rows=2)
     run(
         None,

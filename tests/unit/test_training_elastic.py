@@ -39,7 +39,7 @@ from rayembed.training.failures.on_ray import (
 STEPS, CPUS = 30, 2.0
 PLACEMENT = Placement(workers=8, min_workers=2, cpus_per_worker=CPUS, max_failures=1)
 LOOP_CONFIG = SimpleNamespace(name="only", global_rows=16, steps=STEPS)
-JOB = SimpleNamespace(placement=PLACEMENT, loop_config=LOOP_CONFIG)
+JOB = SimpleNamespace(placement=PLACEMENT, stage=LOOP_CONFIG)
 
 
 @dataclass
@@ -300,7 +300,7 @@ def test_a_node_answers_as_long_as_its_raylet_listens():
 
 
 def test_an_elastic_run_counts_itself_and_others_leave_it_to_ray(gone):
-    fixed = SimpleNamespace(placement=Placement(workers=8, max_failures=5), loop_config=LOOP_CONFIG)
+    fixed = SimpleNamespace(placement=Placement(workers=8, max_failures=5), stage=LOOP_CONFIG)
     assert failure_config(fixed.placement).max_failures == 5
     assert failure_config(fixed.placement).controller_failure_limit == FAILED_STARTS
     assert failure_config(PLACEMENT).max_failures == -1

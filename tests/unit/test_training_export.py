@@ -17,10 +17,10 @@ from rayembed.assets.storage import join, list_files, open_storage, read_bytes, 
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.errors import ArtifactError
+from rayembed.models.contract import trainable_state
 from rayembed.models.encoding import encode
-from rayembed.models.export import saved_dimensions
 from rayembed.models.load import load_model
-from rayembed.models.trainable import trainable_state
+from rayembed.models.saved_folder import saved_dimensions
 from rayembed.training.export import MADE_OF_FILE, export
 from rayembed.training.weights import (
     load_weights,

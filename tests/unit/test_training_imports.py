@@ -52,5 +52,5 @@ def test_the_writer_of_the_log_needs_neither_torch_nor_ray():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    heavier = [sys.executable, "-c", script.replace("metrics_sink", "loop")]
+    heavier = [sys.executable, "-c", script.replace("metrics_sink", "trainer")]
     assert "torch" in subprocess.run(heavier, capture_output=True, text=True, check=True).stdout

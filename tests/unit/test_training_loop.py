@@ -1,17 +1,20 @@
 """The loop over steps with a made-up engine: when checkpoints are made."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from told import Told
 
+from rayembed.config.placement import Placement
 from rayembed.errors import DataError
 from rayembed.recipes.catalogue import get_recipe
-from rayembed.training.dropped import DroppedSteps
-from rayembed.training.loop import train_steps
+from rayembed.training.callbacks import Preemption
 from rayembed.training.step import StepReport, StepSettings
-from rayembed.training.stop_notice import StopNotice
+from rayembed.training.trainer import Objective, StageTrainer
 
 CPU = torch.device("cpu")
 STEPS = 8
@@ -30,23 +33,39 @@ class Engine:
     def step(self, factor):
         return factor, 0.0
 
+    def optimizer_state(self):
+        return iter(())
 
-def checkpoints(every, first=0, last=STEPS, **asked):
+
+class Nothing(Objective):
+    """Steps in which nothing is done."""
+
+    def batches(self, plan, model, stage, seed):
+        return lambda step: SimpleNamespace(step=step)
+
+    def run_step(self, *_):
+        return StepReport(1.0, 1, 1, 1, 1, {})
+
+    def source(self, plan, step):
+        return f"set {step}"
+
+
+def checkpoints(every, first=0, last=STEPS, callbacks=(), **asked):
     stage = get_recipe("biencoder").stages[0]
     stage = stage.model_copy(update={"steps": STEPS, "checkpoint_every_steps": every})
     saved, records = [], []
-    train_steps(
-        Engine(),
-        [SimpleNamespace(step=step) for step in range(first, last)],
+    told = Told(on_step=records.append, on_checkpoint=saved.append, **asked)
+    trainer = StageTrainer(
         stage,
-        StepSettings(1, True, CPU),
-        start_step=first,
-        dropped=DroppedSteps(stage, 5, str),
-        on_step=records.append,
-        on_checkpoint=saved.append,
-        run_step=lambda *_: StepReport(1.0, 1, 1, 1, 1, {}),
-        **asked,
+        Placement(),
+        Engine.model,
+        Nothing(),
+        SimpleNamespace(fingerprint="plan"),
+        seed=0,
+        callbacks=[told, *callbacks],
+        stream=lambda make, first, _: (make(step) for step in range(first, last)),
     )
+    trainer.train(Engine(), StepSettings(1, True, CPU), first)
     assert {record["workers"] for record in records} == {1}
     return saved
 
@@ -72,12 +91,22 @@ def test_a_checkpoint_out_of_turn_is_asked_for_after_the_steps_that_have_none():
 
 def test_a_notice_makes_one_checkpoint():
     answers = iter([False, True])
-    notice = StopNotice(lambda: next(answers), CPU, look_seconds=0.0)
-    assert checkpoints(4, saves_now=notice.arrived) == [2, 4, 8]
+    notice = Preemption(lambda: next(answers), look_seconds=0.0)
+    assert checkpoints(4, callbacks=[notice]) == [2, 4, 8]
 
 
 def test_a_notice_is_not_looked_for_all_the_time():
     def ask():
         raise AssertionError("too early")
 
-    assert checkpoints(4, saves_now=StopNotice(ask, CPU, look_seconds=60.0).arrived) == [4, 8]
+    assert checkpoints(4, callbacks=[Preemption(ask, look_seconds=60.0)]) == [4, 8]
+
+
+def test_a_callback_of_ones_own_stops_a_stage():
+    """That of docs/own_training.md; the loss here is always the same."""
+    page = Path(__file__).resolve().parents[2] / "docs" / "own_training.md"
+    code = re.search(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)[1]
+    names = {"__name__": "page"}
+    exec(code, names)
+    assert checkpoints(3, callbacks=[names["StopAtPlateau"](4)]) == [3, 5]
+    assert checkpoints(3, callbacks=[names["StopAtPlateau"](9)]) == [3, 6, 8]

@@ -10,7 +10,7 @@ import ray.train.collective
 
 from rayembed.config.placement import Placement
 from rayembed.errors import StorageError, StorageFullError
-from rayembed.training.train_function.on_ray import WorkerInput, step_processes, train_function
+from rayembed.training.train_function.on_ray import step_processes, train_function
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,11 @@ def test_a_checkpoint_that_cannot_be_stored_says_why(monkeypatch, tmp_path, erro
         placement=Placement(),
         pretrained=(),
         start_checkpoint=None,
-        train=lambda hooks: hooks.report_checkpoint(tmp_path, 7, 0.5),
+        trainer=lambda callbacks, _: SimpleNamespace(
+            fit=lambda: callbacks[0].on_checkpoint(7, tmp_path)
+        ),
     )
     with pytest.raises(StorageError) as caught:
-        train_function({"input": WorkerInput(job, None, 0)})
+        train_function({"job": job, "sink": None, "offset": 0})
     assert type(caught.value) is kind
     assert str(caught.value).startswith(f"the checkpoint of step 7 {told}")

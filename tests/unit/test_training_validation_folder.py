@@ -1,6 +1,7 @@
 """Weights to score and their records in storage, and what driver and workers make of them."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,9 +9,9 @@ import torch
 from rayembed.config.settings import parse
 from rayembed.config.validation import EarlyStoppingConfig, ValidationConfig
 from rayembed.errors import ArtifactError
+from rayembed.training.callbacks import WorkerValidation
 from rayembed.training.validation.folder import ValidationFolder
 from rayembed.training.validation.scoring import Scoring
-from rayembed.training.validation.submission import WorkerValidation
 from rayembed.training.weights import read_made_of, tensors_digest
 
 MADE_OF = {"run": "r", "plan": "p", "start": ""}
@@ -215,15 +216,18 @@ class Engine:
         yield from state(self.step).items()
 
 
-def worker(folder, stopping=None) -> WorkerValidation:
-    return WorkerValidation(folder, STEPS, stopping, MADE_OF, torch.device("cpu"))
+def worker(folder, engine, stopping=None, *, start=0) -> WorkerValidation:
+    found = WorkerValidation(folder, STEPS, stopping, MADE_OF)
+    found.on_train_start(SimpleNamespace(engine=engine, device=torch.device("cpu")), start)
+    return found
 
 
 def test_a_worker_hands_in_the_weights_of_the_steps_that_are_scored(folder):
-    mine, engine = worker(folder), Engine()
+    engine = Engine()
+    mine = worker(folder, engine)
     for step in range(1, 21):
         engine.step = step
-        assert not mine.after(step, engine)
+        assert not mine.should_stop(step)
     assert folder.steps()[0] == {10, 20}
     assert folder.content(20) == tensors_digest(state(20))
     assert read_made_of(folder.weights(20)).items() >= {**MADE_OF, "step": "20"}.items()
@@ -232,25 +236,25 @@ def test_a_worker_hands_in_the_weights_of_the_steps_that_are_scored(folder):
 def test_a_worker_ends_by_the_scores_of_steps_that_it_has_passed(folder):
     stopping = EarlyStoppingConfig(patience=1)
     found = scoring(folder, early_stopping={"patience": 1})
-    mine, engine = worker(folder, stopping), Engine()
+    engine = Engine()
+    mine = worker(folder, engine, stopping)
     for step in (10, 20):
         engine.step = step
-        assert not mine.after(step, engine)
+        assert not mine.should_stop(step)
     score(found, folder, s10=0.5, s20=0.4)
     engine.step = 30
-    assert mine.after(30, engine)
+    assert mine.should_stop(30)
     # From a checkpoint at step 15 on, the score of step 20 is one of the future.
-    gone_on = worker(folder, stopping)
-    assert not gone_on.has_ended(15)
-    assert gone_on.has_ended(20)
+    for start, ends in ((15, False), (20, True)):
+        assert worker(folder, engine, stopping, start=start).should_stop(start) is ends
     # With other weights at step 20 its former score counts no more.
     engine.step = 21
-    again = worker(folder, stopping)
-    assert not again.after(20, engine)
+    again = worker(folder, engine, stopping)
+    assert not again.should_stop(20)
 
 
 def test_without_early_stopping_a_worker_never_ends(folder):
     found = scoring(folder)
     submit(folder, 10, 20)
     score(found, folder, s10=0.5, s20=0.1)
-    assert not worker(folder).has_ended(40)
+    assert not worker(folder, Engine(), start=40).should_stop(40)

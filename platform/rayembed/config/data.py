@@ -1,6 +1,6 @@
 """Data of a run: its data sets and their processing."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -13,20 +13,13 @@ from rayembed.config.mining import (
     Share,
 )
 from rayembed.config.settings import Settings, nearest
-from rayembed.config.sources import (
-    BeirSource,
-    ClassesSource,
-    MtebSource,
-    NLISource,
-    PairsSource,
-    RecordsSource,
-    Source,
-    STSSource,
-)
+from rayembed.config.sources import SOURCES, Source
 from rayembed.config.types import PlainName, Reference, unique_names
 
-RECORD_COLUMNS = ("id", "label", "language")
-"""Columns of records by which some can be held out."""
+if TYPE_CHECKING:
+    AnySource = Source
+else:
+    AnySource = SOURCES.union()
 
 TaskKind = Literal["retrieval", "classification", "clustering", "sts"]
 
@@ -36,7 +29,7 @@ class DatasetConfig(Settings):
 
     name: PlainName
     """Name, unique within the run; used by stages and in folder names."""
-    source: Source
+    source: AnySource
     task: TaskKind = "retrieval"
     """Kind of task of the records. Has no effect of its own; stored with each record."""
     query_instruction: str = ""
@@ -65,15 +58,7 @@ class DatasetConfig(Settings):
     @property
     def has_negatives(self) -> bool:
         """Whether its records can have hard negatives: mined, given, or from other classes."""
-        if self.mining is not None:
-            return True
-        match self.source:
-            case PairsSource(negatives=negatives):
-                return bool(negatives)
-            case NLISource() | ClassesSource() | RecordsSource() | MtebSource():
-                return True
-            case STSSource() | BeirSource():
-                return False
+        return self.mining is not None or self.source.brings_negatives
 
     @property
     def most_negatives(self) -> tuple[str, int] | None:
@@ -82,10 +67,7 @@ class DatasetConfig(Settings):
         """
         if self.mining is not None:
             return "mining.num_negatives", self.mining.num_negatives
-        match self.source:
-            case ClassesSource(num_negatives=number):
-                return "source.num_negatives", number
-        return None
+        return self.source.most_negatives
 
     @model_validator(mode="after")
     def _one_size(self) -> "DatasetConfig":
@@ -100,17 +82,30 @@ class DatasetConfig(Settings):
     def _rows_can_be_held_out(self) -> "DatasetConfig":
         if self.held_out is None:
             return self
-        if not isinstance(self.source, PairsSource | STSSource | RecordsSource):
+        if not self.source.can_hold_out:
+            kinds = [kind for kind, one in SOURCES.classes().items() if _can_hold_out(one)]
             raise ValueError(
                 f"data set {self.name!r}: rows of a source of the kind {self.source.kind!r} cannot "
-                "be held out, those of pairs, sts and records can; write its records with "
-                "jobs/prepare_pairs.py and name their folder as the source, or set held_out=null"
+                f"be held out, those of {', '.join(kinds[:-1])} and {kinds[-1]} can; write its "
+                "records with jobs/prepare_pairs.py and name their folder as the source, or set "
+                "held_out=null"
             )
-        column = getattr(self.held_out, "column", None)
-        if isinstance(self.source, RecordsSource) and column not in (None, *RECORD_COLUMNS):
+        column, allowed = getattr(self.held_out, "column", None), self.source.held_out_columns
+        if column is not None and allowed and column not in allowed:
             raise ValueError(
                 f"data set {self.name!r}: held_out.column {column!r}: records have no such column; "
-                f"{nearest(str(column), RECORD_COLUMNS)}"
+                f"{nearest(column, allowed)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _graded_pairs_are_no_positives(self) -> "DatasetConfig":
+        wrong = [name for name in ("consistency", "mining", "clusters") if getattr(self, name)]
+        if self.source.is_graded and wrong:
+            raise ValueError(
+                f"data set {self.name!r}: {wrong[0]} takes every pair for one of a query and its "
+                f"positive, and pairs of the source kind {self.source.kind!r} may be dissimilar; "
+                f"set {wrong[0]}=null, or take the kind 'sts', which keeps similar pairs alone"
             )
         return self
 
@@ -125,6 +120,10 @@ class DatasetConfig(Settings):
                 "take the pool 'corpus'"
             )
         return self
+
+
+def _can_hold_out(kind: type[Settings]) -> bool:
+    return issubclass(kind, Source) and kind.can_hold_out
 
 
 class DataConfig(Settings):

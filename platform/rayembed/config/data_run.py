@@ -1,7 +1,7 @@
 """A data run: data sets to prepare without a model to train; the settings of data jobs."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,9 @@ from rayembed.config.document import Document, read_mapping
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import FileName, Reference, Seed
+
+Step = Literal["records", "filtered", "mined", "clustered"]
+"""Steps of the preparation of a data set in their order; also the names of their result folders."""
 
 
 class DataPlacement(Settings):

@@ -1,6 +1,6 @@
 """Requirements for spreading a mixture's experts over workers."""
 
-from rayembed.config.model import ModelConfig, NomicMoeConfig
+from rayembed.config.model import ModelConfig
 
 
 def check_expert_parallel(
@@ -18,15 +18,14 @@ def check_expert_parallel(
     if size == 1:
         return
     asked = f"placement.expert_parallel {size}"
-    experts = model.experts if isinstance(model, NomicMoeConfig) else None
-    if experts is None:
+    if not model.num_experts:
         raise ValueError(
             f"{asked} spreads the experts of a mixture over workers, and the model "
             f"({model.kind}) has none; leave it at 1"
         )
-    if experts.num_experts % size:
+    if model.num_experts % size:
         raise ValueError(
-            f"{asked} cannot share model.experts.num_experts {experts.num_experts} out equally; "
+            f"{asked} cannot share model.experts.num_experts {model.num_experts} out equally; "
             "take a number that divides it"
         )
     if workers % size:

@@ -3,6 +3,19 @@
 from collections.abc import Sequence
 
 
+def literal_prompt(instruction: str, prefix: str, template: str | None) -> str:
+    """Literal prompt before a text, of its role's prefix and its instruction.
+
+    Args:
+        instruction: "" for none.
+        template: with one `{instruction}`, which takes the prefix's place; None: the instruction
+            stands behind the prefix as plain text.
+    """
+    if template is None:
+        return plain_head(prefix, instruction)
+    return template.replace("{instruction}", instruction) if instruction else prefix
+
+
 def plain_head(prefix: str, instruction: str) -> str:
     """Literal prompt of a bi-encoder: the role's prefix, then the instruction.
 

@@ -1,12 +1,14 @@
 """Settings of teacher models' tasks: mining hard negatives, filtering pairs, clustering them."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
+from rayembed.config.mining_rules import MINING_RULES, MiningRule
 from rayembed.config.settings import Settings
 from rayembed.config.sources import Column
+from rayembed.config.table import load
 from rayembed.config.types import Reference
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -30,37 +32,12 @@ class Teacher(Settings):
     the type of the saved weights."""
 
 
-class TopK(Settings):
-    """No limit: all candidates, whatever they score."""
+if TYPE_CHECKING:
+    Rule = MiningRule
+else:
+    Rule = MINING_RULES.union()
 
-    kind: Literal["top_k"] = "top_k"
-
-
-class PercPos(Settings):
-    """Limit relative to the positive's score (arXiv 2407.15831, TopK-PercPos)."""
-
-    kind: Literal["top_k_perc_pos"] = "top_k_perc_pos"
-    max_relative_score: Share = 0.95
-    """Share of the positive's score; a candidate above it is a likely positive."""
-
-
-class MarginPos(Settings):
-    """Limit at the positive's score minus a margin (arXiv 2407.15831, TopK-MarginPos)."""
-
-    kind: Literal["top_k_margin_pos"] = "top_k_margin_pos"
-    margin: float = Field(default=0.05, ge=0.0, le=2.0)
-    """Margin in units of cosine."""
-
-
-class MaxScore(Settings):
-    """Fixed limit (arXiv 2407.15831, TopK-Abs)."""
-
-    kind: Literal["top_k_abs"] = "top_k_abs"
-    max_score: float = Field(default=0.7, ge=-1.0, le=1.0)
-    """Cosine above which a candidate is a likely positive."""
-
-
-Rule = Annotated[TopK | PercPos | MarginPos | MaxScore, Field(discriminator="kind")]
+_POSITIVE_AWARE: MiningRule = load("rayembed.data.mining.rules:PercPos")()
 
 
 class Corpus(Settings):
@@ -87,7 +64,7 @@ class MiningConfig(Teacher):
     further_teachers: tuple[Teacher, ...] = ()
     """More teachers. Each applies the same rule to its own candidates; negatives are taken from all
     in turn."""
-    rule: Rule = PercPos()
+    rule: Rule = _POSITIVE_AWARE
     """Rule that refuses likely positives."""
     num_negatives: PositiveInt = 7
     """Negatives kept for each query (NV-Embed, Table 11)."""

@@ -68,12 +68,18 @@ class SelfAttentionPooling(Settings):
     """Inner width of the MLP over the hidden size."""
 
 
-NVEmbedPooling = Annotated[
-    EosPooling | MeanPooling | LatentAttentionPooling | SelfAttentionPooling,
-    Field(discriminator="kind"),
-]
-
-BiEncoderPooling = Annotated[
+PlainPooling = Annotated[
     MeanPooling | ClsPooling | EosPooling | MaxPooling | WeightedMeanPooling,
     Field(discriminator="kind"),
 ]
+"""A pooling without weights."""
+
+
+class ProjectionConfig(Settings):
+    """A linear layer on the pooled vector, which changes its width (`Dense` elsewhere)."""
+
+    width: PositiveInt
+    """Width of the output vector."""
+    bias: bool = True
+    activation: Literal["identity", "tanh", "relu", "gelu"] = "identity"
+    """Activation after the linear map."""

@@ -10,13 +10,11 @@ from rayembed.config.document import Document
 from rayembed.config.expert_parallel import check_expert_parallel
 from rayembed.config.held_out import held_out_set
 from rayembed.config.model import ModelConfig
-from rayembed.config.nomic_moe import NomicMoeConfig
 from rayembed.config.own_sets import ClassificationSet, OwnSet, RetrievalSet
 from rayembed.config.placement import Placement
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.scores import Scores
 from rayembed.config.settings import changed, nearest
-from rayembed.config.sources import PairsSource
 from rayembed.config.stage import StageConfig
 from rayembed.config.types import FileName, Seed, unique_names
 from rayembed.config.validation import (
@@ -54,6 +52,7 @@ class Run(Document):
                     )
                 dataset = datasets[name]
                 in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
+                in_batch |= "similarity" in needs_of(stage)  # rows learn from each other
                 if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
                     raise ValueError(
                         f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
@@ -82,14 +81,14 @@ class Run(Document):
 
     @model_validator(mode="after")
     def _widths_are_offered(self) -> "Run":
-        if not isinstance(self.model, NomicMoeConfig):
+        offered = self.model.offered_dimensions
+        if offered is None:
             return self
         for stage in self.stages:
-            offered = set(self.model.dimensions)
             if lost := [d for d in stage.loss.dimensions if d not in offered]:
                 raise ValueError(
                     f"stages.{stage.name}.loss.dimensions learns {lost}, but model.dimensions "
-                    f"{self.model.dimensions} lacks them, so that nobody could ask for such "
+                    f"{offered} lacks them, so that nobody could ask for such "
                     "vectors; add them there"
                 )
         return self
@@ -104,6 +103,16 @@ class Run(Document):
                         f"stages.{stage.name}.{name} {wanted} exceeds model.{name} {most}; a stage "
                         "may read less of a text than the model, not more"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _losses_have_what_they_need(self) -> "Run":
+        datasets = {dataset.name: dataset for dataset in self.data.datasets}
+        for stage in self.stages:
+            used = [datasets[name] for name in stage.datasets]
+            _check_similarity(stage, used)
+            if "teacher_scores" in needs_of(stage):
+                _check_teachers(stage, used)
         return self
 
     @model_validator(mode="after")
@@ -189,7 +198,7 @@ class Run(Document):
         """
         last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
         # Rows with instructions of their own have many.
-        if any(isinstance(d.source, PairsSource) and d.source.instruction for d in last):
+        if any(dataset.source.instruction_column for dataset in last):
             return {}
         queries = {dataset.query_instruction for dataset in last}
         documents = {dataset.document_instruction for dataset in last}
@@ -296,6 +305,50 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
         )
 
 
+def needs_of(stage: StageConfig) -> frozenset[str]:
+    """What the stage's loss needs of rows beyond their texts: `similarity`, `teacher_scores`."""
+    return getattr(stage.loss, "needs", frozenset())
+
+
+def _check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Raise when graded pairs would be taken for positives, or a loss over them has none."""
+    wanted = "similarity" in needs_of(stage)
+    graded = [dataset.name for dataset in used if dataset.source.is_graded]
+    if graded and not wanted:
+        raise ValueError(
+            f"stage {stage.name!r}: pairs of the data set {graded[0]!r} are graded, dissimilar "
+            f"ones among them, and the loss {stage.loss.kind!r} would take all for positives; take "
+            f"a loss over graded pairs, or set data.datasets.{graded[0]}.source.kind=sts"
+        )
+    # Records of an earlier job may be graded: that is known when they are read.
+    if wanted and not graded and not any(d.source.has_records for d in used):
+        raise ValueError(
+            f"stage {stage.name!r}: the loss {stage.loss.kind!r} compares graded pairs, and none "
+            f"of its data sets ({', '.join(d.name for d in used)}) has any; name sentences with "
+            f"their similarity by data.datasets.{used[0].name}.source.kind=graded"
+        )
+
+
+def _check_teachers(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
+    """Raise when no row can have a teacher's scores, or a row those of different teachers."""
+    loss = stage.loss.kind
+    for dataset in used:
+        mining = dataset.mining
+        if mining is not None and mining.further_teachers and mining.rescoring is None:
+            raise ValueError(
+                f"stage {stage.name!r}: the loss {loss!r} compares scores of a row's texts, and "
+                f"those of the data set {dataset.name!r} are of several teachers; set "
+                f"data.datasets.{dataset.name}.mining.further_teachers=[], or have a cross-encoder "
+                "score them all (mining.rescoring.model)"
+            )
+    if not any(d.mining is not None or d.source.has_records for d in used):
+        raise ValueError(
+            f"stage {stage.name!r}: the loss {loss!r} learns from a teacher's scores, and none of "
+            f"its data sets ({', '.join(d.name for d in used)}) has any; have negatives mined "
+            f"(data.datasets.{used[0].name}.mining.teacher=…)"
+        )
+
+
 def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
     """The setting that gives a data set its hard negatives; None: no setting does.
 
@@ -303,17 +356,20 @@ def _origin_of_negatives(dataset: DatasetConfig) -> str | None:
     """
     if dataset.mining is not None:
         return "mining"
-    given = isinstance(dataset.source, PairsSource) and dataset.source.negatives
-    return "source.negatives" if given else None
+    setting = dataset.source.settings_by_look.get("negatives")
+    return f"source.{setting}" if setting and dataset.source.brings_negatives else None
 
 
 def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
     """Message for a stage that asks for hard negatives of data sets without any."""
     first = used[0].name
     wanted, names = stage.batch.num_negatives, ", ".join(dataset.name for dataset in used)
-    pairs = [dataset.name for dataset in used if isinstance(dataset.source, PairsSource)]
-    of_rows = f"data.datasets.{pairs[0]}.source.negatives=negatives" if pairs else ""
-    told = f"name the column in which rows bring them ({of_rows}), " if pairs else ""
+    columns = [
+        f"data.datasets.{dataset.name}.source.{setting}"
+        for dataset in used
+        if (setting := dataset.source.settings_by_look.get("negatives")) is not None
+    ]
+    told = f"name the column in which rows bring them ({columns[0]}=negatives), " if columns else ""
     return (
         f"stages.{stage.name}.batch.num_negatives asks for {wanted} hard negatives of each query, "
         f"and none of the stage's data sets ({names}) has any: {told}have them mined "

@@ -1,4 +1,4 @@
-"""Sources of training rows and their columns: one class for each kind.
+"""Sources of training rows: what a run asks of one, and the table of their kinds.
 
 A column is named by its name or by a path into nested cells, `answers.text`; a list on the way
 gives a list, and a number leads to one element, `set.0`. `title+text` joins several fields of one
@@ -7,18 +7,127 @@ Web pages often open with their title: of a text, `text.first_line` is that line
 `text.other_lines` what follows.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator
+from pydantic import Field, StringConstraints
 
 from rayembed.config.settings import Settings
+from rayembed.config.table import Table
 from rayembed.config.types import Reference
 
 Column = Annotated[str, StringConstraints(min_length=1)]
 
-LabelForm = Literal["example", "label"]
-
 DEFAULT_REJECTED_SHARE = 0.01
+
+
+class Source(Settings):
+    """Where the rows of a data set come from, and how they become records.
+
+    Base class of the members of `SOURCES`. What stands here holds for a source that says nothing
+    else; most members derive from `rayembed.data.sources.file_rows.FileRows`, which reads files and
+    asks for the record of a row alone.
+    """
+
+    if TYPE_CHECKING:
+        kind: str
+        """Name in the table."""
+
+    can_hold_out: ClassVar[bool] = False
+    """Whether some of its rows can be kept from training, to be scored."""
+    held_out_columns: ClassVar[tuple[str, ...]] = ()
+    """Columns by which rows can be held out; none: any column of the files."""
+    is_graded: ClassVar[bool] = False
+    """Whether its pairs may be dissimilar and have a similarity."""
+    has_records: ClassVar[bool] = False
+    """Whether its rows are records already, with all that an earlier job gave them."""
+    tolerated: ClassVar[frozenset[str]] = frozenset()
+    """Reasons by which good rows are rejected; they do not count against `max_rejected_share`."""
+    settings_by_look: ClassVar[Mapping[str, str]] = {}
+    """Setting that reads a column, by what the column looks like; see `data.sources.unread`."""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Setting → path of its files; relative ones are taken from `data.root`."""
+        return {}
+
+    @property
+    def place(self) -> str:
+        """Where its rows lie, in messages."""
+        return next(iter(self.paths.values()), self.kind)
+
+    @property
+    def summary(self) -> str:
+        """Kind and place in a few words, for tables."""
+        return f"{self.kind}: {self.place}"
+
+    @property
+    def brings_negatives(self) -> bool:
+        """Whether its records can have hard negatives without mining."""
+        return False
+
+    @property
+    def most_negatives(self) -> tuple[str, int] | None:
+        """Setting that limits a record's hard negatives, and its value; None: rows decide."""
+        return None
+
+    @property
+    def instruction_column(self) -> str | None:
+        """Column of the rows' own instructions; None: they have none."""
+        return None
+
+    def check(self, dataset: Any) -> Any:
+        """Find the data, before any row is converted; a `ResolvedDataset`.
+
+        Args:
+            dataset: settings of the data set, a `DatasetConfig`, with whole paths.
+
+        Raises:
+            DataError, ConfigError, AssetError: as `data.sources.convert.check_source`.
+        """
+        raise NotImplementedError
+
+    def convert(self, conversion: Any) -> list[dict[str, Any]]:
+        """Make records of all rows: the results of its tasks, whose parts lie in the folder.
+
+        Args:
+            conversion: the data set, its files and where records go, a `Conversion`.
+        """
+        raise NotImplementedError
+
+    def held_out_folder(self) -> str | None:
+        """Folder of the held-out part that its rows leave out already; None: there is none."""
+        return None
+
+    def items(self, checked: Any) -> Sequence[Any]:
+        """Work items whose rows can be held out.
+
+        Args:
+            checked: what `check` found.
+        """
+        raise NotImplementedError
+
+    def candidates(self, dataset: Any, item: Any) -> Iterator[Any]:
+        """Each row of an item as a `Candidate`, for the choice of a held-out part."""
+        raise NotImplementedError
+
+
+SOURCES = Table(
+    "rayembed.sources",
+    Source,
+    (
+        "rayembed.data.sources.pairs:PairsSource",
+        "rayembed.data.sources.nli:NLISource",
+        "rayembed.data.sources.sts:STSSource",
+        "rayembed.data.sources.sts:GradedSource",
+        "rayembed.data.sources.classes:ClassesSource",
+        "rayembed.data.sources.beir:BeirSource",
+        "rayembed.data.sources.mteb:MtebSource",
+        "rayembed.data.sources.earlier:RecordsSource",
+    ),
+)
+"""Kinds of sources. A source's module imports `config.data` and what is slow to import, such as
+Arrow and numpy, inside functions: settings are read before any of it is needed."""
 
 
 class FileSource(Settings):
@@ -33,146 +142,3 @@ class FileSource(Settings):
     """Maximum share of rows without the expected contents; the job fails above it."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""
-
-
-class NamedRows(FileSource):
-    """Settings of sources whose rows may have names of their own."""
-
-    id: Column | None = None
-    """Column of a row's name, by which equal rows are told and samples are drawn; None: the content
-    of the row names it."""
-
-
-class PairsSource(NamedRows):
-    """One query and its positives in each row: retrieval, title–body, duplicate questions,
-    cross-lingual pairs.
-    """
-
-    kind: Literal["pairs"] = "pairs"
-    query: Column = "query"
-    """Column of the query."""
-    positive: Column = "positive"
-    """Column of the positive text, or of a list of positive texts."""
-    negatives: Column | tuple[Column, ...] | None = None
-    """Column of a list of negative texts, or several columns (`[neg_1, neg_2]`); None: there are
-    none, or they are mined. `[]`: none are read, though columns look like them."""
-    label: Column | None = None
-    """Column of the class; rows of one class are never negatives of each other."""
-    instruction: Column | None = None
-    """Column of the query's own task instruction, which replaces the data set's `query_instruction`
-    (synthetic data with thousands of tasks); None without one."""
-    both_directions: bool = False
-    """Whether positives also serve as queries: duplicates, translations."""
-
-    @field_validator("negatives", mode="before")
-    @classmethod
-    def _one_column_or_several(cls, given: Any) -> Any:
-        several = list(given) if isinstance(given, list | tuple) else [given]
-        if given is not None and not all(isinstance(one, str) and one for one in several):
-            raise ValueError("must be a column, or a list of columns, written [a, b]")
-        return given
-
-
-class NLISource(FileSource):
-    """Natural-language inference: a premise, a hypothesis and their relation in each row.
-
-    All rows of a premise become one record: entailed hypotheses are its positives, contradicting
-    ones its negatives; a premise that entails nothing is rejected.
-    """
-
-    kind: Literal["nli"] = "nli"
-    premise: Column = "premise"
-    hypothesis: Column = "hypothesis"
-    label: Column = "label"
-    entailment: str = "0"
-    """Value of `label` for entailment; numbers are compared by their digits."""
-    contradiction: str = "2"
-    """Value of `label` for contradiction."""
-
-
-class STSSource(FileSource):
-    """Two sentences and their similarity; similar ones give a record in both directions."""
-
-    kind: Literal["sts"] = "sts"
-    first: Column = "sentence1"
-    second: Column = "sentence2"
-    score: Column = "score"
-    min_score: float = 4.0
-    """Minimum similarity; pairs below are rejected as `not similar`, which does not count against
-    `max_rejected_share` (NV-Embed, section 4.2: at least 4 of 5)."""
-
-
-class ClassesSource(NamedRows):
-    """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
-    5.2.4).
-    """
-
-    kind: Literal["classes"] = "classes"
-    text: Column = "text"
-    label: Column = "label"
-    names: dict[str, str] = Field(default_factory=dict)
-    """Text of a label for columns with numbers or codes; labels not listed are used as they are."""
-    label_form: LabelForm = "example"
-    """Form of positives and negatives: other examples of the classes, or the classes' names. With
-    two classes examples say little; use names."""
-    num_negatives: PositiveInt = 7
-    """Negatives from other classes for each row; fewer if there are fewer class names."""
-    examples_per_class: PositiveInt = 1000
-    """Size of the example pool of a class, the same for all rows: those with the smallest seeded
-    hash."""
-
-
-class BeirSource(FileSource):
-    """Retrieval in BEIR's layout: documents, queries, and the judgements that join them.
-
-    `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
-    `language` is a column of the queries.
-    """
-
-    kind: Literal["beir"] = "beir"
-    corpus: Reference
-    """Corpus files with `_id`, `title`, `text`."""
-    queries: Reference
-    """Query files with `_id`, `text`."""
-    query_id: Column = "query-id"
-    document_id: Column = "corpus-id"
-    score: Column = "score"
-    min_score: float = 1.0
-    """Minimum score of a positive judgement."""
-    document: Column = "title+text"
-    """Columns of the corpus that form a document."""
-    query: Column = "text"
-    """Columns of the queries that form a query."""
-
-
-class MtebSource(Settings):
-    """A split of an mteb task, converted to records by the task's type."""
-
-    kind: Literal["mteb"] = "mteb"
-    task: str
-    """Name of a retrieval, reranking, pair, sts, classification, clustering or bitext task."""
-    split: str = "train"
-    """Split of the task's data; evaluation splits are refused."""
-    subset: str | None = None
-    """Language or subset of the task; None: all."""
-    names: dict[str, str] = Field(default_factory=dict)
-    """Text of each numeric label of a task without label texts; see `ClassesSource`."""
-    label_form: LabelForm = "example"
-    """Form of positives and negatives; see `ClassesSource`."""
-    num_negatives: PositiveInt = 7
-    """Negatives from other classes for each row; see `ClassesSource`."""
-    max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
-
-
-class RecordsSource(Settings):
-    """Records written by another job: prepared, mined, filtered or synthesised."""
-
-    kind: Literal["records"] = "records"
-    path: Reference
-    """Folder with its `manifest.json`; provenance of rows and negatives is kept."""
-
-
-Source = Annotated[
-    PairsSource | NLISource | STSSource | ClassesSource | BeirSource | MtebSource | RecordsSource,
-    Field(discriminator="kind"),
-]

@@ -1,6 +1,6 @@
 """Types of settings that carry their own checks, so that no class can forget one."""
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -36,6 +36,9 @@ def unique_names(elements: str) -> AfterValidator:
 
     return AfterValidator(check)
 
+
+Role = Literal["query", "document"]
+"""What a text is in a search; texts of symmetric tasks are queries."""
 
 Reference = Annotated[str, AfterValidator(refuse_credentials)]
 """Path, asset reference or address; one that holds a password, key or token is refused."""

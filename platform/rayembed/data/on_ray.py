@@ -20,7 +20,7 @@ from rayembed.config.backbone import Dtype
 from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
 from rayembed.config.run import Run
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.mlm.prepare import prepare_sequences
+from rayembed.data.mlm.make import prepare_sequences
 from rayembed.data.mlm.texts import FoundTexts
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
 from rayembed.data.prepare import prepare

@@ -13,11 +13,49 @@ from rayembed.assets.array_files import load_arrays, save_arrays
 from rayembed.assets.arrow_files import parquet_bytes, read_sealed
 from rayembed.assets.storage import file_name, join, with_ending, write_atomic
 from rayembed.data.hashes import label_hash
-from rayembed.data.records import SCHEMA, Record
+from rayembed.data.records import Record
 
 ROWS_PER_PART = 8192
 """Rows that one task converts, embeds or mines: about 20 MB of text."""
 
+NEGATIVE = pa.struct(
+    [
+        ("text", pa.string()),
+        ("rank", pa.int32()),  # place in the teacher's list; null: not mined
+        ("score", pa.float32()),  # the teacher's cosine
+        ("rule", pa.string()),  # what chose it: `given`, `top_k_perc_pos`, `other_class`, …
+        ("teacher", pa.string()),  # fingerprint of the teacher's weights
+        ("cross_score", pa.float32()),  # the cross-encoder's, where one rescored
+    ]
+)
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("query", pa.string()),
+        ("positives", pa.list_(pa.string())),
+        ("negatives", pa.list_(NEGATIVE)),
+        ("dataset", pa.string()),
+        ("task", pa.string()),
+        ("query_instruction", pa.string()),
+        ("document_instruction", pa.string()),
+        ("in_batch", pa.bool_()),
+        ("label", pa.string()),  # class; rows of one class are never each other's negatives
+        ("positive_score", pa.float32()),  # the teacher's, where mined
+        ("language", pa.string()),  # code, where the source tells one
+        ("origin", pa.list_(pa.string())),  # rows of the source: `file#row`, `file@byte`, …
+        ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
+    ]
+)
+"""Parquet schema of records, read and written by every preparation step."""
+
+OPTIONAL = pa.schema(
+    [
+        ("similarity", pa.float32()),  # of query and positive in [0, 1], where pairs are graded
+        ("positive_cross_score", pa.float32()),  # the cross-encoder's, where one rescored
+    ]
+)
+"""Further columns, which only files have of whose rows one has a value."""
 
 _FOLDER_OF_STEP = re.compile(r".*/(data/[^/]+|plans)/[^/]+(?=/)")
 
@@ -40,13 +78,26 @@ class Part:
         return self.name.removeprefix("part-").removesuffix(".parquet")
 
 
+def records_table(table: pa.Table) -> pa.Table:
+    """Those columns of a table that are of records, in the order and the types of files."""
+    there = [field for field in OPTIONAL if field.name in table.column_names]
+    schema = pa.schema([*SCHEMA, *there])
+    return table.select(schema.names).cast(schema)
+
+
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """Records as a table of `SCHEMA`, with those columns of `OPTIONAL` in which any has a value."""
+    there = [f for f in OPTIONAL if any(getattr(r, f.name) is not None for r in records)]
+    return pa.Table.from_pylist([r.to_row() for r in records], pa.schema([*SCHEMA, *there]))
+
+
 def write_part(folder: str, records: Sequence[Record]) -> Part:
     """Write records as a part below `folder`; idempotent."""
-    return write_table(folder, pa.Table.from_pylist([r.to_row() for r in records], SCHEMA))
+    return write_table(folder, table_of(records))
 
 
 def write_table(folder: str, table: pa.Table) -> Part:
-    """Write a table of `SCHEMA` as a part below `folder`, with its index beside it."""
+    """Write a table of records as a part below `folder`, with its index beside it."""
     content = parquet_bytes(table)
     path = join(folder, f"part-{xxhash.xxh3_128_hexdigest(content)}.parquet")
     # The index first: where a part is, its index is.

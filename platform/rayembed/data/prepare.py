@@ -20,7 +20,7 @@ from typing import get_args
 from rayembed.assets.reading import is_on_hub
 from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import join
-from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_run import DataRun, Step, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
@@ -31,13 +31,12 @@ from rayembed.data.held_out.part import make_part
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.order import PlanConfig
+from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
-from rayembed.data.sources.convert import ResolvedDataset, check_source, make_records
-from rayembed.data.sources.kinds import paths_of
+from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_negatives, unread_warning
-from rayembed.data.steps import Step
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +68,10 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
             key=stage.name,
             policy=stage.batch.policy,
             temperature=stage.batch.temperature,
+            columns=columns_for(stage.loss),
         )
         inputs = {name: prepared[name].fingerprint for name in stage.datasets}
-        named = fingerprint({**vars(config), "inputs": inputs, "version": PLAN_VERSION})
+        named = fingerprint({**config.values(), "inputs": inputs, "version": PLAN_VERSION})
         folder = join(context.storage, "plans", f"{stage.name}-{named}")
         parts = {name: prepared[name].parts for name in stage.datasets}
         batch_pairs = {
@@ -119,7 +119,7 @@ def check_files_at_hand(run: Run) -> None:
     used = {name for stage in run.stages for name in stage.datasets}
     found = []
     for dataset in run.data.datasets:
-        places = paths_of(dataset.source).values() if dataset.name in used else ()
+        places = dataset.source.paths.values() if dataset.name in used else ()
         if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
             found.append(check_source(dataset, run.data.root))
     _check_unread(run, found)

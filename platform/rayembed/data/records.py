@@ -1,44 +1,11 @@
-"""The record: one row of training data, in memory and in Parquet."""
+"""The record: one row of training data in memory; `parts` has its columns in files."""
 
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from rayembed.errors import DataError
-
-NEGATIVE = pa.struct(
-    [
-        ("text", pa.string()),
-        ("rank", pa.int32()),  # place in the teacher's list; null: not mined
-        ("score", pa.float32()),  # the teacher's cosine
-        ("rule", pa.string()),  # what chose it: `given`, `top_k_perc_pos`, `other_class`, …
-        ("teacher", pa.string()),  # fingerprint of the teacher's weights
-        ("cross_score", pa.float32()),  # the cross-encoder's, where one rescored
-    ]
-)
-
-SCHEMA = pa.schema(
-    [
-        ("id", pa.string()),
-        ("query", pa.string()),
-        ("positives", pa.list_(pa.string())),
-        ("negatives", pa.list_(NEGATIVE)),
-        ("dataset", pa.string()),
-        ("task", pa.string()),
-        ("query_instruction", pa.string()),
-        ("document_instruction", pa.string()),
-        ("in_batch", pa.bool_()),
-        ("label", pa.string()),  # class; rows of one class are never each other's negatives
-        ("positive_score", pa.float32()),  # the teacher's, where mined
-        ("language", pa.string()),  # code, where the source tells one
-        ("origin", pa.list_(pa.string())),  # rows of the source: `file#row`, `file@byte`, …
-        ("false_negatives", pa.list_(pa.int64())),  # hashes of documents that are no negatives
-    ]
-)
-"""Parquet schema of records, read and written by every preparation step."""
 
 
 @dataclass(frozen=True)
@@ -74,15 +41,19 @@ class Record:
     false_negatives: tuple[int, ...] = ()
     """`text_hash` of documents that may share a batch with the query but are not negatives of it.
     """
+    similarity: float | None = None
+    """Graded similarity of query and first positive in [0, 1]; None: the positive answers it."""
+    positive_cross_score: float | None = None
+    """The cross-encoder's score of the lowest-scoring positive, where one rescored."""
 
     def to_row(self) -> dict[str, Any]:
-        """The record as a row of `SCHEMA`."""
+        """The record as a row of `parts.SCHEMA`."""
         # Not `asdict`, which copies every value deeply: with seven negatives 20 times as slow.
         return vars(self) | {"negatives": [vars(negative) for negative in self.negatives]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> "Record":
-        """The record in a row of `SCHEMA`.
+        """The record in a row of `parts.SCHEMA`.
 
         Raises:
             DataError: no query, or no positive; the message names the row.

@@ -112,7 +112,8 @@ def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, .
         benchmark = mteb.get_benchmark(name)
     except KeyError:
         raise ConfigError(
-            f"there is no benchmark {name!r}; {nearest(name, (*benchmark_names(), *also))}"
+            f"there is no benchmark {name!r}; "
+            f"{nearest(name.partition('?')[0], (*benchmark_names(), *also))}"
         ) from None
     if others := _other_inputs(benchmark.tasks):
         raise ConfigError(

@@ -28,7 +28,7 @@ _SCORES = (
     "evaluation/bm25.py",
     "evaluation/context.py",
     "evaluation/mteb_model.py",
-    "evaluation/pieces.py",
+    "evaluation/plan.py",
     "evaluation/pooled",
     "evaluation/prompts.py",
     "search",

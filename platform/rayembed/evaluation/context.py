@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from rayembed.models.corpus import random_documents
+from rayembed.models.encoding import random_documents
 
 
 class DrawnContext(NamedTuple):

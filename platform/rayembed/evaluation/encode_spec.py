@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rayembed.models.contract import Role
+from rayembed.config.types import Role
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rayembed.config.model import CDEConfig, ModelConfig, NomicMoeConfig
+from rayembed.config.model import ModelConfig
 from rayembed.evaluation.prompts import FolderPrompts
-from rayembed.models.contract import Role
-from rayembed.models.export import SETTINGS_FILE, saved_prompts
-from rayembed.models.json_file import read_json
+from rayembed.models.files import read_json
+from rayembed.models.saved_folder import SETTINGS_FILE, saved_prompts
 
 
 def folder_prompts(folder: Path, config: ModelConfig) -> FolderPrompts:
@@ -42,17 +41,7 @@ def unsaved_prompts(config: ModelConfig, instructions: Mapping[str, str]) -> Fol
 
 
 def _of_config(config: ModelConfig) -> FolderPrompts:
-    roles: tuple[Role, ...] = ("query", "document")
-    in_place: str | None = None
-    template: str | None = None
-    match config:
-        case CDEConfig():
-            in_place = config.instruction_template
-        case NomicMoeConfig():
-            in_place = "{instruction}"
-        case _:
-            template = getattr(config, "instruction_template", None)
-    prefixes: dict[Role, str] = {}
-    if template is None:
-        prefixes = {role: getattr(config, f"{role}_prefix", "") for role in roles}
-    return FolderPrompts(config.kind, template, prefixes, in_place)
+    template, prefixes = config.template, config.prefixes
+    if prefixes:
+        return FolderPrompts(config.prompt_table, None, prefixes, in_place=template)
+    return FolderPrompts(config.prompt_table, template)

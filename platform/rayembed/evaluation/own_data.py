@@ -25,7 +25,7 @@ import xxhash
 from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import is_remote, join, list_files
 from rayembed.data.hashes import text_hash
-from rayembed.data.sources.beir import NO_DOCUMENT, NO_QUERY, id_of
+from rayembed.data.sources.beir_join import NO_DOCUMENT, NO_QUERY, id_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import Row, read_rows

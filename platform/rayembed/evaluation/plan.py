@@ -1,13 +1,23 @@
-"""The work of an evaluation: its tasks, the pieces that are missing, results joined again."""
+"""The work of an evaluation: its tasks, the pieces that are missing, results joined again.
+
+A retrieval task over several subsets (the languages of MIRACL) is one piece a subset; an aggregate
+(CQADupstackRetrieval) is one piece a member. Other tasks stay whole: bitext mining embeds all
+subsets together, clustering draws its samples from one generator for all of them, and the rest
+loads all subsets at once anyway.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.results import TaskResult
 
+from rayembed.config.evaluation_run import EvaluationRun
+from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.scores import Scores
-from rayembed.errors import RayembedError
+from rayembed.errors import ConfigError, RayembedError
 from rayembed.evaluation.air_bench.catalogue import VERSIONS
 from rayembed.evaluation.averages import main_score
 from rayembed.evaluation.benchmarks import (
@@ -18,26 +28,63 @@ from rayembed.evaluation.benchmarks import (
 )
 from rayembed.evaluation.jobs import ScoreTask, TaskFactory
 from rayembed.evaluation.own_set import OwnTask
-from rayembed.evaluation.pieces import joined, pieces
 from rayembed.evaluation.result_writer import ResultWriter
 
 
-def task_factories(scores: Scores, *, also: Sequence[str] = ()) -> list[TaskFactory]:
+def pieces(factory: MtebTask) -> tuple[MtebTask, ...]:
+    """The parts of a task that give its own scores when they are evaluated apart."""
+    task = factory.load()
+    if task.is_aggregate:
+        members = [member.metadata for member in task.metadata.tasks]
+        splits = tuple(task.eval_splits)
+        return tuple(
+            MtebTask(member.name, None, None if splits == tuple(member.eval_splits) else splits)
+            for member in members
+        )
+    if isinstance(task, AbsTaskRetrieval) and len(task.hf_subsets) > 1:
+        return tuple(replace(factory, subsets=(subset,)) for subset in task.hf_subsets)
+    return (factory,)
+
+
+def joined(factory: MtebTask, results: Sequence[TaskResult]) -> TaskResult:
+    """The result of a task from those of all its pieces, in any order.
+
+    Scores are those of the task evaluated whole; the time is the sum of the pieces' times.
+
+    Raises:
+        ValueError: results of different tasks or of different revisions of the data.
+    """
+    task = factory.load()
+    if task.is_aggregate:
+        by_name = {result.task_name: result for result in results}
+        members = [member.metadata.name for member in task.metadata.tasks]
+        return task.combine_task_results([by_name[name] for name in members if name in by_name])
+    merged = reduce(lambda whole, piece: whole.merge(piece), results)
+    order = {subset: place for place, subset in enumerate(task.hf_subsets)}
+    for scores in merged.scores.values():
+        scores.sort(key=lambda score: order.get(score["hf_subset"], len(order)))
+    return merged
+
+
+def task_factories(scores: Scores) -> list[TaskFactory]:
     """All tasks that are named, each once, without those of AIR-Bench.
 
     A task that two benchmarks have with other subsets or splits is evaluated on those of both.
 
-    Args:
-        also: further names of benchmarks that an error may propose.
-
     Raises:
         ConfigError: an unknown benchmark, task or language.
     """
+    also = (*VERSIONS, *(named.name for named in named_benchmarks()))
     found: dict[str, MtebTask] = {}
     for benchmark in scores.benchmarks:
         if benchmark in VERSIONS:
-            continue
-        for task in benchmark_tasks(benchmark, also=(*VERSIONS, *also)):
+            if isinstance(scores, EvaluationRun):
+                continue  # its jobs are none of mteb's
+            raise ConfigError(
+                f"evaluation.benchmarks names {benchmark!r}, which a training run does not take; "
+                f"score its model afterwards: evaluate_model --benchmark {benchmark}"
+            )
+        for task in benchmark_tasks(benchmark, also=also):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):
         found[task.name] = _both(found[task.name], task) if task.name in found else task

@@ -23,8 +23,9 @@ from mteb.types import PromptType
 
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
-from rayembed.config.instructions import instruction_in, plain_head
+from rayembed.config.instructions import instruction_in, literal_prompt
 from rayembed.config.settings import nearest
+from rayembed.config.types import Role
 from rayembed.errors import ConfigError
 from rayembed.evaluation.prompt_tables import (
     INSTRUCTION_TABLES,
@@ -32,11 +33,8 @@ from rayembed.evaluation.prompt_tables import (
     instruction_table,
     prefix_table,
 )
-from rayembed.models.contract import Role
 
 PREFIX_TABLES = ("nomic", "cde")
-
-_TABLE_OF_KIND = {"nomic-moe": "nomic", "cde": "cde"}
 
 
 def role_of(prompt_type: PromptType | None) -> Role:
@@ -48,8 +46,8 @@ def role_of(prompt_type: PromptType | None) -> Role:
 class FolderPrompts:
     """Prompts of a model's folder."""
 
-    kind: str
-    """Kind of the model's settings: `nvembed`, `biencoder`, …"""
+    table: str | None
+    """Table of published prompts that fits the model's architecture; None for none."""
     template: str | None = None
     """Template with `{instruction}`, of models that take task definitions; None: they take literal
     text."""
@@ -69,15 +67,12 @@ class FolderPrompts:
 
     def head(self, instruction: str, role: Role) -> str:
         """The literal text before a text of this role, as the model's own tokenizer has it."""
-        if self.template is not None:
-            return self.template.replace("{instruction}", instruction) if instruction else ""
-        return self.behind(self.prefixes.get(role, ""), instruction)
+        template = self.in_place if self.template is None else self.template
+        return literal_prompt(instruction, self.prefixes.get(role, ""), template)
 
     def behind(self, prefix: str, instruction: str) -> str:
         """The literal text of a prefix and an instruction, of models without a template."""
-        if self.in_place is None:
-            return plain_head(prefix, instruction)
-        return self.in_place.replace("{instruction}", instruction) if instruction else prefix
+        return literal_prompt(instruction, prefix, self.in_place)
 
 
 @dataclass(frozen=True)
@@ -114,10 +109,10 @@ class ModelPrompts:
         """The settings' table; for `auto` the one that fits the model."""
         if self.settings.table != "auto":
             return self.settings.table
-        if self.folder.kind in INSTRUCTION_TABLES:
-            return self.folder.kind
-        table = _TABLE_OF_KIND.get(self.folder.kind)
-        return table if table is not None and self._has_learnt(table) else "folder"
+        table = self.folder.table
+        if table in INSTRUCTION_TABLES:
+            return table
+        return table if table in PREFIX_TABLES and self._has_learnt(table) else "folder"
 
     def _has_learnt(self, table: str) -> bool:
         """Whether the model knows the prefixes of the table.

@@ -17,7 +17,8 @@ from torch import Tensor
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.model import Causal2VecConfig, CDEConfig, ModelConfig, NomicMoeConfig
+from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.evaluation.code_version import CodeVersion, code_version
 from rayembed.evaluation.encode_spec import EncodeSpec
@@ -27,17 +28,15 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.registered_folder import pinned_reference, registered_folder
 from rayembed.hardware import settled
-from rayembed.models.cde_checkpoint import published_cde_width
-from rayembed.models.contract import EmbeddingModel, Role, Tokenizer, Tokens
+from rayembed.models.contract import EmbeddingModel, Tokenizer, Tokens
 from rayembed.models.encoding import encode, encode_context
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.json_file import read_json
-from rayembed.models.load import check_loadable, load_model, saved_dtype
-from rayembed.models.nomic_moe_checkpoint import read_shape
-from rayembed.models.nvidia_checkpoint import published_width
+from rayembed.models.files import (
+    check_weight_files,
+    count_parameters,
+    weights_fingerprint,
+)
+from rayembed.models.load import check_loadable, load_model, saved_dtype, saved_widths
 from rayembed.models.tokens import PrefixTokenizer
-from rayembed.models.weight_files import check_weight_files, count_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +266,7 @@ def rayembed_spec(
             role,
             min(
                 settings.max_length or _usual_length(config, role),
-                getattr(config, f"{role}_max_length"),
+                config.max_lengths[role],
             ),
         )
         for role in roles
@@ -278,18 +277,17 @@ def rayembed_spec(
         tracking_uri=tracking_uri,
         name=settings.name or name_of(settings.reference),
         weights=weights_fingerprint(folder),
-        dimensions=_dimensions(settings, folder, config),
+        dimensions=_dimensions(settings, folder),
         max_lengths=lengths,
         prompts=prompts,
         num_parameters=count_parameters(folder),
-        places=config.num_context if isinstance(config, CDEConfig) else 0,
+        places=config.context_places,
     )
 
 
 def _usual_length(config: ModelConfig, role: Role) -> int:
     """Tokens of a text where nothing is asked: examples before a query need their own room."""
-    with_examples = isinstance(config, Causal2VecConfig) and config.examples is not None
-    if with_examples and role == "query":
+    if config.example_tokens and role == "query":
         return max(MAX_LENGTH, config.query_max_length)
     return MAX_LENGTH
 
@@ -329,13 +327,13 @@ def cut(vectors: np.ndarray, dimensions: int) -> np.ndarray:
     return unit
 
 
-def _dimensions(settings: ModelUnderTest, folder: Path, config: ModelConfig) -> int:
+def _dimensions(settings: ModelUnderTest, folder: Path) -> int:
     """The width that was asked for, or the full one.
 
     Raises:
         ConfigError: wider than the model.
     """
-    known = _widths(folder, config)
+    known = saved_widths(folder)
     asked = settings.dimensions
     if asked is None:
         return known[0]
@@ -353,22 +351,3 @@ def _dimensions(settings: ModelUnderTest, folder: Path, config: ModelConfig) -> 
             ", ".join(map(str, known)),
         )
     return asked
-
-
-def _widths(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """Widths at which the model's vectors may be cut, the full one first."""
-    if (folder / SETTINGS_FILE).is_file():
-        return saved_dimensions(folder / SETTINGS_FILE)
-    if config.kind == "nvembed":
-        return (published_width(folder),)
-    if isinstance(config, CDEConfig):
-        return (published_cde_width(folder),)
-    if isinstance(config, NomicMoeConfig):
-        return (read_shape(folder).hidden_size, *config.dimensions)
-    if projections := getattr(config, "projections", ()):
-        return (int(projections[-1].width),)
-    stated = read_json(Path(config.backbone.path) / "config.json")
-    width = (stated.get("text_config") or stated).get("hidden_size") or stated.get("dim")
-    if width is None:
-        raise ArtifactError(f"{str(folder)!r} states no hidden size in its config.json")
-    return (int(width),)

@@ -21,9 +21,8 @@ from rayembed.evaluation.model_spec import ModelSpec, make_spec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.hardware import settled, wide_enough
-from rayembed.models.export import SETTINGS_FILE
-from rayembed.models.json_file import read_json
 from rayembed.models.load import check_loadable
+from rayembed.models.saved_folder import SETTINGS_FILE
 
 
 def run_model(
@@ -106,9 +105,7 @@ def _given(folder: Path, run: Run) -> Prompts:
     """The run's instructions, for a model that knows such: of others' encoders the folder alone
     counts.
     """
-    known = (folder / SETTINGS_FILE).is_file() or _is_nvembed(folder / "config.json")
+    config = check_loadable(folder)
+    takes_instructions = config.template is not None and not config.prefixes
+    known = (folder / SETTINGS_FILE).is_file() or takes_instructions
     return Prompts(instructions=run.evaluation.instructions if known else {})
-
-
-def _is_nvembed(config: Path) -> bool:
-    return config.is_file() and read_json(config).get("model_type") == "nvembed"

@@ -24,11 +24,14 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.prompts import role_of
 from rayembed.evaluation.rayembed_spec import name_of
 from rayembed.hardware import wide_enough
-from rayembed.models.backbones import torch_dtype
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.json_file import read_json, read_json_value
-from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
-from rayembed.models.weight_files import check_weight_files, count_parameters
+from rayembed.models.backbones import check_for_sentence_transformers, torch_dtype
+from rayembed.models.files import (
+    check_weight_files,
+    count_parameters,
+    read_json,
+    read_json_value,
+    weights_fingerprint,
+)
 
 BATCH_SIZE = 32
 """Texts of one forward pass: the default of sentence-transformers and of mteb."""

@@ -121,7 +121,7 @@ def heading(task: str) -> tuple[str, str]:
 def score_table(table: ScoreTable, *, title: str = "", with_mean: bool = False) -> Table:
     """The table to be shown: the best score of a task is marked, with the gain on the base.
 
-    In the terminal five models on the six tasks of the Wikipedia sample fit into 80 columns.
+    In the terminal five models on six tasks fit into 80 columns.
 
     Args:
         with_mean: whether the mean over all tasks is the last column.

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from rayembed.config.backbone import DtypeSetting
-from rayembed.config.model import BackboneConfig
+from rayembed.assets.sentence_modules import is_own_format
+from rayembed.config.backbone import BackboneConfig, DtypeSetting
+from rayembed.config.model import architecture_classes
+from rayembed.config.table import load
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import auto_precision, settled
 from rayembed.models.attention import use_products
-from rayembed.models.nomic_moe_checkpoint import check_not_nomic_layout
 
 Mask = Literal["bidirectional", "causal", "own"]
 """Attention mask. `own`: the family's default, which for encoders is bidirectional."""
@@ -142,6 +143,28 @@ def _settings(folder: Path, config: BackboneConfig, mask: Mask) -> Any:
     return settings
 
 
+def check_for_transformers(folder: Path) -> None:
+    """Check that transformers computes what the folder's config.json says.
+
+    Raises:
+        ArtifactError: it is of an architecture's own layout, which transformers would take without
+            a word and compute as another model.
+    """
+    for known in architecture_classes():
+        load(known.architecture).check_for_transformers(folder)
+
+
+def check_for_sentence_transformers(folder: Path) -> None:
+    """Check that sentence-transformers computes the same as the folder's transformers.
+
+    Raises:
+        ArtifactError: one of them is misread, see `check_for_transformers`.
+    """
+    if not is_own_format(folder):
+        for path in sorted(folder.rglob("config.json")):
+            check_for_transformers(path.parent)
+
+
 def check_backbone(folder: Path) -> Any:
     """Transformers configuration of a folder, whose architecture transformers must support.
 
@@ -150,7 +173,7 @@ def check_backbone(folder: Path) -> Any:
     """
     import transformers
 
-    check_not_nomic_layout(folder)
+    check_for_transformers(folder)
     try:
         # Unsaid, a terminal would be asked whether to run the folder's own code.
         settings = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
@@ -259,3 +282,42 @@ def sees_later_tokens(model: Any) -> bool:
     )
     model.train(was_training)
     return not torch.equal(first.last_hidden_state[:, 0], second.last_hidden_state[:, 0])
+
+
+def check_bidirectional(setting: str, model: Any, folder: Path) -> None:
+    """Check that an encoder is no causal model, by its layers where it has no weights.
+
+    Args:
+        setting: that names it, for the message.
+
+    Raises:
+        ConfigError: its tokens do not see later ones.
+    """
+    if model.device.type == "meta":
+        causal = any(getattr(module, "is_causal", False) for module in model.modules())
+    else:
+        causal = not sees_later_tokens(model)
+    if causal:
+        raise ConfigError(
+            f"{setting} {str(folder)!r} is a model of the family {model.config.model_type!r}, "
+            "whose tokens do not see later ones; take a bidirectional encoder"
+        )
+
+
+def check_word_width(part: Any, kind: str, reference: str) -> None:
+    """Check that vectors inserted among a backbone's word embeddings have their width.
+
+    Args:
+        kind: the model's kind, for the message.
+        reference: the backbone's.
+
+    Raises:
+        ConfigError: its words are narrower than its states (OPT-350m, ALBERT, small ELECTRA).
+    """
+    width, hidden = part.get_input_embeddings().embedding_dim, part.config.hidden_size
+    if width != hidden:
+        raise ConfigError(
+            f"model.backbone.path {reference!r}: its words are {width} wide and its "
+            f"states {hidden}, and a {kind} puts vectors with the width of states among its "
+            "words; take a model in which both are the same"
+        )

@@ -6,13 +6,14 @@ Shapes: B texts of a micro-batch, D embedding width, S summable statistics, C co
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-Role = Literal["query", "document"]
+from rayembed.config.types import Role
+from rayembed.errors import ArtifactError
 
 Tokens = Mapping[str, np.ndarray]
 """One tokenised text: arrays such as `input_ids` (T,) int32 and `pool_mask` (T,) bool. `input_ids`
@@ -175,6 +176,18 @@ class EmbeddingModel(TrainableModel):
         """(B, C) context vectors of one collated micro-batch of documents."""
         raise TypeError(f"{type(self).__name__} takes no context")
 
+    def set_corpus(self, vectors: Tensor | None) -> None:
+        """Set the context of all texts that come without one, saved with the model.
+
+        Args:
+            vectors: (n, C) of `embed_context`, n at most `max_context`; None: no corpus is known.
+        """
+        raise TypeError(f"{type(self).__name__} takes no context")
+
+    def no_context(self) -> Tensor:
+        """(0, C) context of no documents."""
+        raise TypeError(f"{type(self).__name__} takes no context")
+
     def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
         """Tokens after a first part of the model has read them, in its own micro-batches.
 
@@ -217,3 +230,32 @@ def settings_of(value: Any) -> dict[str, Any]:
     """Plain values of a settings object, for the JSON beside saved weights."""
     dumped: dict[str, Any] = value.model_dump(mode="json")
     return dumped
+
+
+def trainable_state(model: nn.Module) -> dict[str, Tensor]:
+    """Detached trainable parameters by name, sharing the model's memory."""
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def load_trainable_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy saved values into the trainable parameters, in their dtype and on their device.
+
+    Raises:
+        ArtifactError: names or shapes differ; nothing has been copied then.
+    """
+    own = trainable_state(model)
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or unexpected:
+        raise ArtifactError(
+            "the saved weights are of another model: "
+            f"missing {len(missing)} {missing[:10]}, unexpected {len(unexpected)} {unexpected[:10]}"
+        )
+    for name, parameter in own.items():
+        if parameter.shape != state[name].shape:
+            raise ArtifactError(
+                f"the saved weight {name!r} has the shape {tuple(state[name].shape)}, the model's "
+                f"has {tuple(parameter.shape)}"
+            )
+    for name, parameter in own.items():
+        parameter.copy_(state[name])

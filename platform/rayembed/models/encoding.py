@@ -1,15 +1,17 @@
 """Embedding of many texts: each distinct text once, sorted by length, batched by token budget."""
 
+import heapq
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
+from rayembed.config.types import Role
 from rayembed.hardware import pass_cost_tokens
-from rayembed.models.contract import EmbeddingModel, Role, Tokens, cost, to_device
-from rayembed.models.corpus import random_documents
+from rayembed.models.contract import EmbeddingModel, Tokens, cost, to_device
 from rayembed.models.micro_batches import collate, cut_by_length
 
 _TEXTS_PER_TOKENIZER_CALL = 4096
@@ -121,6 +123,31 @@ def corpus_context(
     number = model.max_context if model.max_context is not None else sys.maxsize
     chosen = random_documents(documents, number, seed=seed)
     return encode_context(model, chosen) if chosen else None
+
+
+def random_documents(documents: Iterable[str], number: int, *, seed: int) -> list[str]:
+    """Sample of distinct documents of a corpus; all if it has fewer.
+
+    Those with the smallest seeded hashes, in the order of these: the draw depends on what the
+    corpus holds, not on how it is ordered or cut, and reads it once. Empty documents are left out.
+    """
+    if number == 0:
+        return []
+    # The heap holds the largest hash on top, so that a smaller one takes its place.
+    kept: list[tuple[int, str]] = []
+    held: set[str] = set()
+    for text in documents:
+        if text in held or not text.strip():
+            continue
+        place = xxhash.xxh3_64_intdigest(text.encode(), seed=seed)
+        if len(kept) < number:
+            heapq.heappush(kept, (-place, text))
+        elif -place > kept[0][0]:
+            held.remove(heapq.heapreplace(kept, (-place, text))[1])
+        else:
+            continue
+        held.add(text)
+    return [text for _, text in sorted((-place, text) for place, text in kept)]
 
 
 def _budget(device: torch.device) -> int:

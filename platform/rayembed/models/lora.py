@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rayembed.config.model import LoraConfig
+from rayembed.config.lora import LoraConfig
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 

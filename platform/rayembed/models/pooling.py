@@ -5,32 +5,30 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn import functional
 
-from rayembed.config.model import BiEncoderConfig, NVEmbedConfig, ProjectionConfig
 from rayembed.config.pooling import (
     ClsPooling,
     EosPooling,
-    LatentAttentionPooling,
     MaxPooling,
     MeanPooling,
-    SelfAttentionPooling,
+    PlainPooling,
+    ProjectionConfig,
     WeightedMeanPooling,
-)
-from rayembed.models.latent_attention import OUTPUT_STD, build_latent_attention, check_heads
-from rayembed.models.masked_mean import masked_mean
-
-PoolingConfig = (
-    MeanPooling
-    | ClsPooling
-    | EosPooling
-    | MaxPooling
-    | WeightedMeanPooling
-    | LatentAttentionPooling
-    | SelfAttentionPooling
 )
 
 _ACTIVATIONS = {"identity": nn.Identity, "tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU}
+
+
+def masked_mean(
+    hidden: Float[Tensor, "batch tokens hidden"], mask: Bool[Tensor, "batch tokens"]
+) -> Float[Tensor, "batch hidden"]:
+    """Mean of the states where the mask is true, float32; no row may be empty.
+
+    Multiplying by 0 and 1 is exact in bfloat16, so only the sum needs float32.
+    """
+    kept = hidden * mask.unsqueeze(-1).to(hidden.dtype)
+    sums = kept.sum(dim=1, dtype=torch.float32)
+    return sums / mask.sum(dim=1, keepdim=True, dtype=torch.float32)
 
 
 class Mean(nn.Module):
@@ -124,6 +122,7 @@ class ProjectedPooling(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling = pooling
+        self.width = configs[-1].width
         widths = [in_width, *(config.width for config in configs)]
         self.projections = nn.ModuleList(
             Projection(width, config) for width, config in zip(widths, configs, strict=False)
@@ -142,67 +141,13 @@ class ProjectedPooling(nn.Module):
         return vectors.float()
 
 
-class SelfAttention(nn.Module):
-    """One pre-norm block of self-attention and GELU MLP over the tokens, then their mean.
-
-    The alternative of NV-Embed's Tables 2 and 3, of which only the outline is published. Tokens
-    attend to all that is not padding, instruction included; the mean leaves the instruction out.
-    """
-
-    def __init__(self, hidden_size: int, *, num_heads: int, mlp_ratio: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm = nn.LayerNorm(hidden_size)
-        self.to_qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
-        self.to_out = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.mlp_norm = nn.LayerNorm(hidden_size)
-        inner = mlp_ratio * hidden_size
-        out = nn.Linear(inner, hidden_size)
-        nn.init.zeros_(out.bias)
-        for projection in (self.to_out, out):
-            nn.init.normal_(projection.weight, std=OUTPUT_STD)
-        self.mlp = nn.Sequential(nn.Linear(hidden_size, inner), nn.GELU(), out)
-
-    def forward(
-        self,
-        hidden: Float[Tensor, "batch tokens hidden"],
-        attention_mask: Tensor,
-        pool_mask: Bool[Tensor, "batch tokens"],
-    ) -> Float[Tensor, "batch hidden"]:
-        """Mean over tokens after the block, float32."""
-        batch, tokens, _ = hidden.shape
-        qkv = self.to_qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.num_heads, -1)
-        queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=attention_mask.bool()[:, None, None, :]
-        )
-        hidden = hidden + self.to_out(attended.transpose(1, 2).reshape(batch, tokens, -1))
-        hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        return masked_mean(hidden, pool_mask)
+def pooled_width(pooling: nn.Module, hidden_size: int) -> int:
+    """Width of what a pooling layer gives."""
+    return pooling.width if isinstance(pooling, ProjectedPooling) else hidden_size
 
 
-def build_head(config: NVEmbedConfig | BiEncoderConfig, hidden_size: int) -> nn.Module:
-    """Build the pooling layer of a model with its projections; (B, D) float32 output.
-
-    D is the width of the last projection, without projections the hidden size.
-
-    Raises:
-        ConfigError: heads that do not fit the hidden size.
-    """
-    pooling = build_pooling(config.pooling, hidden_size)
-    if isinstance(config, BiEncoderConfig) and config.projections:
-        return ProjectedPooling(pooling, hidden_size, config.projections)
-    return pooling
-
-
-def build_pooling(  # noqa: PLR0911  # one return for each kind
-    config: PoolingConfig, hidden_size: int
-) -> nn.Module:
-    """Build the pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
-
-    Raises:
-        ConfigError: heads that do not fit the hidden size.
-    """
+def build_pooling(config: PlainPooling) -> nn.Module:
+    """Build a pooling without weights: `(hidden, attention_mask, pool_mask)` → (B, H) float32."""
     match config:
         case MeanPooling():
             return Mean()
@@ -214,10 +159,3 @@ def build_pooling(  # noqa: PLR0911  # one return for each kind
             return Max()
         case WeightedMeanPooling():
             return WeightedMean()
-        case LatentAttentionPooling():
-            return build_latent_attention(config, hidden_size)
-        case SelfAttentionPooling():
-            check_heads(hidden_size, config.num_heads)
-            return SelfAttention(
-                hidden_size, num_heads=config.num_heads, mlp_ratio=config.mlp_ratio
-            )

@@ -1,6 +1,5 @@
-"""Other projects' encoders: folders in sentence-transformers or plain transformers format."""
+"""Modules of folders in sentence-transformers format."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -9,20 +8,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 
-from rayembed.config.model import BackboneConfig, BiEncoderConfig, Dtype, ProjectionConfig
 from rayembed.config.pooling import (
-    BiEncoderPooling,
     ClsPooling,
     EosPooling,
     MaxPooling,
     MeanPooling,
+    PlainPooling,
+    ProjectionConfig,
     WeightedMeanPooling,
 )
 from rayembed.errors import ArtifactError
-from rayembed.models.json_file import read_json, read_json_value
-
-_DTYPES: dict[str, Dtype] = {"BF16": "bfloat16", "bfloat16": "bfloat16"}
-_UNLIMITED = 10**6  # tokenizers without a limit say 1e30
+from rayembed.models.files import read_json, read_json_value
 
 Activation = Literal["identity", "tanh", "relu", "gelu"]
 
@@ -45,7 +41,7 @@ POOLING_KEYS = {
 """Pooling modes by the keys that denoted them before version 6 and may still occur."""
 
 _SQRT = "mean_sqrt_len_tokens"
-_POOLING: dict[str, BiEncoderPooling] = {
+_POOLING: dict[str, PlainPooling] = {
     "cls": ClsPooling(),
     "max": MaxPooling(),
     "mean": MeanPooling(),
@@ -70,57 +66,14 @@ _OF_TRANSFORMER: dict[str, tuple[Any, ...]] = {
 """Settings of a Transformer module that change vectors, with their neutral values."""
 
 
-class EncoderFolder(NamedTuple):
-    """A foreign encoder folder described as a bi-encoder."""
-
-    config: BiEncoderConfig
-    transformer: Path
-    """Folder of the transformer and its tokenizer."""
-    dense: tuple[Path, ...]
-    """Weight files of the config's projections."""
-
-
 class Modules(NamedTuple):
     """Modules of a folder in sentence-transformers format."""
 
     transformer: Path
-    pooling: BiEncoderPooling
+    pooling: PlainPooling
     projections: tuple[ProjectionConfig, ...]
     dense: tuple[Path, ...]
     normalized: bool
-
-
-def read_encoder_folder(folder: Path, *, dtype: Dtype | None = None) -> EncoderFolder:
-    """Settings that describe an encoder as a bi-encoder, with the locations of its weights.
-
-    Reads JSON alone. Prompts named `query` and `document` (or `passage`, `corpus`) become the
-    roles' prefixes. A folder without `modules.json` is taken with mean pooling.
-
-    Raises:
-        ArtifactError: parts or settings by which a bi-encoder would give other vectors.
-    """
-    modules = Modules(folder, MeanPooling(), (), (), normalized=False)
-    settings: dict[str, Any] = {}
-    if (folder / "modules.json").is_file():
-        modules = read_modules(folder)
-        if (folder / "config_sentence_transformers.json").is_file():
-            settings = read_json(folder / "config_sentence_transformers.json")
-        _check_similarity(folder, settings, normalized=modules.normalized)
-    prompts = settings.get("prompts") or {}
-    document = next((prompts[n] for n in ("document", "passage", "corpus") if prompts.get(n)), "")
-    length = _max_length(modules.transformer)
-    config = BiEncoderConfig(
-        backbone=BackboneConfig(
-            path=str(modules.transformer), dtype=dtype or _saved_dtype(modules.transformer)
-        ),
-        pooling=modules.pooling,
-        projections=modules.projections,
-        query_prefix=prompts.get("query") or "",
-        document_prefix=document,
-        query_max_length=length,
-        document_max_length=length,
-    )
-    return EncoderFolder(config, modules.transformer, modules.dense)
 
 
 def load_projections(head: nn.Module, files: Sequence[Path]) -> None:
@@ -177,12 +130,12 @@ def read_modules(folder: Path) -> Modules:
     return Modules(paths[0], pooling, projections, tuple(map(_dense_weights, dense)), normalized)
 
 
-def mode_of(pooling: BiEncoderPooling) -> str:
+def mode_of(pooling: PlainPooling) -> str:
     """Name of a pooling in sentence-transformers."""
     return next(mode for mode, known in _POOLING.items() if known == pooling)
 
 
-def _read_pooling(path: Path, *, projected: bool) -> BiEncoderPooling:
+def _read_pooling(path: Path, *, projected: bool) -> PlainPooling:
     settings = read_json(path)
     modes = settings.get("pooling_mode") or [
         POOLING_KEYS.get(key, key)
@@ -250,60 +203,3 @@ def _check_transformer(folder: Path) -> None:
             f"{str(path)!r} puts texts into a chat template (modality_config has 'message'); "
             "supported is plain text"
         )
-
-
-def _check_similarity(folder: Path, settings: Mapping[str, Any], *, normalized: bool) -> None:
-    """Raise for a model whose vectors are compared by more than their direction."""
-    similarity = settings.get("similarity_fn_name")
-    if similarity not in (None, "cosine") and not (
-        normalized and similarity in ("dot", "euclidean")
-    ):
-        raise ArtifactError(
-            f"{str(folder)!r} compares vectors by {similarity!r}"
-            f"{'' if normalized else ' without normalising them'}; rayembed's vectors are of unit "
-            "length, so supported are 'cosine', and 'dot' behind a Normalize module"
-        )
-
-
-def _max_length(transformer: Path) -> int:
-    """Smallest length limit stated in the folder, as in sentence-transformers."""
-    path = transformer / "sentence_bert_config.json"
-    settings = read_json(path) if path.is_file() else {}
-    if isinstance(settings.get("max_seq_length"), int):
-        return int(settings["max_seq_length"])
-    path = transformer / "tokenizer_config.json"
-    limits = [
-        (read_json(path) if path.is_file() else {}).get("model_max_length"),
-        read_json(transformer / "config.json").get("max_position_embeddings"),
-    ]
-    found = [int(n) for n in limits if isinstance(n, int | float) and 0 < n < _UNLIMITED]
-    if not found:
-        raise ArtifactError(f"{str(transformer)!r} states no maximum length of a text")
-    return min(found)
-
-
-def _saved_dtype(transformer: Path) -> Dtype:
-    """Number type: bfloat16 if weights or configuration say so, else float32."""
-    config = read_json(transformer / "config.json")
-    stated = config.get("dtype") or config.get("torch_dtype")
-    if stated is None:
-        stated = _first_tensor_dtype(transformer / "model.safetensors")
-    return _DTYPES.get(str(stated), "float32")
-
-
-def _first_tensor_dtype(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    import json
-
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise ArtifactError(f"{str(path)!r} is cut off")
-        (length,) = struct.unpack("<Q", prefix)
-        try:
-            header = json.loads(file.read(min(length, 100_000_000)))
-        except ValueError as error:
-            raise ArtifactError(f"{str(path)!r} is not a safetensors file: {error}") from error
-    kinds = [value["dtype"] for name, value in header.items() if name != "__metadata__"]
-    return kinds[0] if kinds else None

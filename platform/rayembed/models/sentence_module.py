@@ -15,13 +15,13 @@ from sentence_transformers.base.modules import InputModule
 from sentence_transformers.util import load_dir_path
 from torch import Tensor
 
+from rayembed.config.types import Role
 from rayembed.errors import DataError
-from rayembed.models.cde import CDE
-from rayembed.models.contract import Role
 from rayembed.models.encoding import corpus_context
-from rayembed.models.export import SETTINGS_FILE, write_files
-from rayembed.models.json_file import read_json
+from rayembed.models.export import write_files
+from rayembed.models.files import read_json
 from rayembed.models.load import load_model
+from rayembed.models.saved_folder import SETTINGS_FILE
 from rayembed.models.transformer_model import TransformerModel
 
 
@@ -92,8 +92,8 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
             raise DataError(
                 f"set_corpus takes a sequence of texts, the corpus's documents, not {documents!r}"
             )
-        if not isinstance(self.model, CDE):
-            raise DataError(f"a model of kind {self.model.config.kind!r} takes no corpus; CDE does")
+        if not self.model.uses_context:
+            raise DataError(f"a model of kind {self.model.config.kind!r} takes no corpus")
         self.model.set_corpus(corpus_context(self.model, documents, seed=seed))
 
     def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:

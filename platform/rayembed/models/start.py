@@ -8,19 +8,14 @@ from typing import NamedTuple
 
 from torch import nn
 
-from rayembed.config.model import (
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    ModelConfig,
-    NVEmbedConfig,
-)
+from rayembed.config.model import ModelConfig
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.export import (
+from rayembed.models.architecture import architecture_of
+from rayembed.models.saved_folder import (
     POOLING_FILE,
     SETTINGS_FILE,
-    encoder_folder,
-    load_pooling,
+    load_head,
+    part_folders,
     read_settings,
 )
 from rayembed.models.sentence_folder import load_projections, read_modules
@@ -31,22 +26,25 @@ logger = logging.getLogger(__name__)
 class Start(NamedTuple):
     """Initial weights of a model to train, as found in folders."""
 
-    transformer: Path
-    """Folder of the backbone and its tokenizer."""
+    folders: dict[str, Path]
+    """Folders of the pretrained parts, each with its tokenizer, by setting."""
     load_head: Callable[[nn.Module], None] | None
     """Loads trained weights into the model's head; None for a fresh head."""
-    encoder: Path | None = None
-    """Folder of the encoder beside the backbone and its tokenizer; None without one."""
+
+    @property
+    def transformer(self) -> Path:
+        """Folder of the backbone."""
+        return self.folders["backbone"]
 
 
 def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start:
     """Locate the initial weights of the config's model; no weights are read.
 
     The backbone's may be a transformer's own, one of rayembed's models, or in sentence-transformers
-    format; so may the encoder's, of which a Causal2Vec gives its encoder.
+    format; so may those of further parts, of which a saved model gives the part of the same name.
 
     Raises:
-        ArtifactError: modules or settings that are not supported, or no folder for the encoder.
+        ArtifactError: modules or settings that are not supported, or no folder for a part.
         ConfigError: projections behind the pooling that are not the config's.
     """
     folder = folders["backbone"] if isinstance(folders, Mapping) else folders
@@ -55,61 +53,49 @@ def find_start(folders: Path | Mapping[str, Path], config: ModelConfig) -> Start
     elif (folder / "modules.json").is_file():
         start = _of_sentence_transformers(folder, config)
     else:
-        start = Start(folder, None)
-    if not isinstance(config, Causal2VecConfig | CDEConfig) or config.encoder is None:
-        return start
-    if not isinstance(folders, Mapping) or "encoder" not in folders:
-        raise ArtifactError(f"no folder of the encoder {config.encoder.path!r} was given")
-    if start.load_head is not None and folders["encoder"] != folder:
-        logger.warning(
-            "the start model %s has a head that was trained beside its own encoder, and this run "
-            "takes another one: its head starts fresh (name the model in model.encoder.path too, "
-            "to go on with both)",
-            folder,
-        )
-        start = start._replace(load_head=None)
-    return start._replace(encoder=_encoder(folders["encoder"]))
+        start = Start({"backbone": folder}, None)
+    remark = architecture_of(config).remark_on_start(config, folder, start.transformer)
+    if remark is not None:
+        logger.warning("%s", remark)
+    for name, reference in config.parts.items():
+        if name == "backbone":
+            continue
+        if not isinstance(folders, Mapping) or name not in folders:
+            raise ArtifactError(f"no folder of the {name} {reference!r} was given")
+        if start.load_head is not None and folders[name] != folder:
+            logger.warning(
+                "the start model %s has a head that was trained beside its own %s, and this run "
+                "takes another one: its head starts fresh (name the model in model.%s.path too, "
+                "to go on with both)",
+                *(folder, name, name),
+            )
+            start = start._replace(load_head=None)
+        start.folders[name] = part_within(folders[name], name)
+    return start
 
 
-def _encoder(folder: Path) -> Path:
+def part_within(folder: Path, name: str) -> Path:
+    """Folder of a further part within a model's folder, or that folder where it is the part."""
     if (folder / SETTINGS_FILE).is_file():
-        return encoder_folder(read_settings(folder), folder) or folder
+        return part_folders(read_settings(folder), folder).get(name, folder)
     return read_modules(folder).transformer if (folder / "modules.json").is_file() else folder
 
 
 def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
     saved = read_settings(folder)
-    if (
-        isinstance(saved, NVEmbedConfig)
-        and isinstance(config, NVEmbedConfig)
-        and saved.token_layout != config.token_layout
-    ):
-        logger.warning(
-            "the start model %s lays its tokens out as model.token_layout=%s, this run as %s",
-            *(folder, saved.token_layout, config.token_layout),
-        )
-    if _head(saved) == _head(config):
-        return Start(folder, partial(load_pooling, path=folder / POOLING_FILE))
+    if saved.head_settings == config.head_settings:
+        load = partial(load_head, path=folder / POOLING_FILE)
+        return Start({"backbone": folder}, load)
     logger.warning(
         "the start model %s has the head %s, this run %s: its head starts fresh",
-        *(folder, _head(saved), _head(config)),
+        *(folder, saved.head_settings, config.head_settings),
     )
-    return Start(folder, None)
-
-
-def _head(config: ModelConfig) -> dict[str, object]:
-    """Settings that decide the weights of a head."""
-    found = config.model_dump(include={"kind", "pooling", "projections"})
-    if isinstance(config, Causal2VecConfig):
-        found["contextual_tokens"] = config.contextual_tokens
-    if isinstance(config, CDEConfig):
-        found |= config.model_dump(include={"num_soft_prompts", "output"})
-    return found
+    return Start({"backbone": folder}, None)
 
 
 def _of_sentence_transformers(folder: Path, config: ModelConfig) -> Start:
     modules = read_modules(folder)
-    wanted = config.projections if isinstance(config, BiEncoderConfig) else ()
+    wanted = architecture_of(config).projections(config)
     if modules.projections and modules.projections != wanted:
         raise ConfigError(
             f"{str(folder)!r} has Dense modules behind its pooling, the model to train has "
@@ -117,10 +103,5 @@ def _of_sentence_transformers(folder: Path, config: ModelConfig) -> Start:
             f"{[p.model_dump() for p in modules.projections]} in a bi-encoder to train them on, or "
             f"copy {str(modules.transformer)!r} without modules.json to start from its transformer"
         )
-    if isinstance(config, BiEncoderConfig) and config.pooling != modules.pooling:
-        logger.warning(
-            "the start model pools by %s, this run by %s (model.pooling.kind)",
-            *(modules.pooling.kind, config.pooling.kind),
-        )
     load = partial(load_projections, files=modules.dense) if modules.projections else None
-    return Start(modules.transformer, load)
+    return Start({"backbone": modules.transformer}, load)

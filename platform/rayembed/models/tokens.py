@@ -4,8 +4,7 @@ One call of the fast tokenizer for a batch of texts, without its own special tok
 padding; those are laid around the tokens here, so that nothing depends on a tokenizer's state.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,19 +13,24 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from rayembed.config.instructions import plain_head
-from rayembed.config.model import BiEncoderConfig, CDEConfig, NomicMoeConfig, NVEmbedConfig
+from rayembed.config.architecture import ArchitectureConfig
+from rayembed.config.instructions import literal_prompt
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError, ConfigError, DataError
-from rayembed.models.contract import Role, Tokens
-from rayembed.models.json_file import read_json
+from rayembed.models.contract import Tokens
+from rayembed.models.files import read_json
 
 PaddingSide = Literal["right", "left"]
 
 _SHOWN_CHARACTERS = 80
 
 
-class TextTokenizer(ABC):
-    """Tokenizer of `prefix ids + tokens of (prompt + text), truncated + suffix ids`; picklable."""
+class TextTokenizer:
+    """Tokenizer of `prefix ids + tokens of (prompt + text), truncated + suffix ids`; picklable.
+
+    The prompt is that of `literal_prompt`: a template filled with the instruction, a prefix of the
+    role, or both.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,9 @@ class TextTokenizer(ABC):
         suffix: Sequence[int],
         pad_id: int,
         max_lengths: dict[Role, int],
-        pool_prompt: bool,
+        pool_prompt: bool = True,
+        template: str | None = None,
+        prefixes: Mapping[Role, str] | None = None,
     ) -> None:
         self.pretrained = without_settings(pretrained)
         self.pad_id = pad_id
@@ -44,6 +50,8 @@ class TextTokenizer(ABC):
         self._prefix = np.array(prefix, dtype=np.int32)
         self._suffix = np.array(suffix, dtype=np.int32)
         self._pool_prompt = pool_prompt
+        self._template = template
+        self.prefixes: dict[Role, str] = dict(prefixes or {})
         for role, length in max_lengths.items():
             if length <= len(prefix) + len(suffix):
                 raise ConfigError(
@@ -51,9 +59,9 @@ class TextTokenizer(ABC):
                     f"{len(prefix) + len(suffix)}; set it higher"
                 )
 
-    @abstractmethod
-    def prompt(self, instruction: str, role: Role) -> str:
+    def prompt(self, instruction: str, role: Role = "query") -> str:
         """Literal prompt before a text of this role with this instruction."""
+        return literal_prompt(instruction, self.prefixes.get(role, ""), self._template)
 
     def __call__(
         self,
@@ -127,80 +135,11 @@ class TextTokenizer(ABC):
         return {"input_ids": ids, "attention_mask": attention, "pool_mask": pool.bool()}
 
 
-class NVEmbedTokenizer(TextTokenizer):
-    """Tokenizer of `BOS + instruction template + text + EOS`; the pool excludes the instruction.
-
-    A token is out when it ends inside the instruction: the token that joins the template's
-    trailing space with the text's first word is in. With an instruction BOS is out too (as
-    released); EOS always is in. Without a BOS token there is none.
-    """
-
-    def __init__(self, pretrained: Any, config: NVEmbedConfig, special: "SpecialIds") -> None:
-        super().__init__(
-            pretrained,
-            prefix=[] if special.bos is None else [special.bos],
-            suffix=[special.eos],
-            pad_id=special.pad,
-            max_lengths={
-                "query": config.query_max_length,
-                "document": config.document_max_length,
-            },
-            pool_prompt=False,
-        )
-        self._template = config.instruction_template
-
-    def prompt(self, instruction: str, role: Role = "query") -> str:
-        """Literal prompt before a text with this instruction, in either role; empty without one."""
-        return self._template.replace("{instruction}", instruction) if instruction else ""
-
-
-class ReleasedNVEmbedTokenizer(NVEmbedTokenizer):
-    """Token layout of the released code of nvidia/NV-Embed-v1 and v2, token by token.
-
-    `input_ids` (T,) are the first `max_length` of `BOS + tokens of (instruction + text) + EOS`: a
-    text that is too long has one token more of its own and no EOS. `pool_mask` (T,) leaves out the
-    first n positions, BOS among them, n being the tokens of the instruction without BOS and
-    without the text; all are in where there is none. By itself the instruction ends in a lone `▁`,
-    its template's trailing space. Where the text's first word takes that space into its token, n
-    positions are BOS and the instruction. Where it does not (digits, ñ, CJK, Hangul, Arabic, emoji,
-    white space, an empty text), the `▁` is a token of its own, the first in the pool. A template
-    without a trailing space has its last token there.
-    """
-
-    def with_prompts(
-        self, texts: Sequence[str], prompts: Sequence[str], role: Role, *, allow_empty: bool = False
-    ) -> list[Tokens]:
-        """Tokens of each text with its literal prompt before it; see `TextTokenizer`."""
-        made = super().with_prompts(texts, prompts, role, allow_empty=allow_empty)
-        backend = self.pretrained.backend_tokenizer
-        alone = {h: len(backend.encode(h, add_special_tokens=False).ids) for h in {*prompts}}
-        counted: list[Tokens] = []
-        for tokens, text, prompt in zip(made, texts, prompts, strict=True):
-            pool = np.arange(len(tokens["input_ids"])) >= alone[prompt]
-            if not pool.any():  # the released code divides by zero
-                raise budget_exceeded(text, prompt, alone[prompt], role, self.max_lengths[role])
-            counted.append({**tokens, "pool_mask": pool})
-        return counted
-
-    def _whole(self, own: np.ndarray, role: Role) -> np.ndarray:
-        return np.concatenate([self._prefix, own, self._suffix])[: self.max_lengths[role]]
-
-    def budget(self, role: Role) -> int:
-        """Token budget of prompt and text in this role; EOS yields to them."""
-        return self.max_lengths[role] - len(self._prefix)
-
-
 class PrefixTokenizer(TextTokenizer):
-    """Tokenizer of `prompt + text` with the model's own special tokens and a literal prefix by
-    role.
-    """
+    """Tokenizer of `prompt + text` with the model's own special tokens."""
 
     def __init__(
-        self,
-        pretrained: Any,
-        config: BiEncoderConfig | CDEConfig | NomicMoeConfig,
-        *,
-        pool_prompt: bool,
+        self, pretrained: Any, config: ArchitectureConfig, *, pool_prompt: bool = True
     ) -> None:
         prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
         super().__init__(
@@ -208,31 +147,23 @@ class PrefixTokenizer(TextTokenizer):
             prefix=prefix,
             suffix=suffix,
             pad_id=pretrained.pad_token_id or 0,
-            max_lengths={
-                "query": config.query_max_length,
-                "document": config.document_max_length,
-            },
+            max_lengths=config.max_lengths,
             pool_prompt=pool_prompt,
+            template=config.template,
+            prefixes=config.prefixes,
         )
-        self.prefixes: dict[Role, str] = {
-            "query": config.query_prefix,
-            "document": config.document_prefix,
-        }
 
 
-class BiEncoderTokenizer(PrefixTokenizer):
-    """Tokenizer of `prefix of the role + instruction + text` with the model's own special tokens.
-
-    Everything is pooled. An instruction stands after the prefix as plain text, with a space
-    behind it unless it ends in white space itself.
-    """
-
-    def __init__(self, pretrained: Any, config: BiEncoderConfig) -> None:
-        super().__init__(pretrained, config, pool_prompt=True)
-
-    def prompt(self, instruction: str, role: Role) -> str:
-        """Literal prompt before a text of this role with this instruction."""
-        return plain_head(self.prefixes[role], instruction)
+def plain_tokenizer(pretrained: Any, max_length: int) -> TextTokenizer:
+    """Tokenizer of texts without prompts, with the model's own special tokens."""
+    prefix, suffix = special_layout(without_settings(pretrained).backend_tokenizer)
+    return TextTokenizer(
+        pretrained,
+        prefix=prefix,
+        suffix=suffix,
+        pad_id=pretrained.pad_token_id or 0,
+        max_lengths={"query": max_length, "document": max_length},
+    )
 
 
 class SpecialIds:
@@ -254,6 +185,12 @@ class SpecialIds:
         self.eos = eos
         pad = _first_id(pretrained.pad_token_id, eos)
         self.pad = eos if pad is None else pad
+
+
+def special_ids(pretrained: Any, folder: Path) -> SpecialIds:
+    """Special ids of a decoder in a folder; raises as `SpecialIds`."""
+    settings = read_json(folder / "config.json")
+    return SpecialIds(pretrained, settings.get("text_config") or settings)
 
 
 def _first_id(*candidates: Any) -> int | None:
@@ -303,6 +240,33 @@ def budget_exceeded(
         f"of {role}_max_length {max_length} for the text {shown(text)}; shorten it or raise "
         f"{role}_max_length"
     )
+
+
+def pretrained_tokenizer(folder: Path, *, as_written: bool = False) -> Any:
+    """Fast tokenizer of transformers in the folder.
+
+    Args:
+        as_written: by its tokenizer.json alone. From version 5 on transformers makes its own rules
+            for a `LlamaTokenizer` in place of those of the file, and reads texts that begin with a
+            space or hold `</s>` in another way than NV-Embed was published with.
+
+    Raises:
+        ArtifactError: there is none.
+    """
+    import transformers
+
+    if as_written and not (folder / "tokenizer.json").is_file():
+        raise ArtifactError(f"no tokenizer in {str(folder)!r}: tokenizer.json is missing")
+    kind = transformers.PreTrainedTokenizerFast if as_written else transformers.AutoTokenizer
+    try:
+        pretrained = kind.from_pretrained(str(folder), trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtifactError(f"no tokenizer in {str(folder)!r}: {error}") from error
+    if not pretrained.is_fast:
+        raise ArtifactError(
+            f"the tokenizer in {str(folder)!r} is not a fast one; convert it to a tokenizer.json"
+        )
+    return pretrained
 
 
 def without_settings(pretrained: Any) -> Any:

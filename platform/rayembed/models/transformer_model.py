@@ -1,13 +1,15 @@
-"""Common base of models around a pretrained transformer: their parts, and saving them."""
+"""Common bases of models around a pretrained transformer: their parts, and saving them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from rayembed.config.model import ModelConfig
-from rayembed.models.contract import EmbeddingModel, PromptTokenizer
+from rayembed.models.contract import EmbeddingModel, EmbedOutput, PromptTokenizer
+from rayembed.models.pooling import pooled_width
 
 
 class TransformerModel(EmbeddingModel):
@@ -27,6 +29,11 @@ class TransformerModel(EmbeddingModel):
     def head(self) -> nn.Module:
         """Layers trained from random weights beside the pretrained parts."""
         raise TypeError(f"{type(self).__name__} has no head")
+
+    @property
+    def part_tokenizers(self) -> dict[str, Any]:
+        """Tokenizers of transformers to be saved with the parts, by part."""
+        return {"backbone": self.tokenizer.pretrained}
 
     @property
     def trained_parts(self) -> list[Any]:
@@ -54,3 +61,34 @@ class TransformerModel(EmbeddingModel):
         from rayembed.models.export import save_model
 
         save_model(self, folder, instructions=instructions)
+
+
+class PooledTransformer(TransformerModel):
+    """Hidden states of a backbone, pooled and normalised in float32."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        backbone: Any,
+        pooling: nn.Module,
+        tokenizer: PromptTokenizer,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone
+        self.pooling = pooling
+        self.tokenizer = tokenizer
+        self.dimensions = (pooled_width(pooling, int(backbone.config.hidden_size)),)
+
+    @property
+    def head(self) -> nn.Module:
+        """The pooling layer."""
+        return self.pooling
+
+    def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
+        """Unit vectors (B, D) of a collated micro-batch; takes no context."""
+        states = self.backbone(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).last_hidden_state
+        pooled = self.pooling(states, batch["attention_mask"], batch["pool_mask"])
+        return EmbedOutput(functional.normalize(pooled, dim=-1))

@@ -6,11 +6,11 @@ from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
+from rayembed.data.mlm.make import find_corpus
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.mlm.prepare import find_corpus
 from rayembed.data.on_ray import prepare_corpus
 from rayembed.evaluation.plots import loss_curve
-from rayembed.models.masked_language_start import check_adaptable
+from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.precision import as_begun, settled_on_ray
@@ -23,7 +23,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
-from rayembed.training.adaptation import AdaptationJob
+from rayembed.training.masked import AdaptationJob
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,

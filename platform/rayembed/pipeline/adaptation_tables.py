@@ -45,7 +45,7 @@ def adaptation_size(run: Adaptation) -> ModelSize | None:
     settings = known_settings(path, "model.backbone.path")
     if settings is None:
         return None
-    from rayembed.models.masked_language_start import empty_masked_language_model
+    from rayembed.models.nomic_moe.adaptation import empty_masked_language_model
 
     model = empty_masked_language_model(settings, run.model, path)
     total = sum(p.numel() for p in model.parameters())

@@ -3,8 +3,8 @@
 from typing import TextIO
 
 from rayembed.config.run import Run
+from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.lineage import folders_of, lineage
 from rayembed.pipeline.run_folders import plan_of
 from rayembed.pipeline.training_job import of_stages
 from rayembed.tables import Table, console

@@ -11,20 +11,11 @@ from rayembed.assets.resolver import is_unpacked, resolve, resolve_model
 from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
-from rayembed.config.model import (
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    ExamplesConfig,
-    NomicMoeConfig,
-    pretrained_parts,
-)
 from rayembed.config.run import Run
-from rayembed.config.sources import PairsSource
+from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
@@ -33,12 +24,9 @@ from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import own_names, run_prompts
 from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
 from rayembed.models.build import check_buildable
-from rayembed.models.contract import PromptTokenizer, Role
+from rayembed.models.contract import PromptTokenizer
 from rayembed.models.load import check_loadable
-from rayembed.models.nomic_moe_start import loses_its_positions
-from rayembed.models.start import find_start
-from rayembed.samples.wikipedia import BENCHMARK
-from rayembed.training.stage_lengths import stage_tokenizer
+from rayembed.training.contrastive import stage_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -55,20 +43,13 @@ def check_inputs(run: Run) -> PromptTokenizer:
         ConfigError: settings that do not fit an asset.
         DataError: the evaluation's texts are too few.
     """
-    folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
+    folders = {name: resolve_model(at) for name, at in run.model.parts.items()}
     model = check_buildable(run.model, folders)
     tokenizer = model.tokenizer
     check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
-    start = find_start(folders, run.model).transformer
-    if isinstance(run.model, NomicMoeConfig) and loses_its_positions(start):
-        logger.warning(
-            "model.backbone.path %r has absolute positions; rotary ones, which it has not learnt, "
-            "stand in their place. jobs/adapt_encoder.py adapts an encoder to them",
-            run.model.backbone.path,
-        )
     for dataset in run.data.datasets:
-        for path in paths_of(dataset.source).values():
+        for path in dataset.source.paths.values():
             if is_unpacked(path):
                 resolve(path)
     used = {name for stage in run.stages for name in stage.datasets}
@@ -77,7 +58,7 @@ def check_inputs(run: Run) -> PromptTokenizer:
         for place, baseline in enumerate(run.evaluation.baselines):
             if baseline != BM25:
                 _check_encoder(f"evaluation.baselines.{place}", baseline)
-        tasks = [factory.load() for factory in task_factories(run.scores, also=[BENCHMARK])]
+        tasks = [factory.load() for factory in task_factories(run.scores)]
         settings = Prompts(instructions=run.evaluation.instructions)
         check_task_names(settings, own_names(run))
         check_prompts(tokenizer, tasks, run_prompts(run))
@@ -107,7 +88,7 @@ def check_widths(run: Run, width: int) -> None:
     for stage in run.stages:
         stage.check_widths(width)
     learnt = {dimension for stage in run.stages for dimension in stage.loss.dimensions}
-    offered = run.model.dimensions if isinstance(run.model, NomicMoeConfig) else ()
+    offered = run.model.offered_dimensions or ()
     if unlearnt := [dimension for dimension in offered if dimension not in learnt]:
         logger.warning(
             "no stage of this run learns vectors cut to %s (model.dimensions); stages learn them "
@@ -157,23 +138,22 @@ def check_instructions(run: Run, tokenizer: PromptTokenizer) -> None:
             if dataset.name in stage.datasets:
                 for setting, instruction, role in _instructions_of(dataset):
                     _check_room(f"stages.{stage.name}", shorter, setting, instruction, role)
-    if isinstance(run.model, Causal2VecConfig) and run.model.examples is not None:
-        _check_examples(run, run.model.examples, tokenizer)
+    if run.model.example_tokens:
+        _check_examples(run, tokenizer)
 
 
-def _check_examples(run: Run, examples: ExamplesConfig, tokenizer: PromptTokenizer) -> None:
+def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
     for stage in run.stages:
         room = cast(PromptTokenizer, stage_tokenizer(stage, tokenizer)).budget("query")
-        if examples.max_tokens >= room:
+        if run.model.example_tokens >= room:
             raise ConfigError(
-                f"model.examples.max_tokens is {examples.max_tokens}, but stages.{stage.name}."
+                f"model.examples.max_tokens is {run.model.example_tokens}, but stages.{stage.name}."
                 f"query_max_length {stage.query_max_length} has room for {room} tokens, the query "
                 "among them; lower the one or raise the other"
             )
     used = {name for stage in run.stages for name in stage.datasets}
     if not any(
-        dataset.query_instruction
-        or (isinstance(dataset.source, PairsSource) and dataset.source.instruction)
+        dataset.query_instruction or dataset.source.instruction_column
         for dataset in run.data.datasets
         if dataset.name in used
     ):
@@ -194,9 +174,9 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
         ConfigError: one does not.
     """
     columns = {
-        dataset.name: dataset.source.instruction
+        dataset.name: dataset.source.instruction_column
         for dataset in run.data.datasets
-        if isinstance(dataset.source, PairsSource) and dataset.source.instruction is not None
+        if dataset.source.instruction_column is not None
     }
     for stage in run.stages:
         if not columns.keys() & stage.datasets.keys():
@@ -209,9 +189,8 @@ def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: Prompt
 
 def _instructions(run: Run) -> Iterator[tuple[str, str, Role]]:
     """Setting, text and role of each instruction."""
-    if isinstance(run.model, BiEncoderConfig | CDEConfig | NomicMoeConfig):
-        yield "model.query_prefix", "", "query"
-        yield "model.document_prefix", "", "document"
+    for role in run.model.prefixes:
+        yield f"model.{role}_prefix", "", role
     for dataset in run.data.datasets:
         yield from _instructions_of(dataset)
     for task, instruction in run.evaluation.instructions.items():

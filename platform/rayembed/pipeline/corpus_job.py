@@ -1,4 +1,4 @@
-"""The corpus job: a saved CDE model and files of documents become a model that has the corpus."""
+"""The corpus job: a contextual model gets the corpus in whose context it embeds texts."""
 
 import argparse
 import itertools
@@ -22,7 +22,7 @@ def save_with_corpus(
     """Save the model with context documents of a corpus in `output`, and return their number.
 
     Args:
-        reference: asset reference of a saved CDE model, or a copy of a published one.
+        reference: asset reference of a saved contextual model, or a copy of a published one.
         pick: `random` reads the documents once; `clusters` holds and embeds all of them.
 
     Raises:
@@ -34,20 +34,20 @@ def save_with_corpus(
 
     from rayembed.assets.resolver import resolve_model
     from rayembed.data.corpus_clusters import clustered_context
-    from rayembed.models.cde import CDE
     from rayembed.models.encoding import corpus_context
-    from rayembed.models.export import check_target, saved_instructions
+    from rayembed.models.export import check_target
     from rayembed.models.load import check_loadable, load_model, saved_dtype
+    from rayembed.models.saved_folder import saved_instructions
 
     check_target(output)
     folder = resolve_model(reference)
     config = check_loadable(folder)
-    if config.kind != "cde":
+    if not config.context_places:
         raise ArtifactError(
-            f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; CDE does"
+            f"{reference!r} is a model of kind {config.kind!r}, which takes no corpus; models do "
+            "whose vectors depend on documents of it"
         )
     model = load_model(folder, dtype=saved_dtype(folder))  # it is saved again
-    assert isinstance(model, CDE)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     documents = _counted(documents)
     if pick == "clusters":
@@ -57,7 +57,7 @@ def save_with_corpus(
     if context is None:
         raise DataError("the corpus has no document that is not empty")
     model.set_corpus(context)
-    model.save(output, instructions=saved_instructions(folder, config.instruction_template))
+    model.save(output, instructions=saved_instructions(folder, model.config.template or ""))
     return len(context)
 
 
@@ -120,7 +120,7 @@ def _give_corpus(args: argparse.Namespace, context: JobContext) -> None:
 
 run_corpus_job = Job(
     options=(
-        option("--model REFERENCE", "a saved CDE model", required=True),
+        option("--model REFERENCE", "a saved contextual model (CDE)", required=True),
         option(
             "--documents PATH",
             "the corpus: a file, folder, prefix or pattern of Parquet, JSONL or CSV files",
@@ -139,4 +139,4 @@ run_corpus_job = Job(
     run=_give_corpus,
     stopped="stopped; nothing was written",
 )
-"""The job that saves a CDE model with context documents of a corpus."""
+"""The job that saves a contextual model with context documents of a corpus."""

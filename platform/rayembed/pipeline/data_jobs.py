@@ -3,9 +3,8 @@
 import argparse
 from dataclasses import dataclass
 
-from rayembed.config.data_run import DataRun, data_of
+from rayembed.config.data_run import DataRun, Step, data_of
 from rayembed.config.settings import nearest
-from rayembed.data.steps import Step
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import get_recipe, recipe_names

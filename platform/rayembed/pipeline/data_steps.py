@@ -3,11 +3,10 @@
 from collections.abc import Collection
 
 from rayembed.assets.storage import check_writable
-from rayembed.config.data_run import DataRun
+from rayembed.config.data_run import DataRun, Step
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.on_ray import ray_pipeline_context
 from rayembed.data.prepare import check_sources, prepare_datasets
-from rayembed.data.steps import Step
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
 from rayembed.pipeline.on_ray import connect

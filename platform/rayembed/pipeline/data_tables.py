@@ -6,7 +6,6 @@ from typing import TextIO
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun
-from rayembed.config.sources import MtebSource
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.audit import AUDIT
 from rayembed.pipeline.held_out import held_out_set_of
@@ -101,7 +100,7 @@ def _entries_table(title: str, entries: Sequence[Entry]) -> Table:
     rows = []
     for entry in entries:
         config, home = entry.config, entry.home
-        what = (entry.name, config.task, _rows(config), _source(config))
+        what = (entry.name, config.task, _rows(config), config.source.summary)
         rows.append([*what, home.layout, home.licence])
     return Table(["data set", "task", "rows", "source", "layout", "licence"], rows, title=title)
 
@@ -112,19 +111,11 @@ def _rows(dataset: DatasetConfig) -> str:
     return "all" if dataset.num_samples is None else f"{dataset.num_samples:,}"
 
 
-def _source(dataset: DatasetConfig) -> str:
-    match dataset.source:
-        case MtebSource(task=task, split=split):
-            return f"{split} of mteb's {task}"
-        case source:
-            return f"{source.kind}: {source.path}"
-
-
 def _steps(dataset: DatasetConfig) -> tuple[str, str, str, str, str, str]:
     cleaning = [name for name in ("near_duplicates", "overlap") if getattr(dataset.cleaning, name)]
     consistency, mining, clusters = dataset.consistency, dataset.mining, dataset.clusters
     return (
-        _source(dataset),
+        dataset.source.summary,
         "" if dataset.held_out is None else dataset.held_out.summary,
         ", ".join(["duplicates", *(name.replace("_", "-") for name in cleaning)]),
         "" if consistency is None else f"top {consistency.top_k} by {consistency.teacher}",

@@ -6,11 +6,8 @@ from typing import TextIO
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
-from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
-from rayembed.config.sources import MtebSource, PairsSource
 from rayembed.config.stage import StageConfig
-from rayembed.data.sources.kinds import paths_of
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
@@ -51,14 +48,14 @@ def print_recipes(runs: Iterable[Run], *, out: TextIO) -> None:
     rows = []
     for run in runs:
         stages = " → ".join(f"{stage.name} {stage.steps:,}" for stage in run.stages)
-        parts = " + ".join(map(_short, pretrained_parts(run.model).values()))
+        parts = " + ".join(map(_short, run.model.parts.values()))
         rows.append([run.name, run.model.kind, parts, stages])
     console(out).print(Table(["recipe", "model", "backbone", "stages"], rows, title="Recipes"))
 
 
 def _needs(run: Run, size: ModelSize | None) -> Table:
     placement = run.placement
-    facts = {name: _short(part) for name, part in pretrained_parts(run.model).items()}
+    facts = {name: _short(part) for name, part in run.model.parts.items()}
     if size is None:
         facts["parameters"] = "not known without fetching the model"
     else:
@@ -133,7 +130,13 @@ def _datasets(run: Run) -> Table:
         if dataset.sample_share is not None:
             number = f"{dataset.sample_share:.0%}"
         shares = [_share(stage, dataset.name) for stage in run.stages]
-        what = [dataset.name, dataset.task, number, _source(dataset), _negatives(dataset)]
+        what = [
+            dataset.name,
+            dataset.task,
+            number,
+            _short(dataset.source.summary),
+            _negatives(dataset),
+        ]
         if held_out:
             what.append("" if dataset.held_out is None else dataset.held_out.summary)
         rows.append([*what, *shares])
@@ -145,7 +148,7 @@ def _datasets(run: Run) -> Table:
 
 def _below_root(run: Run) -> list[str]:
     """Places that only `data.root` makes whole."""
-    places = (place for dataset in run.data.datasets for place in paths_of(dataset.source).values())
+    places = (place for dataset in run.data.datasets for place in dataset.source.paths.values())
     return [place for place in places if "://" not in place and not Path(place).is_absolute()]
 
 
@@ -158,16 +161,6 @@ def _share(stage: StageConfig, name: str) -> str:
         power = "" if stage.batch.temperature == 1 else f"^(1/{stage.batch.temperature:g})"
         return f"{weight:g} × rows{power}"
     return f"{weight / sum(stage.datasets.values()):.2%}"
-
-
-def _source(dataset: DatasetConfig) -> str:
-    match dataset.source:
-        case PairsSource(path=path):
-            return path
-        case MtebSource(task=task, split=split):
-            return f"{split} of mteb's {task}"
-        case source:
-            return f"{source.kind} of {_short(source.path)}"
 
 
 def _negatives(dataset: DatasetConfig) -> str:

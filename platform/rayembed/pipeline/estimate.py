@@ -8,13 +8,13 @@ reading) stands in a measured share of that speed.
 from dataclasses import dataclass
 
 from rayembed.config.backbone import Dtype
+from rayembed.config.named_benchmarks import tokens_of_sets
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
 from rayembed.hardware import product_speed
 from rayembed.pipeline.requirements import expected_precision, flops_per_token, step_load
 from rayembed.registry.provenance import cpu_cores, cpu_model
-from rayembed.samples.wikipedia import tokens_of_sets
 
 _TRAINING: dict[Dtype, float] = {"float32": 0.45, "bfloat16": 0.35}
 """Share of a product's speed that training reaches (docs/LOG.md)."""
@@ -74,7 +74,7 @@ def estimate(run: Run) -> Estimate | None:
 
 
 def _of_step(run: Run, stage: StageConfig, a_token: float) -> float:
-    passes = 2.0 if run.model.lora is not None else 3.0
+    passes = 2.0 if "backbone" in run.model.adapters else 3.0
     if run.placement.grad_cache:
         passes += 1
     return passes * _FILLED * step_load(run, stage).tokens * a_token

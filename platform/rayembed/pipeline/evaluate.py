@@ -24,7 +24,6 @@ from rayembed.evaluation.score import ModelScores, Store, meta_of, score
 from rayembed.pipeline.on_ray import connect
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
-from rayembed.samples.wikipedia import BENCHMARK
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
     run = placed(run)
     storage = run.placement.storage_path
     check_writable(storage)
-    factories = task_factories(run, also=[BENCHMARK])
+    factories = task_factories(run)
     model = evaluated_model(run, factories)
     air = {job: AirBench(job) for job in air_bench_of(run)}
 

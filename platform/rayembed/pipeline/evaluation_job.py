@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from rayembed.config.evaluation_run import EvaluationRun, ResultsPlace
+from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, names_in, option
-from rayembed.samples.wikipedia import BENCHMARK
 
 
 def _own_set(text: str) -> dict[str, str]:
@@ -40,7 +40,7 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
     from rayembed.evaluation.prompts_table import format_prompts, prompts_table
     from rayembed.pipeline.evaluate import air_bench_of, evaluated_model
 
-    factories = task_factories(run, also=[BENCHMARK])
+    factories = task_factories(run)
     air = air_bench_of(run)
     count = sum(f.num_texts for f in factories) + sum(job.num_texts for job in air)
     # Behind what may be refused, so that no file of settings is left that cannot be run.
@@ -58,7 +58,7 @@ def _list(context: JobContext) -> None:
     from rayembed.evaluation.air_bench.catalogue import VERSIONS
     from rayembed.evaluation.benchmarks import benchmark_names
 
-    for name in (BENCHMARK, *VERSIONS, *benchmark_names()):
+    for name in (*(b.name for b in named_benchmarks()), *VERSIONS, *benchmark_names()):
         context.out.write(f"{name}\n")
 
 

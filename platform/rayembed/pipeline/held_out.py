@@ -11,8 +11,8 @@ from rayembed.config.scores import Scores
 from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact
 from rayembed.data.held_out.part import SET
+from rayembed.data.plan.audit import folders_of
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.plan.lineage import folders_of
 
 FEW_QUERIES = 50
 """Number of queries (of NanoBEIR's tasks) below which one query moves a score by over 0.02."""

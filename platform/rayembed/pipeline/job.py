@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
 from rayembed.config.document import AnyDocument
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import overridden
 from rayembed.config.settings import Settings
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.stopping import hearing
-from rayembed.samples.wikipedia import with_sample
 
 T = TypeVar("T")
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -135,7 +135,7 @@ class Reader(Generic[AnySettings]):
                 raise ConfigError(each.missing)
         name = getattr(args, "name", None)
         named = [] if name is None else [f"name={name}"]
-        return with_sample(overridden(self.kind, values, [*args.assignments, *named]))
+        return with_named_benchmarks(overridden(self.kind, values, [*args.assignments, *named]))
 
 
 def named_or_read(

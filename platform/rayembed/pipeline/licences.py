@@ -7,12 +7,10 @@ from huggingface_hub import ModelCard
 
 from rayembed.assets.resolver import resolve
 from rayembed.config.data import DatasetConfig
+from rayembed.config.named_benchmarks import benchmark_of
 from rayembed.config.run import Run
-from rayembed.data.sources.kinds import paths_of
 from rayembed.errors import AssetError
 from rayembed.recipes.datasets.catalogue import dataset_names, get_dataset
-from rayembed.samples.references import PREFIX
-from rayembed.samples.wikipedia import LICENCE
 
 _CARD = "README.md"
 
@@ -47,8 +45,9 @@ def data_licences(run: Run) -> dict[str, str]:
 
 
 def _data_licence(dataset: DatasetConfig) -> str:
-    if any(path.startswith(PREFIX) for path in paths_of(dataset.source).values()):
-        return LICENCE
+    for path in dataset.source.paths.values():
+        if (benchmark := benchmark_of(path)) is not None:
+            return benchmark.licence
     for name in dataset_names():
         entry = get_dataset(name)
         # By where rows come from: a run may call a data set as it likes.

@@ -15,17 +15,16 @@ from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.config.model import without_place
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, ConfigError
-from rayembed.models.export import SETTINGS_FILE, read_settings, saved_dimensions
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.json_file import read_json
-from rayembed.models.nomic_moe_checkpoint import check_for_sentence_transformers
-from rayembed.models.sentence_folder import read_encoder_folder
+from rayembed.models.backbones import check_for_sentence_transformers
+from rayembed.models.files import weights_fingerprint
+from rayembed.models.load import saved_widths
+from rayembed.models.saved_folder import SETTINGS_FILE, read_settings, saved_dimensions
 from rayembed.pipeline.licences import base_licence, data_licences
 from rayembed.pipeline.task_facts import task_facts
 from rayembed.registry.aliases import CANDIDATE
 from rayembed.registry.card_parts import plain_card
 from rayembed.registry.mlflow_run import as_tracking_error
-from rayembed.registry.model_card import CARD_FILE, hub_name, instruction_template, model_card
+from rayembed.registry.model_card import CARD_FILE, hub_name, model_card
 from rayembed.registry.register import describe, find_version, make_version
 from rayembed.registry.registered_model import (
     SCHEME,
@@ -355,19 +354,16 @@ def _artifact(client: Any, run_id: str, name: str) -> str | None:
 
 def _dimensions(folder: Path) -> tuple[int, ...]:
     """Widths of the model's vectors, without its weights where its files tell."""
-    if (folder / SETTINGS_FILE).is_file():
-        return saved_dimensions(folder / SETTINGS_FILE)
     try:
-        config, transformer, _ = read_encoder_folder(folder)
+        return saved_widths(folder)
     except ArtifactError:
+        if (folder / SETTINGS_FILE).is_file():
+            raise
         from sentence_transformers import SentenceTransformer
 
         return (int(SentenceTransformer(str(folder), device="cpu").get_embedding_dimension()),)
-    if config.projections:
-        return (config.projections[-1].width,)
-    return (int(read_json(transformer / "config.json")["hidden_size"]),)
 
 
 def _template(folder: Path) -> str | None:
     own = (folder / SETTINGS_FILE).is_file()
-    return instruction_template(read_settings(folder)) if own else None
+    return read_settings(folder).template if own else None

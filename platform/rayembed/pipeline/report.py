@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from rayembed.assets.storage import is_remote
-from rayembed.config.model import has_plain_format
 from rayembed.config.run import Run
 from rayembed.evaluation.tables import ScoreTable, score_table
 from rayembed.pipeline.registration import RegisteredVersion
@@ -75,7 +74,7 @@ def dropped_line(steps: int) -> str:
 def _how_to_load(outcome: Outcome) -> str:
     """One line of Python."""
     loader = "SentenceTransformer"
-    if not has_plain_format(outcome.run.model):
+    if not outcome.run.model.has_plain_format:
         loader = "rayembed.models.sentence_module.as_sentence_transformer"
     if is_remote(outcome.model_folder):
         # From rayembed.assets.resolver: sentence-transformers reads no object storage.

@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rayembed.config.adaptation import Adaptation
-from rayembed.config.model import (
-    Causal2VecConfig,
-    CDEConfig,
-    LoraConfig,
-    ModelConfig,
-    NomicMoeConfig,
-    pretrained_parts,
-)
+from rayembed.config.lora import LoraConfig
+from rayembed.config.model import ModelConfig
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
@@ -209,36 +203,30 @@ def model_size(model: ModelConfig) -> ModelSize | None:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
             adapters on layers that a part does not have.
     """
-    if isinstance(model, NomicMoeConfig):
-        return _mixture_size(model)
+    import torch
+
+    from rayembed.models.architecture import architecture_of
+
     parts: dict[str, Any] = {}
-    for name, reference in pretrained_parts(model).items():
-        layers = model.backbone.num_layers if name == "backbone" else None
-        part = _empty_model(f"model.{name}.path", reference, layers)
+    for name, reference in model.parts.items():
+        part = _empty_part(model, name, reference)
         if part is None:
             return None
         parts[name] = part
-    import torch
-
-    from rayembed.models.build import build_head
-
-    backbone, encoder = parts["backbone"], parts.get("encoder")
     with torch.device("meta"):
-        head = build_head(model, backbone.config, encoder and encoder.config)
-    size = _part_size(backbone, model.lora, "model.lora")
-    if encoder is not None:
-        frozen = False
-        if isinstance(model, Causal2VecConfig) and model.encoder is not None:
-            read = _part_size(encoder, model.encoder.lora, "model.encoder.lora")
-            frozen = model.encoder.frozen
-        else:
-            read = _part_size(encoder, model.lora, "model.lora")
-        learnt = 0 if frozen else read.trainable
-        size = ModelSize(
-            size.total + read.total, size.trainable + learnt, size.adapters + read.adapters
-        )
+        shapes = {name: part.config for name, part in parts.items()}
+        head = architecture_of(model).build_head(model, shapes)
+    sizes = [_part_size(model, name, part) for name, part in parts.items()]
     added = sum(p.numel() for p in head.parameters())
-    return ModelSize(size.total + added, size.trainable + added, size.adapters)
+    experts, idle = _expert_sizes(parts["backbone"])
+    total = sum(size.total for size in sizes) + added
+    return ModelSize(
+        total,
+        sum(size.trainable for size in sizes) + added,
+        sum(size.adapters for size in sizes),
+        active=total - idle if experts else None,
+        experts=experts,
+    )
 
 
 def flops_per_token(model: ModelConfig) -> float | None:
@@ -253,47 +241,45 @@ def flops_per_token(model: ModelConfig) -> float | None:
     if size is None:
         return None
     looked_up = 0
-    for name, reference in pretrained_parts(model).items():
+    for name, reference in model.parts.items():
         settings = known_settings(reference, f"model.{name}.path") or {}
         width = settings.get("hidden_size") or settings.get("n_embd") or 0
         looked_up += width * settings.get("vocab_size", 0)
     return 2.0 * ((size.active or size.total) - looked_up)
 
 
-def _mixture_size(model: NomicMoeConfig) -> ModelSize | None:
-    """Size of an encoder with experts, counted as `model_size` does."""
-    reference = model.backbone.path
-    settings = known_settings(reference, "model.backbone.path")
-    if settings is None:
-        return None
-    from rayembed.models.nomic_moe_start import empty_encoder
+def _expert_sizes(part: Any) -> tuple[int, int]:
+    """Parameters of a part's experts, and of those among them that rest on each token."""
+    from rayembed.models.experts import MoeMlp
 
-    try:
-        encoder = empty_encoder(settings, model, reference)
-    except ArtifactError as error:
-        raise ConfigError(f"model.backbone.path: {error}") from None
-    total = sum(p.numel() for p in encoder.parameters())
-    if model.experts is None:
-        return ModelSize(total, total)
-    experts = sum(p.numel() for n, p in encoder.named_parameters() if ".experts.mlp." in n)
-    idle = experts * (model.experts.num_experts - model.experts.top_k) // model.experts.num_experts
-    return ModelSize(total, total, active=total - idle, experts=experts)
+    mixtures = [module for module in part.modules() if isinstance(module, MoeMlp)]
+    sizes = [sum(p.numel() for p in one.experts.mlp.parameters()) for one in mixtures]
+    idle = [
+        size - size * one.top_k // one.experts.num_experts
+        for size, one in zip(sizes, mixtures, strict=True)
+    ]
+    return sum(sizes), sum(idle)
 
 
-def _empty_model(setting: str, reference: str, num_layers: int | None) -> Any | None:
-    """The model without weights, on the meta device; None where its shape is not known here.
-
-    Args:
-        num_layers: its first so many; None: all.
-    """
+def _empty_part(model: ModelConfig, name: str, reference: str) -> Any | None:
+    """A pretrained part on the meta device; None where its shape is not known here."""
+    setting = f"model.{name}.path"
     settings = known_settings(reference, setting)
     if settings is None:
         return None
     import torch
     import transformers
 
+    from rayembed.models.architecture import architecture_of
     from rayembed.models.backbones import cut_layers
 
+    try:
+        own = architecture_of(model).empty_of_settings(model, name, settings, reference)
+    except ArtifactError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    if own is not None:
+        return own
+    num_layers = model.backbone.num_layers if name == "backbone" else None
     family = dict(settings)
     kind = str(family.pop("model_type", ""))
     try:
@@ -309,14 +295,17 @@ def _empty_model(setting: str, reference: str, num_layers: int | None) -> Any | 
         ) from None
 
 
-def _part_size(part: Any, lora: LoraConfig | None, setting: str) -> ModelSize:
-    """Size of a pretrained part, trained whole or by its adapters."""
+def _part_size(model: ModelConfig, name: str, part: Any) -> ModelSize:
+    """Size of a pretrained part: trained whole, by its adapters, or not at all."""
     total = sum(p.numel() for p in part.parameters())
-    if lora is not None:
+    if name in model.frozen:
+        return ModelSize(total, 0)
+    if name in model.adapters:
+        lora, setting = model.adapters[name]
         adapters = _adapter_parameters(part, lora, setting)
         return ModelSize(total + adapters, adapters, adapters)
-    frozen = sum(p.numel() for name, p in part.named_parameters() if name.startswith("pooler."))
-    return ModelSize(total, total - frozen)
+    fixed = sum(p.numel() for name, p in part.named_parameters() if name.startswith("pooler."))
+    return ModelSize(total, total - fixed)
 
 
 def expected_precision(run: Run | Adaptation) -> Precision:
@@ -392,15 +381,14 @@ def export_bytes(run: Run, size: ModelSize) -> int:
 
 
 def step_load(run: Run, stage: StageConfig) -> StepLoad:
-    """Texts and tokens of one step, at most; with CDE the context before each text counts."""
+    """Texts and tokens of one step, at most; what stands before a text counts, and its context."""
     documents, pairs = 1 + stage.batch.num_negatives, stage.batch.global_pairs
     query = stage.query_max_length or run.model.query_max_length
     document = stage.document_max_length or run.model.document_max_length
     texts = pairs * (1 + documents)
     tokens = pairs * (query + documents * document)
-    if isinstance(run.model, CDEConfig):
-        tokens += texts * (run.model.num_context + run.model.num_soft_prompts)
-        tokens += min(run.model.num_context, pairs) * document
+    tokens += texts * run.model.added_tokens
+    tokens += min(run.model.context_places, pairs) * document
     return StepLoad(texts=texts, tokens=tokens)
 
 

@@ -6,7 +6,6 @@ from functools import partial
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
-from rayembed.config.model import CDEConfig
 from rayembed.config.run import Run
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
@@ -14,7 +13,7 @@ from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import run_model
 from rayembed.evaluation.score import ModelScores, Store, score
 from rayembed.evaluation.tables import ScoreKey
-from rayembed.models.export import SETTINGS_FILE, saved_dimensions
+from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
 
 logger = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class RunScorer:
             scored = self.score(model, last, dimensions=dimension)
             found[ScoreKey(last, dimension=dimension)] = scored
             tell(f"eval_{dimension}", scored.scores)
-        if isinstance(run.model, CDEConfig):
+        if run.model.context_places:
             scored = self.score(model, last, without_context=True)
             found[ScoreKey(last, without_context=True)] = scored
             tell("eval_no_context", scored.scores)

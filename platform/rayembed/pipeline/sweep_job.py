@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from rayembed.config.document import read_mapping
+from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import nearest, parse
@@ -16,7 +17,6 @@ from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
 from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, of_stages, send_metrics
 from rayembed.recipes.catalogue import get_recipe, recipe_names
-from rayembed.samples.wikipedia import with_sample
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _read(args: argparse.Namespace, sweeps: Sweeps) -> PrintedSweep:
         else:
             space.pop(path, None)  # set in all trials, it is searched no more
     runs = {
-        label: of_stages(with_sample(override(run, fixed)), args.stages)
+        label: of_stages(with_named_benchmarks(override(run, fixed)), args.stages)
         for label, run in given["runs"].items()
     }
     domains = parse_space(space)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rayembed.assets.storage import write_atomic
 from rayembed.config.run import Run
 from rayembed.data.on_ray import prepare_data
-from rayembed.data.plan.lineage import data_provenance, data_warnings
+from rayembed.data.plan.audit import data_provenance, data_warnings
 from rayembed.data.prepare import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
@@ -38,6 +38,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
+from rayembed.training.job import StageJob
 from rayembed.training.on_ray import (
     check_placement,
     check_placement_now,
@@ -45,7 +46,6 @@ from rayembed.training.on_ray import (
     train_stage_on_ray,
     worker_hardware,
 )
-from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
 

@@ -71,6 +71,10 @@ def _list(context: JobContext) -> None:
 def _show(run: Run, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_dry_run
 
+    if run.scores.benchmarks or run.scores.tasks:  # own sets need no mteb, which takes seconds
+        from rayembed.evaluation.plan import task_factories
+
+        task_factories(run.scores)
     print_dry_run(run, out=context.out, tables=context.err)
 
 

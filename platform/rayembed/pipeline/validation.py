@@ -14,9 +14,8 @@ from rayembed.evaluation.validation import (
     validation_tasks,
 )
 from rayembed.registry.metrics_log import LogReader, Record
-from rayembed.training.validation.folder import ValidationFolder, ValidationResult
+from rayembed.training.validation.folder import STEP, ValidationFolder, ValidationResult
 from rayembed.training.validation.on_ray import Validation
-from rayembed.training.validation.submission import STEP
 from rayembed.training.weights import load_weights, read_made_of
 
 VALIDATION_FILE = "validation.jsonl"

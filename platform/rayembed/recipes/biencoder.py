@@ -1,12 +1,13 @@
 """Runs of a plain bi-encoder: on the user's own pairs, and on the Wikipedia sample."""
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.model import BackboneConfig, BiEncoderConfig
 from rayembed.config.pooling import MeanPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import on_a_laptop, own_dataset

@@ -7,7 +7,7 @@ from rayembed.config.held_out import HeldOutFraction
 from rayembed.config.own_sets import OwnSet
 from rayembed.config.placement import Placement, ZeroStage
 from rayembed.config.run_evaluation import EvaluationConfig
-from rayembed.config.sources import PairsSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,

@@ -8,21 +8,17 @@ last-token pooling (Tables 2, 3 and 6) is `model.encoder=null` with `model.repre
 
 from collections.abc import Mapping, Sequence
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.instructions import instruction_with_examples
-from rayembed.config.model import (
-    BackboneConfig,
-    Causal2VecConfig,
-    EncoderConfig,
-    ExamplesConfig,
-    LoraConfig,
-)
+from rayembed.config.lora import LoraConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.causal2vec.config import Causal2VecConfig, EncoderConfig, ExamplesConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     EVALUATION_INSTRUCTIONS,

@@ -5,20 +5,17 @@ The rows of Table 1 at the quickstart's size are `cde-quickstart-random`, `-clus
 and `cde-quickstart`: the same steps, seed, encoder and pairs.
 """
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    CDEConfig,
-    FirstStageConfig,
-)
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import PairsSource
 from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.cde.config import CDEConfig, FirstStageConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes.building_blocks import (
     PUBLISHED_SCORES,

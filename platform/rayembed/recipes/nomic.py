@@ -4,15 +4,20 @@ Ablations are settings of any of them: `model.experts=null` (dense), `model.expe
 9), `model.experts.every=1` (Table 7), `model.experts.start=released`.
 """
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.model import BackboneConfig, NomicMoeConfig
-from rayembed.config.nomic_moe import SEARCH_PREFIXES, BalanceConfig, ExpertsConfig
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.nomic_moe.config import (
+    SEARCH_PREFIXES,
+    BalanceConfig,
+    ExpertsConfig,
+    NomicMoeConfig,
+)
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.cosine import Cosine
 from rayembed.optim.linear import Linear

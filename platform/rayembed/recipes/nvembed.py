@@ -6,17 +6,20 @@ Table 4 are `single_stage` and `reversed_stages`.
 
 from collections.abc import Set
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.mining import MiningConfig, PercPos
-from rayembed.config.model import BackboneConfig, LoraConfig, NVEmbedConfig
+from rayembed.config.lora import LoraConfig
+from rayembed.config.mining import MiningConfig
 from rayembed.config.pooling import LatentAttentionPooling
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
-from rayembed.config.sources import LabelForm
 from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.mining.rules import PercPos
+from rayembed.data.sources.classes import LabelForm
 from rayembed.errors import ConfigError
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.optim.linear import Linear
 from rayembed.recipes.building_blocks import (

@@ -55,7 +55,7 @@ def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
         EvalResult(
             task_type=score.category,
             dataset_type=score.dataset or score.task,
-            dataset_name=f"MTEB {score.task}",
+            dataset_name=_dataset_name(score),
             dataset_config=_single(part.partition("/")[2] for part in score.parts),
             dataset_split=_single(part.partition("/")[0] for part in score.parts),
             dataset_revision=score.dataset_revision,
@@ -66,6 +66,11 @@ def _eval_results(results: Sequence[TaskScore]) -> list[EvalResult]:
         for score in results
         if math.isfinite(score.value)
     ]
+
+
+def _dataset_name(score: TaskScore) -> str:
+    """Name of a task's data as hubs show it: mteb's say so, own sets are no part of it."""
+    return score.task if score.dataset.startswith("own/") else f"MTEB {score.task}"
 
 
 def _single(values: Iterable[str]) -> str | None:

@@ -3,20 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayembed.config.causal2vec import Representation
 from rayembed.config.data import DatasetConfig
-from rayembed.config.instructions import plain_head
-from rayembed.config.model import (
-    BiEncoderConfig,
-    Causal2VecConfig,
-    CDEConfig,
-    ModelConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-    has_plain_format,
-    pretrained_parts,
-    without_place,
-)
+from rayembed.config.model import ModelConfig, without_place
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
 from rayembed.registry.card_parts import (
@@ -80,19 +68,6 @@ def model_card(
     return "\n\n".join(sections) + "\n"
 
 
-def instruction_template(model: ModelConfig) -> str | None:
-    """Template that wraps an instruction before a text; None if it follows the role's prefix as
-    plain text.
-    """
-    match model:
-        case BiEncoderConfig():
-            return None
-        case NomicMoeConfig():
-            return "{instruction}"
-        case _:
-            return model.instruction_template
-
-
 def hub_name(reference: str) -> str | None:
     """Name `org/name` of a model on the hub; None for models from elsewhere."""
     if not reference.startswith("hf://"):
@@ -102,7 +77,7 @@ def hub_name(reference: str) -> str | None:
 
 
 def _hub_dataset(data: DatasetConfig) -> str | None:
-    path = str(getattr(data.source, "path", ""))
+    path = data.source.paths.get("path", "")
     if not path.startswith("hf://datasets/"):
         return None
     return "/".join(path.removeprefix("hf://datasets/").partition("@")[0].split("/")[:2])
@@ -110,81 +85,26 @@ def _hub_dataset(data: DatasetConfig) -> str | None:
 
 def _what_it_is(run: Run, dimensions: int) -> str:
     model = run.model
-    lora = f"LoRA of rank {model.lora.rank}, merged into the weights" if model.lora else "in full"
-    if isinstance(model, Causal2VecConfig) and model.encoder is not None and model.encoder.frozen:
-        lora += ", the encoder left as it was"
+    adapters = model.adapters.get("backbone")
+    how = "in full"
+    if adapters is not None:
+        how = f"LoRA of rank {adapters.config.rank}, merged into the weights"
+    how += "".join(f", the {part} left as it was" for part in sorted(model.frozen))
     lengths = f"{model.query_max_length} tokens of a query"
     lengths += f" and {model.document_max_length} of a document"
     return (
-        f"{_kind(model)} that maps a text to a vector of {dimensions} numbers of unit length; the "
-        f"similarity of two texts is the cosine. Trained from {_base(model)}, {lora}. It reads "
+        f"{model.description} that maps a text to a vector of {dimensions} numbers of unit length; "
+        f"the similarity of two texts is the cosine. Trained from {_base(model)}, {how}. It reads "
         f"the first {lengths}."
     )
-
-
-def _kind(model: ModelConfig) -> str:
-    """Description of the architecture."""
-    match model:
-        case NVEmbedConfig():
-            mask = (
-                "without its causal mask" if model.mask == "bidirectional" else "with causal mask"
-            )
-            return (
-                f"A decoder LLM {mask} and {_named(model.pooling.kind)} pooling (NV-Embed, arXiv "
-                "2405.17428)"
-            )
-        case BiEncoderConfig():
-            return f"A bi-encoder with {_named(model.pooling.kind)} pooling"
-        case NomicMoeConfig():
-            return _nomic(model)
-        case Causal2VecConfig():
-            return _causal2vec(model)
-        case CDEConfig():
-            return (
-                f"An encoder that reads a text behind vectors of {model.num_context} documents of "
-                "its corpus (contextual document embeddings, arXiv 2410.02525)"
-            )
-
-
-def _causal2vec(model: Causal2VecConfig) -> str:
-    if model.encoder is None:
-        return f"A {model.mask} LLM whose last token is the embedding"
-    return (
-        f"A {model.mask} LLM beside a bidirectional encoder (Causal2Vec, arXiv 2507.23386; "
-        f"{_CONTEXTUAL[model.representation]})"
-    )
-
-
-def _nomic(model: NomicMoeConfig) -> str:
-    if model.experts is None:
-        return "A dense encoder with rotary positions and mean pooling"
-    return (
-        f"An encoder with rotary positions and {model.experts.num_experts} experts, of which a "
-        f"token takes {model.experts.top_k}, and mean pooling (Nomic Embed v2, arXiv 2502.07972)"
-    )
-
-
-_CONTEXTUAL: dict[Representation, str] = {
-    "concat": "the embedding is the last states of Contextual token and EOS",
-    "average": "the embedding is the mean of the last states of Contextual token and EOS",
-    "eos": "the embedding is the last state of EOS",
-    "concat_encoder": "the embedding is the Contextual token and the last state of EOS",
-    "separate": "the embedding is the encoder's mean and the last state of EOS",
-}
 
 
 _CORPUS = 'corpus = ["Foxes eat mice.", "Owls hunt at night."]  # the documents to be searched'
 
 
-def _named(kind: str) -> str:
-    return kind.replace("_", "-")
-
-
 def _base(model: ModelConfig) -> str:
     """References of the pretrained parts; local paths are reduced to their last part."""
-    return " and ".join(
-        f"`{without_place(reference)}`" for reference in pretrained_parts(model).values()
-    )
+    return " and ".join(f"`{without_place(reference)}`" for reference in model.parts.values())
 
 
 def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
@@ -194,20 +114,15 @@ def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
     default = run.default_instructions().get("query")
     if instruction and not default:
         told = f", instruction={instruction!r}"
-        if isinstance(run.model, BiEncoderConfig):
-            head = plain_head(run.model.query_prefix, instruction)
-        else:
-            template = instruction_template(run.model) or ""
-            head = template.replace("{instruction}", instruction)
-        prompt = f", prompt={head!r}"
+        prompt = f", prompt={run.model.prompt(instruction)!r}"
         field = f', "instruction": {instruction!r}'
     imported, with_corpus, behind = "encode", "", ""
-    if isinstance(run.model, CDEConfig):
+    if run.model.context_places:
         imported = "corpus_context, encode"
         with_corpus = f"{_CORPUS}\nmodel.set_corpus(corpus_context(model, corpus))\n"
         behind = (
             "\n\nQueries and documents of one corpus are embedded in the same context: "
-            f"{run.model.num_context} of its documents, drawn by a fixed seed. "
+            f"{run.model.context_places} of its documents, drawn by a fixed seed. "
             "`model.save(...)` keeps the context with the model. Vectors of one context cannot be "
             "compared with those of another. Without a corpus the null token stands in its place."
         )
@@ -239,9 +154,8 @@ def _with_sentence_transformers(run: Run, prompt: str) -> str:
     model, folder = run.model, f'"{FOLDER}"'
     module, loader = "sentence_transformers", "SentenceTransformer"
     installed = ""
-    cde = isinstance(model, CDEConfig)
-    with_corpus = f"{_CORPUS}\nmodel[0].set_corpus(corpus)\n" if cde else ""
-    if not has_plain_format(model):
+    with_corpus = f"{_CORPUS}\nmodel[0].set_corpus(corpus)\n" if model.context_places else ""
+    if not model.has_plain_format:
         module, loader = "rayembed.models.sentence_module", "as_sentence_transformer"
         installed = ", where rayembed is installed"
     return (

@@ -4,8 +4,7 @@ Nothing here reads the sample: sources and sets name files that are made where t
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
-from urllib.parse import parse_qsl
+from typing import Any, Literal
 
 from rayembed.config.adaptation import TextsSource
 from rayembed.config.own_sets import (
@@ -16,11 +15,10 @@ from rayembed.config.own_sets import (
     RetrievalSet,
     STSSet,
 )
-from rayembed.config.run import Run
-from rayembed.config.scores import Scores
-from rayembed.config.settings import Settings, SettingsT, changed, parse
-from rayembed.config.sources import ClassesSource, PairsSource
+from rayembed.config.settings import Settings, changed, parse
 from rayembed.config.types import Reference, Seed
+from rayembed.data.sources.classes import ClassesSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.samples.assets import (
     CLASSIFICATION_TASK,
     CLUSTERING_TASK,
@@ -47,14 +45,8 @@ from rayembed.samples.references import (
     task_reference,
 )
 
-BENCHMARK = "wikipedia"
-"""Name of the sample's tasks among benchmarks; sizes may follow, `wikipedia?documents=300`."""
-
 _TABLE_TEXTS = 440
 """Texts of each set that is no retrieval, which are half as long; about."""
-
-LICENCE = "cc-by-sa-4.0"
-"""Licence of the texts."""
 
 _INSTRUCTIONS: Mapping[str, str] = {
     "WikiSentenceRetrieval": SENTENCE_TASK,
@@ -63,8 +55,6 @@ _INSTRUCTIONS: Mapping[str, str] = {
     "WikiTopicClustering": CLUSTERING_TASK,
     CROSS_LINGUAL: CROSS_LINGUAL_TASK,
 }
-
-ScoresT = TypeVar("ScoresT", bound=Scores)
 
 
 class Wikipedia(Settings):
@@ -151,45 +141,6 @@ def validation_sets(
     return own_sets(changed(sizes, **values), names)
 
 
-def with_own_sets(scores: ScoresT) -> ScoresT:
-    """The scores with the sample's sets in place of its name among benchmarks and its tasks' names.
-
-    Raises:
-        ConfigError: an unknown size.
-    """
-    found: list[OwnSet] = []
-    for name in scores.benchmarks:
-        if _is_sample(name):
-            found += own_sets(parse(ScoreSizes, dict(parse_qsl(name.partition("?")[2]))))
-    known = {own.name for own in found}
-    tasks = [name for name in scores.tasks if name in TASK_NAMES]
-    found += [own for own in own_sets(ScoreSizes(), tasks) if own.name not in known]
-    if not found:
-        return scores
-    known = {own.name for own in found}
-    return changed(
-        scores,
-        benchmarks=tuple(name for name in scores.benchmarks if not _is_sample(name)),
-        tasks=tuple(name for name in scores.tasks if name not in TASK_NAMES),
-        own_sets=(*found, *(own for own in scores.own_sets if own.name not in known)),
-    )
-
-
-def with_sample(settings: SettingsT) -> SettingsT:
-    """The settings of a run or an evaluation with the sample's sets in place of its name.
-
-    Raises:
-        ConfigError: an unknown size of the benchmark, or its sets do not fit the run.
-    """
-    if isinstance(settings, Scores):
-        return with_own_sets(settings)
-    if isinstance(settings, Run):
-        evaluation = with_own_sets(settings.evaluation)
-        if evaluation is not settings.evaluation:
-            return parse(type(settings), {**dict(settings), "evaluation": evaluation})
-    return settings
-
-
 def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
     """The sizes of the first of the sample's sets for retrieval; None: there is none."""
     for own in sets:
@@ -197,25 +148,6 @@ def sizes_of(sets: Iterable[OwnSet]) -> ScoreSizes | None:
             part = parse_reference(own.path).part
             return ScoreSizes(**{name: getattr(part, name) for name in ScoreSizes.model_fields})
     return None
-
-
-def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
-    """About how many tokens the texts of the sample's sets have; other sets are not counted."""
-    tokens = 0.0
-    for own in sets:
-        if own.path.startswith(PREFIX):
-            part = parse_reference(own.path).part
-            assert isinstance(part, TaskFolder)
-            if isinstance(own, RetrievalSet):
-                parts = max(len(part.languages), 1)
-                tokens += parts * part.max_length * (part.documents + part.queries)
-            else:
-                tokens += _TABLE_TEXTS * part.max_length / 2
-    return tokens
-
-
-def _is_sample(benchmark: str) -> bool:
-    return benchmark.partition("?")[0] == BENCHMARK
 
 
 def _own_set(name: TaskName, sizes: ScoreSizes) -> OwnSet:
@@ -243,3 +175,34 @@ def _own_set(name: TaskName, sizes: ScoreSizes) -> OwnSet:
             return PairClassificationSet(**common)
         case _:
             return STSSet(**common)
+
+
+class WikipediaBenchmark:
+    """The sample's tasks among benchmarks, `wikipedia?documents=300`."""
+
+    name = "wikipedia"
+    tasks: tuple[str, ...] = TASK_NAMES
+    prefix = PREFIX
+    licence = "cc-by-sa-4.0"
+
+    def own_sets(
+        self, sizes: dict[str, str], tasks: Iterable[str] | None = None
+    ) -> tuple[OwnSet, ...]:
+        """The tasks of these sizes, which are those of `ScoreSizes`.
+
+        Raises:
+            ConfigError: an unknown size.
+        """
+        return own_sets(parse(ScoreSizes, sizes), tasks)
+
+    def num_tokens(self, own: OwnSet) -> float:
+        """About how many tokens the texts of one of the sets have."""
+        part = parse_reference(own.path).part
+        assert isinstance(part, TaskFolder)
+        if isinstance(own, RetrievalSet):
+            parts = max(len(part.languages), 1)
+            return parts * part.max_length * (part.documents + part.queries)
+        return _TABLE_TEXTS * part.max_length / 2
+
+
+BENCHMARK = WikipediaBenchmark()

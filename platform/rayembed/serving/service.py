@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from rayembed.config.serving import Limits
+from rayembed.config.types import Role
 from rayembed.errors import DataError
-from rayembed.models.contract import EmbeddingModel, Role, cost
+from rayembed.models.contract import EmbeddingModel, cost
 from rayembed.models.encoding import encode
 from rayembed.registry.openai_schema import (
     EncodeOptions,

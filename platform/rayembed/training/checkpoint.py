@@ -50,7 +50,7 @@ class Position:
         return replace(self, step=step, dropped_steps=dropped_steps)
 
 
-class Engine(Protocol):
+class StatefulEngine(Protocol):
     """Engine methods that a checkpoint needs."""
 
     def optimizer_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -62,7 +62,7 @@ class Engine(Protocol):
         ...
 
 
-def save_checkpoint(folder: Path, engine: Engine, position: Position) -> None:
+def save_checkpoint(folder: Path, engine: StatefulEngine, position: Position) -> None:
     """Write this worker's part of a checkpoint; all workers must call it.
 
     Raises:
@@ -124,7 +124,7 @@ class Checkpoint:
     Args:
         folder: as `save_checkpoint` of all workers filled it.
         expected: position of the run that goes on; its step and workers do not matter.
-        of_other_run: whether another run may have made it.
+        from_other_run: whether another run may have made it.
 
     Raises:
         ArtifactError: the folder holds no whole checkpoint, or one of another run, plan or stage;
@@ -154,7 +154,7 @@ class Checkpoint:
         of_model = [name for name in names if not name.startswith(PREFIX)]
         return _Read({name: f"{name}{_SEPARATOR}weight" for name in of_model}, self._tensors)
 
-    def restore(self, engine: Engine) -> None:
+    def restore(self, engine: StatefulEngine) -> None:
         """Restore optimiser and random state; the engine's model must have `weights` already.
 
         With as many workers as before the random numbers go on where they were. Other ones get
@@ -230,9 +230,9 @@ def _random_file(worker: int) -> str:
     return f"random-{worker:05d}.safetensors"
 
 
-def seed_worker(seed: int, stage_index: int) -> None:
+def seed_worker(seed: int, number: int) -> None:
     """Seed dropout, differently for each stage and worker."""
-    torch.manual_seed((seed * 1_000_003 + stage_index) * 4096 + rank())
+    torch.manual_seed((seed * 1_000_003 + number) * 4096 + rank())
 
 
 def expected_position(stage: str, run_fingerprint: str, plan_fingerprint: str) -> Position:

@@ -1,6 +1,6 @@
 """Expert parallelism: a group of workers shares out the experts of each layer.
 
-Rows of tokens go to the workers of their experts and come back (`models/nomic_moe_layer.py`). What
+Rows of tokens go to the workers of their experts and come back (`models/experts.py`). What
 DeepSpeed gives are the groups, and the reduction of each parameter over the workers that hold the
 same one. Its own layers cannot stand for ours: `MoE` fills up or cuts the tokens of every expert to
 one number and makes the probabilities of two experts add up to one, and the experts of `AutoEP` are
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rayembed.distributed.expert_group import ExpertGroup
 from rayembed.errors import PlacementError
-from rayembed.models.nomic_moe_layer import Experts, expert_layers
+from rayembed.models.experts import Experts, expert_layers
 
 
 def spread_experts(model: nn.Module, group: ExpertGroup) -> None:

@@ -17,7 +17,7 @@ from rayembed.assets.storage import (
     write_atomic,
 )
 from rayembed.config.run import Run
-from rayembed.models.contract import Role
+from rayembed.config.types import Role
 from rayembed.training.weights import load_weights, weights_digest
 
 MADE_OF_FILE = "made-of.json"

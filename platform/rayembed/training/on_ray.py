@@ -24,7 +24,6 @@ from rayembed.config.run import Run
 from rayembed.errors import WorkerError
 from rayembed.hardware import Precision, auto_precision
 from rayembed.registry.provenance import node_hardware
-from rayembed.training.adaptation import export_encoder
 from rayembed.training.capacity import (
     Node,
     await_capacity,
@@ -33,7 +32,12 @@ from rayembed.training.capacity import (
     workers_that_fit,
 )
 from rayembed.training.checkpoint_list import repair_checkpoint_list
-from rayembed.training.elastic.on_ray import START_SECONDS, ElasticTrainer
+from rayembed.training.elastic.on_ray import (
+    START_SECONDS,
+    ElasticTrainer,
+    StoppableTrainer,
+    end_with_checkpoint,
+)
 from rayembed.training.export import export
 from rayembed.training.failures.on_ray import (
     AGAIN,
@@ -42,18 +46,16 @@ from rayembed.training.failures.on_ray import (
     failure_config,
     reason,
 )
+from rayembed.training.job import Job, StageJob
+from rayembed.training.masked import export_encoder
 from rayembed.training.metrics_sink import MetricsSink
-from rayembed.training.on_worker import Job
 from rayembed.training.progress import Progress
-from rayembed.training.stopping.on_ray import StoppableTrainer, end_with_checkpoint
 from rayembed.training.train_function.on_ray import (
     LOG_LEVEL,
-    WorkerInput,
     train_function,
     worker_environment,
 )
 from rayembed.training.validation.on_ray import Validation, ValidationOnRay
-from rayembed.training.worker import StageJob
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +169,7 @@ def train_stage_on_ray(
         return
     assert validation is not None
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
-    with ValidationOnRay(job.run, job.stage_index, job.validated_in, validation) as scored:
+    with ValidationOnRay(job.run, job.number, job.validated_in, validation) as scored:
         _fit(trainer, sink, job, folder, metrics_log)
     scored.finish(job.weights)
 
@@ -180,7 +182,7 @@ def train_on_ray(
     Arguments and errors are those of `train_stage_on_ray`.
     """
     if job.is_done():
-        logger.info("stage %s is done: %s", job.loop_config.name, job.weights)
+        logger.info("stage %s is done: %s", job.stage.name, job.weights)
         return
     trainer, sink = _trainer(job, folder, metrics_log, offset, metrics_place)
     _fit(trainer, sink, job, folder, metrics_log)
@@ -200,7 +202,7 @@ def _trainer(
     make = partial(ElasticTrainer, job=job) if placement.is_elastic else StoppableTrainer
     trainer = make(
         train_function,
-        train_loop_config={"input": WorkerInput(job, sink, offset)},
+        train_loop_config={"job": job, "sink": sink, "offset": offset},
         torch_config=TorchConfig(
             backend="nccl" if placement.use_gpu else "gloo", timeout_s=COLLECTIVE_TIMEOUT_SECONDS
         ),
@@ -226,11 +228,11 @@ def _trainer(
 
 
 def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
-    with Progress(job.loop_config, metrics_log):
+    with Progress(job.stage, metrics_log):
         try:
             _train_to_the_end(trainer, job, join(folder, _TRAIN))
         except KeyboardInterrupt:
-            end_with_checkpoint(trainer, sink, job.loop_config.name)
+            end_with_checkpoint(trainer, sink, job.stage.name)
             raise
         finally:
             ray.kill(sink)
@@ -249,13 +251,13 @@ def _train_to_the_end(trainer: StoppableTrainer, job: Job, checkpoints: str) -> 
         except ray.exceptions.RayActorError as error:
             if not restarts_left:
                 raise WorkerError(
-                    f"stage {job.loop_config.name!r}: Ray Train's controller died "
+                    f"stage {job.stage.name!r}: Ray Train's controller died "
                     f"{CONTROLLER_DEATHS + 1} times; the last time: {error}\n{AGAIN}"
                 ) from error
             logger.warning(
                 "stage %s: Ray Train's controller has died; another one goes on from the last "
                 "checkpoint. Ray says: %s",
-                *(job.loop_config.name, reason(error)),
+                *(job.stage.name, reason(error)),
             )
         except ray.train.v2.api.exceptions.TrainingFailedError as error:
             # A checkpoint that was damaged since the start stops workers that would go on from it.

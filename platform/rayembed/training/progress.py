@@ -8,7 +8,7 @@ from pathlib import Path
 from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.dropped import mean_of_finite
-from rayembed.training.loop import StepRecord
+from rayembed.training.trainer import StepRecord
 
 logger = logging.getLogger(__name__)
 

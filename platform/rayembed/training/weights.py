@@ -11,12 +11,10 @@ from torch import Tensor
 from rayembed.assets.finite import check_finite
 from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import read_bytes, write_atomic
-from rayembed.config.model import pretrained_parts
 from rayembed.config.run import Run
 from rayembed.errors import ArtifactError, StorageError
 from rayembed.models.build import build_model
-from rayembed.models.contract import EmbeddingModel
-from rayembed.models.trainable import load_trainable_state
+from rayembed.models.contract import EmbeddingModel, load_trainable_state
 from rayembed.training.safetensors_header import read_header
 
 _CONTENT = "content"
@@ -89,7 +87,7 @@ def load_weights(run: Run, weights: str | None) -> EmbeddingModel:
     Raises:
         RayembedError: a pretrained part or the weights cannot be had or do not fit.
     """
-    folders = {name: resolve_model(at) for name, at in pretrained_parts(run.model).items()}
+    folders = {name: resolve_model(at) for name, at in run.model.parts.items()}
     model = build_model(run.model, folders, seed=run.seed)
     if weights is not None:
         load_trainable_state(model, read_weights(weights))

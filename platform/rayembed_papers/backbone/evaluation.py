@@ -10,8 +10,7 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.assets.storage import check_writable, file_name, join, remove_folder, write_atomic
 from rayembed.errors import ArtifactError, RayembedError, WorkerError
 from rayembed.hardware import settled
-from rayembed.models.fingerprints import weights_fingerprint
-from rayembed.models.weight_files import check_weight_files
+from rayembed.models.files import check_weight_files, weights_fingerprint
 from rayembed.pipeline.storage import absolute_storage
 from rayembed_papers.backbone.catalogue import BENCHMARKS, Plan, plan_of, task_named
 from rayembed_papers.backbone.heads import (

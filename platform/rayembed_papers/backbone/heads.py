@@ -14,14 +14,10 @@ from torch.nn import functional
 
 from rayembed.errors import ArtifactError, ConfigError
 from rayembed.models.backbones import check_backbone, num_positions
-from rayembed.models.json_file import read_json
-from rayembed.models.nomic_moe_checkpoint import (
-    is_nomic_layout,
-    load_encoder_weights,
-    read_shape,
-    save_encoder,
-)
-from rayembed.models.nomic_moe_encoder import NomicEncoder
+from rayembed.models.files import read_json
+from rayembed.models.nomic_moe.checkpoint import load_encoder_weights
+from rayembed.models.nomic_moe.encoder import NomicEncoder
+from rayembed.models.nomic_moe.shape import is_nomic_layout, read_shape
 from rayembed.models.sentence_folder import read_modules
 from rayembed_papers.backbone.tasks import Finetuning, Kind
 
@@ -288,7 +284,7 @@ class NomicForTask(nn.Module):
         """Write the encoder in its published layout and the head beside it."""
         import safetensors.torch
 
-        save_encoder(self.encoder, folder)
+        self.encoder.save_pretrained(str(folder))
         weights = self.head.state_dict()
         if weights:
             safetensors.torch.save_file(weights, folder / HEAD_FILE)

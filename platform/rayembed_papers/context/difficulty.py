@@ -19,8 +19,14 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
-from rayembed.data.clusters.kmeans import cluster_pairs, joined, nearest, require_faiss
-from rayembed.data.clusters.packing import order_clusters, pack
+from rayembed.data.clusters.kmeans import (
+    cluster_pairs,
+    joined,
+    nearest,
+    order_clusters,
+    pack,
+    require_faiss,
+)
 from rayembed.data.clusters.tasks import Sample, sample_vectors
 from rayembed.data.parts import Part, read_index
 from rayembed.data.vectors.embed import Vectors, embed_parts

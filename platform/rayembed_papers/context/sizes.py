@@ -18,9 +18,9 @@ from rayembed.evaluation.made_scores import scores_of
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.run_scores import decided, prompts_for
-from rayembed.models.cde import CDE
-from rayembed.models.corpus import random_documents
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.cde.model import CDE
+from rayembed.models.encoding import random_documents
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import check_loadable, load_model
 from rayembed.samples.references import RETRIEVAL_TASKS
 
@@ -94,7 +94,7 @@ def contextual_folder(reference: str) -> tuple[Path, int]:
         raise ArtifactError(
             f"{reference!r} is a model of kind {config.kind!r}, which takes no context; CDE does"
         )
-    return folder, config.num_context
+    return folder, config.context_places
 
 
 def load_contextual(folder: Path, device: str) -> CDE:

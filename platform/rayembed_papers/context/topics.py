@@ -23,7 +23,7 @@ from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.run_scores import decided, prompts_for
 from rayembed.models.encoding import encode_context
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.samples.articles import NO_TOPIC
 from rayembed.samples.files import held_out_articles
 from rayembed.samples.references import RETRIEVAL_TASKS

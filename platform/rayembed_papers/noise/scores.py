@@ -19,6 +19,7 @@ from mteb.types import PromptType
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
+from rayembed.config.types import Role
 from rayembed.errors import ConfigError, DataError
 from rayembed.evaluation.loaded_spec import loaded_spec
 from rayembed.evaluation.made_scores import scores_of
@@ -27,8 +28,7 @@ from rayembed.evaluation.own_set import OwnTask
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.run_scores import decided, prompts_for, run_dtype
 from rayembed.models.backbones import num_positions
-from rayembed.models.contract import Role
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model
 from rayembed.samples.articles import Article
 from rayembed.samples.files import held_out_articles, summaries

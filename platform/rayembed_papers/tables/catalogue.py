@@ -16,6 +16,7 @@ from rayembed.config.settings import changed
 from rayembed.config.sweep import MetricConfig, Sweep
 from rayembed.config.validation import MtebValidation, ValidationConfig
 from rayembed.pipeline.sweep_job import PrintedSweep, Sweeps, named_sweep
+from rayembed.samples.references import TASK_NAMES
 from rayembed_papers.tables import encoder_rows, llm_rows
 
 SEEDS = {"seed": ("0", "1", "2")}
@@ -34,14 +35,7 @@ _NANO = (
 _ALL_TASKS = MetricConfig(
     of="evaluation",
     weights=dict.fromkeys(
-        (
-            "WikiSentenceRetrieval",
-            "WikiDescriptionRetrieval",
-            "WikiTopicClassification",
-            "WikiTopicClustering",
-            "WikiTitleDescriptionPairClassification",
-            "WikiRelatednessSTS",
-        ),
+        TASK_NAMES,
         1.0,
     ),
 )

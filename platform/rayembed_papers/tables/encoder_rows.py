@@ -1,22 +1,19 @@
 """Rows of the tables of Nomic Embed v2 and CDE, at both sizes, and the figures in print."""
 
+from rayembed.config.backbone import BackboneConfig
 from rayembed.config.data import DataConfig, DatasetConfig
-from rayembed.config.mining import MiningConfig, PercPos, Rule, TopK
-from rayembed.config.model import (
-    BackboneConfig,
-    BiEncoderConfig,
-    Causal2VecConfig,
-    NomicMoeConfig,
-    NVEmbedConfig,
-)
-from rayembed.config.nomic_moe import ExpertsConfig
+from rayembed.config.mining import MiningConfig, Rule
 from rayembed.config.override import override
 from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.run_evaluation import EvaluationConfig
 from rayembed.config.settings import changed
 from rayembed.config.stage import BatchConfig, StageConfig
+from rayembed.data.mining.rules import PercPos, TopK
 from rayembed.losses.infonce import InfoNCE
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.nomic_moe.config import ExpertsConfig, NomicMoeConfig
 from rayembed.optim.adamw import AdamW
 from rayembed.recipes import biencoder, cde, nomic
 from rayembed.recipes.datasets.nomic import finetuning_entries
@@ -289,7 +286,7 @@ def cde_1_small() -> dict[str, Run]:
 def _plain(run: Run) -> Run:
     """The run with a bi-encoder of the same backbone."""
     model = run.model
-    assert not isinstance(model, NVEmbedConfig | Causal2VecConfig | NomicMoeConfig)
+    assert isinstance(model, BiEncoderConfig | CDEConfig)
     plain = BiEncoderConfig(
         backbone=model.backbone,
         query_prefix=model.query_prefix,

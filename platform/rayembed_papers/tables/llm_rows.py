@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping
 
-from rayembed.config.model import (
-    Causal2VecConfig,
-)
 from rayembed.config.override import override
 from rayembed.config.run import Run
 from rayembed.config.settings import changed
+from rayembed.models.causal2vec.config import Causal2VecConfig
 from rayembed.recipes import causal2vec, nvembed
 
 PrintedFigures = Mapping[str, Mapping[str, float]]

@@ -22,8 +22,7 @@ from scipy.sparse.csgraph import connected_components
 
 from rayembed.assets.storage import join
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.listing import RemovedRows, some
-from rayembed.data.cleaning.rows import rows_of_parts
+from rayembed.data.cleaning.rows import RemovedRows, rows_of_parts, some
 from rayembed.data.cleaning.signatures import (
     BandPart,
     PairsOfBucket,

@@ -13,9 +13,8 @@ import xxhash
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.mining import NearDuplicates
-from rayembed.data.cleaning.listing import NEAR_DUPLICATE, shown, write_removed
-from rayembed.data.cleaning.shingles import shingles
-from rayembed.data.cleaning.signatures import compared
+from rayembed.data.cleaning.rows import NEAR_DUPLICATE, shown, write_removed
+from rayembed.data.cleaning.signatures import compared, shingles
 from rayembed.data.parts import Part, read_table
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.work_items import Result

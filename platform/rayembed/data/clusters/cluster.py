@@ -1,4 +1,7 @@
-"""The clustering step: packs records into batches of similar pairs and marks false negatives."""
+"""The clustering step: packs records into batches of similar pairs and marks false negatives.
+
+A plot shows sizes of clusters and similarity within batches.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,13 +11,11 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from rayembed.assets.storage import file_name, join
+from rayembed.assets.storage import file_name, join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.clusters.kmeans import require_faiss
-from rayembed.data.clusters.packing import order_clusters, pack
-from rayembed.data.clusters.plot import write_plot
+from rayembed.data.clusters.kmeans import order_clusters, pack, require_faiss
 from rayembed.data.clusters.scatter import GatherBatches, ScatterPairs
 from rayembed.data.clusters.tasks import (
     AssignPart,
@@ -29,6 +30,7 @@ from rayembed.data.plan.files import blocks_of, part_places
 from rayembed.data.vectors.embed import PartItem, Vectors, embed_parts
 from rayembed.data.work_items import Needs, Result, Task, WorkItem, run_resumable
 from rayembed.errors import DataError
+from rayembed.figures import COLOURS, INK, new_figure, png_of, set_title
 
 log = logging.getLogger(__name__)
 
@@ -229,3 +231,55 @@ def _of_batches(
         "rows_all_masked": sum(result["alone"] for result in gathered),
         "example_batches": [examples[place] for place in places],
     }
+
+
+_CLUSTERED, _RANDOM = COLOURS[2], COLOURS[0]
+
+
+def write_plot(path: str, manifest: Mapping[str, Any]) -> None:
+    """Write a PNG of two histograms: cluster sizes, and mean similarity within batches.
+
+    The second one shows clustered batches beside random ones of the same pairs.
+
+    Args:
+        path: local, `s3://…` or `gs://…`.
+        manifest: `batch_pairs`, `sizes` and `similarity` of a clustered folder.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure, (left, right) = new_figure(width=9.0, height=3.6, columns=2)
+    sizes, similar = manifest["sizes"], manifest["similarity"]
+    _bars(left, sizes["edges"], sizes["counts"], _CLUSTERED)
+    left.axvline(manifest["batch_pairs"], color=INK, linewidth=1.0, linestyle=":")
+    left.set_xlabel("pairs of a cluster (dotted: pairs of a batch)")
+    left.set_ylabel("clusters")
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    set_title(left, "Sizes of clusters", size=10)
+    for name, counts, mean, colour in (
+        ("random", similar["random_counts"], similar["random_mean"], _RANDOM),
+        ("clustered", similar["counts"], similar["mean"], _CLUSTERED),
+    ):
+        share = np.asarray(counts) / max(1, sum(counts))
+        _bars(right, similar["edges"], share, colour, f"{name}, mean {mean:.3f}", alpha=0.75)
+    right.set_xlabel("mean cosine of queries with others' documents")
+    right.set_ylabel("share of batches")
+    set_title(right, "Similarity within batches", size=10)
+    right.legend(frameon=False, fontsize=8.5)
+    write_atomic(path, png_of(figure))
+
+
+def _bars(
+    axes: Any, edges: Any, heights: Any, colour: str, label: str | None = None, alpha: float = 1.0
+) -> None:
+    places = np.asarray(edges)
+    widths = np.diff(places)
+    axes.bar(
+        places[:-1],
+        heights,
+        widths,
+        align="edge",
+        color=colour,
+        alpha=alpha,
+        label=label,
+        zorder=2,
+    )

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayembed.data.clusters.false_negatives import false_negatives, mean_similarity
-from rayembed.data.clusters.tasks import pair_vectors
+from rayembed.data.clusters.tasks import false_negatives, mean_similarity, pair_vectors
 from rayembed.data.hashes import text_hash
-from rayembed.data.parts import Part, read_table, write_table
+from rayembed.data.parts import SCHEMA, Part, read_table, records_table, write_table
 from rayembed.data.plan.files import Block, PartPlaces, read_block, write_blocks
-from rayembed.data.records import SCHEMA
 from rayembed.data.vectors.embed import Vectors
 from rayembed.data.work_items import Result
 
@@ -80,7 +78,7 @@ class GatherBatches:
         place = table.schema.get_field_index("false_negatives")
         field = SCHEMA.field("false_negatives")
         table = table.set_column(place, field, pa.array(told, field.type))
-        part = write_table(self.folder, table.select(SCHEMA.names).cast(SCHEMA))
+        part = write_table(self.folder, records_table(table))
         examples = np.unique(np.linspace(0, block.num_steps - 1, _EXAMPLES).astype(int))
         return {
             "parts": [[part.name, part.rows]],

@@ -8,7 +8,7 @@ out, so that a task need only report as many as could be chosen.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -18,18 +18,10 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
 from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.hashes import seeded_keys, text_hash
-from rayembed.data.parts import read_records
-from rayembed.data.records import Record
-from rayembed.data.sources.cells import RowError, name_in
 from rayembed.data.sources.convert import accept, told_of
-from rayembed.data.sources.earlier import EarlierPart
-from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.kinds import columns_of
-from rayembed.data.sources.rows import BadRow
-from rayembed.data.sources.rowwise import converted
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
-from rayembed.data.work_items import Result, run_resumable
+from rayembed.data.work_items import Result, WorkItem, run_resumable
 from rayembed.errors import ArtifactError, DataError
 
 log = logging.getLogger(__name__)
@@ -38,42 +30,6 @@ MIN_DOCUMENTS = 10
 """Fewest held-out documents: nDCG@10 looks at ten, and with fewer all of them are found."""
 
 _NONE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A row that may be held out."""
-
-    shown: Any
-    made: Record | str
-    """The row's own record, or why it has none."""
-    value: str | None = None
-    """Cell of the column by which rows are held out; None without one."""
-
-
-def candidates(dataset: DatasetConfig, item: FilePiece | EarlierPart) -> Iterator[Candidate]:
-    """All rows of a piece, or all records of an earlier job's part, in order."""
-    column = getattr(dataset.held_out, "column", None)
-    if isinstance(item, EarlierPart):
-        for record in read_records(item.part.path):
-            yield Candidate(record.query, record, getattr(record, column) if column else None)
-        return
-    columns = [*columns_of(dataset.source).values(), *([column] if column else [])]
-    for row, made in converted(dataset, item, columns):
-        if isinstance(made, str):
-            yield Candidate(row.shown if isinstance(row, BadRow) else row.values, made)
-        else:
-            assert not isinstance(row, BadRow)
-            value = _name_in(row.values, column) if column else None
-            # The further records of a row have the same texts the other way round.
-            yield Candidate(row.values, made[0], value)
-
-
-def _name_in(values: Any, column: str) -> str | None:
-    try:
-        return name_in(values, column)
-    except RowError:  # a row without a name is in no group
-        return None
 
 
 @dataclass(frozen=True)
@@ -86,10 +42,10 @@ class RankNames:
     most: int | None
     """Number of hashes that are kept; None: all."""
 
-    def __call__(self, item: FilePiece | EarlierPart) -> Result:
+    def __call__(self, item: WorkItem) -> Result:
         """Write their hashes to a file, whose name is in the result."""
         hashes, counts = set[int](), RecordWriter(self.folder, Banned())
-        for candidate in candidates(self.dataset, item):
+        for candidate in self.dataset.source.candidates(self.dataset, item):
             if isinstance(candidate.made, str):
                 counts.reject(candidate.made, candidate.shown)
                 continue
@@ -113,11 +69,11 @@ class FindTexts:
     values: frozenset[int]
     """Hashes of the values."""
 
-    def __call__(self, item: FilePiece | EarlierPart) -> Result:
+    def __call__(self, item: WorkItem) -> Result:
         """Write their hashes, and those of the values found, to a file named in the result."""
         queries, documents, found = set[int](), set[int](), set[int]()
         counts = RecordWriter(self.folder, Banned())
-        for candidate in candidates(self.dataset, item):
+        for candidate in self.dataset.source.candidates(self.dataset, item):
             if isinstance(candidate.made, str):
                 counts.reject(candidate.made, candidate.shown)
                 continue
@@ -135,7 +91,7 @@ class FindTexts:
 def choose(
     context: PipelineContext,
     dataset: DatasetConfig,
-    items: Sequence[FilePiece | EarlierPart],
+    items: Sequence[WorkItem],
     writer: ArtifactWriter,
 ) -> HeldOutRows:
     """Choose the held-out rows of the data set.

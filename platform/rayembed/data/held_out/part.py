@@ -26,19 +26,16 @@ from rayembed.assets.storage import join, write_atomic
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
 from rayembed.config.held_out import HeldOut, HeldOutGroups, HeldOutIds
-from rayembed.config.sources import RecordsSource
+from rayembed.config.sources import Source
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext, open_artifact
 from rayembed.data.hashes import seeded_keys, text_hash
-from rayembed.data.held_out.choice import candidates, choose, listed_values
+from rayembed.data.held_out.choice import choose, listed_values
 from rayembed.data.parts import Part, read_records
 from rayembed.data.records import Record
-from rayembed.data.sources.convert import ResolvedDataset
-from rayembed.data.sources.earlier import EarlierPart, open_earlier
-from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.kinds import paths_of
+from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
-from rayembed.data.work_items import Result, run_resumable
+from rayembed.data.work_items import Result, WorkItem, run_resumable
 from rayembed.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -73,16 +70,12 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
     """
     dataset = checked.dataset
     held_out, source = dataset.held_out, dataset.source
-    if isinstance(source, RecordsSource):
-        earlier = open_earlier(source)
-        if (folder := earlier.held_out_folder) is not None:
-            _check_is_handed_on(dataset.name, source, held_out)
-            return _opened(open_artifact(folder))
-        items: Sequence[FilePiece | EarlierPart] = [EarlierPart(part) for part in earlier.parts]
+    if (folder := source.held_out_folder()) is not None:
+        _check_is_handed_on(dataset.name, source, held_out)
+        return _opened(open_artifact(folder))
     if held_out is None:
         return None
-    if not isinstance(source, RecordsSource):
-        items = checked.files["path"]
+    items = source.items(checked)
     writer = ArtifactWriter(
         context.storage,
         "held_out",
@@ -95,7 +88,7 @@ def make_part(context: PipelineContext, checked: ResolvedDataset) -> HeldOutPart
             "settings": dataset.model_dump(
                 mode="json",
                 include={"source", "task", "query_instruction", "document_instruction"},
-                exclude={"source": {*paths_of(dataset.source), "max_rejected_share"}},
+                exclude={"source": {*source.paths, "max_rejected_share"}},
             ),
         },
     )
@@ -110,10 +103,10 @@ class CollectRows:
     dataset: DatasetConfig
     rows: HeldOutRows
 
-    def __call__(self, item: FilePiece | EarlierPart) -> Result:
+    def __call__(self, item: WorkItem) -> Result:
         """Report `parts` and counts; rows that are not held out count as kept for training."""
         writer = RecordWriter(self.folder, Banned())
-        for candidate in candidates(self.dataset, item):
+        for candidate in self.dataset.source.candidates(self.dataset, item):
             if isinstance(candidate.made, str):
                 writer.reject(candidate.made, candidate.shown)
             elif self.rows.has(candidate.made):
@@ -126,7 +119,7 @@ class CollectRows:
 def _made(
     context: PipelineContext,
     dataset: DatasetConfig,
-    items: Sequence[FilePiece | EarlierPart],
+    items: Sequence[WorkItem],
     writer: ArtifactWriter,
 ) -> DatasetArtifact:
     rows = choose(context, dataset, items, writer)
@@ -186,11 +179,11 @@ def write_retrieval_set(
     return {"queries": len(queries), "documents": len(corpus), "judgements": len(judged)}
 
 
-def _check_is_handed_on(name: str, source: RecordsSource, held_out: HeldOut | None) -> None:
+def _check_is_handed_on(name: str, source: Source, held_out: HeldOut | None) -> None:
     if isinstance(held_out, HeldOutGroups | HeldOutIds):
         setting = f"data.datasets.{name}.held_out"
         raise ConfigError(
-            f"{setting}.kind {held_out.kind!r}: the records at {source.path!r} come with a "
+            f"{setting}.kind {held_out.kind!r}: the records at {source.place!r} come with a "
             f"held-out part of their own, which is used as it is; set {setting}.kind=fraction to "
             f"score it, or {setting}=null to score nothing of them"
         )

@@ -21,7 +21,7 @@ from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineCon
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import Part, read_table
 from rayembed.data.records import has_content
-from rayembed.data.sources.columns import read_column
+from rayembed.data.sources.cells import read_column
 from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.sources.tasks import HELD_OUT_TEXT, HeldOut

@@ -10,7 +10,7 @@ from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineCon
 from rayembed.data.mining.corpus import MOST_SHARED, CorpusFiles
 from rayembed.data.mining.counts import add_up_mining
 from rayembed.data.mining.documents import EmbedDocuments, corpus_of, make_documents
-from rayembed.data.mining.given import EmbedGiven
+from rayembed.data.mining.queries import EmbedGiven
 from rayembed.data.mining.tasks import MinePart, MiningTeacher
 from rayembed.data.parts import Part
 from rayembed.data.sources.tasks import HeldOut
@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 CODE_VERSION = 5
 """Code version of mining; bump when the same inputs yield other negatives."""
+
+_RESCORING_VERSION = 6
+"""Code version of mining with a cross-encoder, whose scores of positives are kept since."""
 
 
 def make_mined(
@@ -130,7 +133,7 @@ def _tell(made: DatasetArtifact) -> None:
 def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[str, object]:
     """Inputs of the folder's fingerprint other than models and document files."""
     return {
-        "code": CODE_VERSION,
+        "code": CODE_VERSION if config.rescoring is None else _RESCORING_VERSION,
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "records": parent.fingerprint,

@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.mining import CrossEncoder
 from rayembed.data.mining.candidates import Candidates, without_near_duplicates
-from rayembed.data.mining.near_duplicates import copies_among
 from rayembed.data.mining.queries import lowest_of_queries
+from rayembed.data.mining.selection import copies_among
 from rayembed.errors import AssetError, DataError
 from rayembed.models.backbones import num_positions
 

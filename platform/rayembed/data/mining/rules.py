@@ -1,29 +1,69 @@
 """Rules that refuse likely positives among candidates (arXiv 2407.15831, section 4)."""
 
-import numpy as np
+from __future__ import annotations
 
-from rayembed.config.mining import MarginPos, MaxScore, PercPos, Rule, TopK
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from rayembed.config.mining_rules import MiningRule
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
-def highest_scores(rule: Rule, positive_scores: np.ndarray) -> np.ndarray:
-    """(Q,) float64 maximum score of a negative for each query.
+class TopK(MiningRule):
+    """No limit: all candidates, whatever they score."""
 
-    `top_k_perc_pos` takes `max_relative_score` times the positive's score if that is positive. A
-    negative score is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that
-    negatives always score below the positive; a product would exceed it.
+    kind: Literal["top_k"] = "top_k"
 
-    Args:
-        positive_scores: (Q,) of the lowest-scoring positive of each query. All of them are marked
-            as relevant, so what scores like the lowest is as likely relevant as that one is;
-            contrastors and sentence-transformers take the lowest too.
-    """
-    scores = positive_scores.astype(np.float64)
-    match rule:
-        case TopK():
-            return np.full(scores.shape, np.inf)
-        case PercPos(max_relative_score=share):
-            return np.asarray(scores - (1.0 - share) * np.abs(scores))
-        case MarginPos(margin=margin):
-            return np.asarray(scores - margin)
-        case MaxScore(max_score=most):
-            return np.full(scores.shape, most)
+    def highest_scores(self, positive_scores: np.ndarray) -> np.ndarray:
+        """(Q,) float64 of infinity."""
+        import numpy as np
+
+        return np.full(positive_scores.shape, np.inf)
+
+
+class PercPos(MiningRule):
+    """Limit relative to the positive's score (arXiv 2407.15831, TopK-PercPos)."""
+
+    kind: Literal["top_k_perc_pos"] = "top_k_perc_pos"
+    max_relative_score: Annotated[float, Field(gt=0.0, le=1.0)] = 0.95
+    """Share of the positive's score; a candidate above it is a likely positive."""
+
+    def highest_scores(self, positive_scores: np.ndarray) -> np.ndarray:
+        """(Q,) float64: `max_relative_score` times the positive's score if that is positive.
+
+        A negative score is lowered by the same share of its size (-0.2 → -0.21 at 0.95), so that
+        negatives always score below the positive; a product would exceed it.
+        """
+        import numpy as np
+
+        scores = positive_scores.astype(np.float64)
+        return np.asarray(scores - (1.0 - self.max_relative_score) * np.abs(scores))
+
+
+class MarginPos(MiningRule):
+    """Limit at the positive's score minus a margin (arXiv 2407.15831, TopK-MarginPos)."""
+
+    kind: Literal["top_k_margin_pos"] = "top_k_margin_pos"
+    margin: float = Field(default=0.05, ge=0.0, le=2.0)
+    """Margin in units of cosine."""
+
+    def highest_scores(self, positive_scores: np.ndarray) -> np.ndarray:
+        """(Q,) float64: the positive's score minus `margin`."""
+        return positive_scores.astype("float64") - self.margin
+
+
+class MaxScore(MiningRule):
+    """Fixed limit (arXiv 2407.15831, TopK-Abs)."""
+
+    kind: Literal["top_k_abs"] = "top_k_abs"
+    max_score: float = Field(default=0.7, ge=-1.0, le=1.0)
+    """Cosine above which a candidate is a likely positive."""
+
+    def highest_scores(self, positive_scores: np.ndarray) -> np.ndarray:
+        """(Q,) float64 of `max_score`."""
+        import numpy as np
+
+        return np.full(positive_scores.shape, self.max_score)

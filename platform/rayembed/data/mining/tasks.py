@@ -11,8 +11,11 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.mining.candidates import (
     RULE,
     Candidates,
+    RankedCandidates,
     candidates_of,
     given_positives,
+    rank_candidates,
+    salts,
     without_ineligible,
 )
 from rayembed.data.mining.corpus import Corpus, CorpusFiles, open_corpus
@@ -24,12 +27,16 @@ from rayembed.data.mining.counts import (
     rows_to_show,
     write_examples,
 )
-from rayembed.data.mining.given import given_lists, given_texts
-from rayembed.data.mining.near_duplicates import copies_among
-from rayembed.data.mining.queries import Queries, lowest_scores, positive_texts, queries_of
-from rayembed.data.mining.ranking import RankedCandidates, rank_candidates, salts
+from rayembed.data.mining.queries import (
+    Queries,
+    given_lists,
+    given_texts,
+    lowest_scores,
+    positive_texts,
+    queries_of,
+)
 from rayembed.data.mining.rescoring import Scorer, load_cross_encoder, rescore
-from rayembed.data.mining.selection import SelectedNegative, select_negatives
+from rayembed.data.mining.selection import SelectedNegative, copies_among, select_negatives
 from rayembed.data.parts import read_records, write_part
 from rayembed.data.records import Negative, Record
 from rayembed.data.vectors.embed import PartItem, Vectors
@@ -91,6 +98,9 @@ class MinePart:
                     *(self._negative(lists, decided, texts, row, one) for one in chosen[row]),
                 ),
                 positive_score=float(lowest[0][row]),
+                positive_cross_score=(
+                    float(decided[0].positive_scores[row]) if decided[0].rescored else None
+                ),
             )
             for row, record in enumerate(records)
         ]

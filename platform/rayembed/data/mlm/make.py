@@ -1,4 +1,6 @@
-"""Token sequences from texts: one task for each piece of a file, which writes one or more parts.
+"""Preparation of an adaptation: token sequences from texts, and their plan. Independent of Ray.
+
+One task for each piece of a file writes one or more parts:
 
     storage/data/sequences/<texts>-<fingerprint>/parts/part-<content>.parquet
 
@@ -7,7 +9,7 @@ Which texts share a sequence depends on the files alone, not on the cluster.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,17 +26,16 @@ from rayembed.config.adaptation import (
     TextsSource,
 )
 from rayembed.data.artifacts import ArtifactWriter, DatasetArtifact, PipelineContext
-from rayembed.data.mlm.packing import token_budget
-from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, read_texts
-from rayembed.data.mlm.writer import SequenceWriter
+from rayembed.data.mlm.plan import write_sequence_plan
+from rayembed.data.mlm.texts import FoundTexts, RejectedRow, Text, find_texts, read_texts
+from rayembed.data.mlm.writer import SequenceWriter, token_budget
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.tasks import EXAMPLES_PER_ITEM
 from rayembed.data.work_items import Result, run_resumable
 from rayembed.errors import ConfigError, DataError
-from rayembed.models.build import pretrained_tokenizer
-from rayembed.models.masked_language_start import transformer_folder
-from rayembed.models.masked_language_tokens import Vocabulary, tokens_fingerprint, vocabulary_of
-from rayembed.models.tokens import without_settings
+from rayembed.models.start import part_within
+from rayembed.models.tokens import pretrained_tokenizer, without_settings
+from rayembed.models.vocabulary import Vocabulary, tokens_fingerprint, vocabulary_of
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def make_sequences(context: PipelineContext, run: Adaptation, found: FoundTexts)
         DataError: no usable text, or more bad rows than `source.max_rejected_share`.
         ConfigError: `corpus.max_length` leaves no room for a text.
     """
-    folder = transformer_folder(resolve_model(run.model.backbone.path), run.model)
+    folder = part_within(resolve_model(run.model.backbone.path), "backbone")
     pretrained = pretrained_tokenizer(folder)
     vocabulary = vocabulary_of(pretrained, str(folder))
     if token_budget(vocabulary, run.corpus.max_length) < 1:
@@ -193,7 +194,7 @@ def _accept(found: FoundTexts, told: Mapping[str, Any]) -> None:
 
 
 def _tokenizer(model: RotaryEncoderConfig) -> tuple[Any, Vocabulary]:
-    folder = transformer_folder(resolve_model(model.backbone.path), model)
+    folder = part_within(resolve_model(model.backbone.path), "backbone")
     return _tokenizer_in(str(folder))
 
 
@@ -202,3 +203,24 @@ def _tokenizer_in(folder: str) -> tuple[Any, Vocabulary]:
     """Tokenizer of this process, cached for all its pieces."""
     pretrained = without_settings(pretrained_tokenizer(Path(folder)))
     return pretrained.backend_tokenizer, vocabulary_of(pretrained, folder)
+
+
+def find_corpus(run: Adaptation) -> list[FoundTexts]:
+    """Locate the files of all text sets before any row is read; raises as `find_texts`."""
+    return [find_texts(texts, run.corpus.root) for texts in run.corpus.texts]
+
+
+def prepare_sequences(
+    run: Adaptation, context: PipelineContext, found: Sequence[FoundTexts] | None = None
+) -> str:
+    """Folder of the finished plan; earlier results are reused.
+
+    Args:
+        found: what `find_corpus` gave; None: it is looked for here.
+
+    Raises:
+        ConfigError, DataError, AssetError: a source is missing, empty, has too many bad rows or
+            lacks a column; a language has too few texts for a batch.
+    """
+    made = {one.texts.name: make_sequences(context, run, one) for one in found or find_corpus(run)}
+    return write_sequence_plan(context, run, made).files.folder

@@ -29,10 +29,7 @@ from rayembed.config.document import fingerprint
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.mlm.writer import SCHEMA
 from rayembed.data.parts import Part, read_table
-from rayembed.data.plan.blended import blended
-from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
-from rayembed.data.plan.sampling import DatasetRows, shares
-from rayembed.data.plan.step_files import (
+from rayembed.data.plan.batch_plan import (
     MANIFEST,
     StepFiles,
     check_files,
@@ -40,6 +37,9 @@ from rayembed.data.plan.step_files import (
     write_manifest,
     write_steps,
 )
+from rayembed.data.plan.files import ROWS_PER_FILE, PartPlaces, part_places
+from rayembed.data.plan.policies import blended
+from rayembed.data.plan.sampling import DatasetRows, shares
 from rayembed.data.plan.write import one_at_a_time
 from rayembed.data.shuffle import read_bucket, write_buckets
 from rayembed.data.work_items import Result, run_resumable

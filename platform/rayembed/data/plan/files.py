@@ -15,9 +15,8 @@ import xxhash
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.data.parts import read_table
-from rayembed.data.plan.step_files import write_steps
-from rayembed.data.records import NEGATIVE, SCHEMA
+from rayembed.data.parts import NEGATIVE, OPTIONAL, SCHEMA, read_table
+from rayembed.data.plan.batch_plan import write_steps
 from rayembed.data.work_items import Result
 from rayembed.errors import ArtifactError
 
@@ -84,10 +83,12 @@ class Gather:
 
     folder: str
     global_pairs: int
+    columns: tuple[str, ...] = ()
+    """Columns of `OPTIONAL` that rows bring along."""
 
     def __call__(self, block: Block) -> Result:
         """Report `file`, `steps` (hash of each step's rows) and `rows_by_dataset`."""
-        table = read_block(self.folder, block, self.global_pairs).cast(PLAN_SCHEMA)
+        table = _planned(read_block(self.folder, block, self.global_pairs), self.columns)
         name = write_steps(
             self.folder,
             table,
@@ -145,7 +146,8 @@ def read_block(folder: str, block: Block, rows_per_step: int) -> pa.Table:
     Raises:
         ArtifactError: the scattered files do not fill it.
     """
-    table = pa.concat_tables([read_table(path) for path in block.paths])
+    tables = [read_table(path) for path in block.paths]
+    table = pa.concat_tables(tables, promote_options="default")
     table = table.sort_by([("step", "ascending"), ("slot", "ascending")])
     places = table["step"].to_numpy() * rows_per_step + table["slot"].to_numpy()
     first = block.first_step * rows_per_step
@@ -189,6 +191,15 @@ def part_places(
         for c in range(a, b, most or max(b - a, 1))
         for d in [min(b, c + most) if most else b]
     ]
+
+
+def _planned(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Table of a plan's columns; one of `columns` that no part has is empty."""
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(OPTIONAL.field(name), pa.nulls(len(table), pa.float32()))
+    schema = pa.schema([*PLAN_SCHEMA, *map(OPTIONAL.field, columns)])
+    return table.select(schema.names).cast(schema)
 
 
 def _trim(table: pa.Table, num_negatives: int) -> pa.Table:

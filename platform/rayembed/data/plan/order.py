@@ -1,16 +1,14 @@
 """Row order of a plan: selects usable rows and assigns each to steps and slots."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from rayembed.data.parts import Part, PartIndex, read_index, read_table
-from rayembed.data.plan.blended import blended
-from rayembed.data.plan.clustered import clustered
-from rayembed.data.plan.homogeneous import homogeneous, large_enough
+from rayembed.data.plan.policies import blended, clustered, homogeneous, large_enough
 from rayembed.data.plan.sampling import DatasetRows
 from rayembed.errors import DataError
 
@@ -21,6 +19,9 @@ MAX_SHARE_WITHOUT_NEGATIVES = 0.5
 Such rows are left out and counted; a larger share indicates wrong settings. Typical shares: of
 Wikipedia's descriptions 3 and of its sentences 7 percent have a positive that scores so low that
 all 100 candidates exceed the limit."""
+
+_COLUMNS = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
+"""Need of a loss → its column of records that not every plan has."""
 
 NO_NEGATIVE = "no negative"
 SMALL_LANGUAGE = "fewer rows of its language than a batch"
@@ -43,6 +44,13 @@ class PlanConfig:
     policy: Literal["blended", "homogeneous", "clustered"] = "blended"
     temperature: float | None = None
     """Temperature T of `BatchConfig`."""
+    columns: tuple[str, ...] = ()
+    """Columns of `parts.OPTIONAL` that the stage's loss asks for; see `columns_for`."""
+
+    def values(self) -> dict[str, Any]:
+        """The settings as plain values; no columns are not named, as in plans without any."""
+        kept = {name: value for name, value in vars(self).items() if value != ()}
+        return {**kept, "weights": dict(sorted(self.weights.items()))}
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,12 @@ class Order:
     """(steps, G) int32 data set numbers."""
     row: np.ndarray
     """(steps, G) int64 positions among the data set's usable rows."""
+
+
+def columns_for(loss: Any) -> tuple[str, ...]:
+    """Columns of `parts.OPTIONAL` that a plan carries for a loss, by what this `needs`."""
+    needs: Collection[str] = getattr(loss, "needs", ())
+    return tuple(column for need, column in _COLUMNS.items() if need in needs)
 
 
 def usable_rows(
@@ -214,6 +228,8 @@ def _learning(name: str, index: PartIndex, config: PlanConfig) -> np.ndarray:
     count = len(index.id_hash)
     negatives = np.minimum(index.num_negatives, config.num_negatives)
     learns = (index.in_batch & config.in_batch_negatives) | (negatives > 0)
+    if "similarity" in config.columns:  # rows are compared with each other by their similarity
+        learns = np.ones(count, dtype=bool)
     missing = int((~learns).sum())
     if missing > MAX_SHARE_WITHOUT_NEGATIVES * count:
         raise DataError(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayembed.config.types import Role
 from rayembed.data.hashes import NO_HASH, text_hash
 from rayembed.data.records import Record
-from rayembed.models.contract import Role, Tokenizer, Tokens
+from rayembed.models.contract import Tokenizer, Tokens
 
 NO_TEXT = -1
 """Placeholder in index arrays for a missing negative."""
@@ -50,9 +51,13 @@ class StepBatch:
     similarity: np.ndarray
     """(b,) float32 graded similarity of query and positive in [0, 1]; NaN: the row has none."""
     positive_score: np.ndarray
-    """(b,) float32 score of the positive by the teacher of the row's negatives; NaN: none."""
+    """(b,) float32 score of the positive by the model that scored the row's negatives: the
+    cross-encoder where it rescored, else the teacher; NaN: nothing was mined for the row.
+
+    Of a query with several positives it is the lowest-scoring one's.
+    """
     negative_score: np.ndarray
-    """(b, K) float32 score of each negative by the same teacher; NaN: none."""
+    """(b, K) float32 score of each negative by the same model; NaN: missing, or not mined."""
 
     def occurrences(self) -> np.ndarray:
         """(U,) int64 number of uses of each text in the worker's rows."""
@@ -76,7 +81,7 @@ def make_step_batch(
     def place(text: str, role: Role, instruction: str) -> int:
         return places.setdefault((text, role, instruction), len(places))
 
-    rows, negatives, hashes = len(records), [], []
+    rows, negatives, hashes, scores = len(records), [], [], list[float | None]()
     query = [place(r.query, "query", r.query_instruction) for r in records]
     positive = [place(r.positives[0], "document", r.document_instruction) for r in records]
     for r in records:
@@ -85,6 +90,7 @@ def make_step_batch(
         found = [place(t, "document", r.document_instruction) for t in texts]
         negatives.append(found + [NO_TEXT] * short)
         hashes.append([text_hash(t) for t in texts] + [NO_HASH] * short)
+        scores += [*_teacher_scores(r)[1][:num_negatives], *[None] * short]
     kept_out = [[*map(text_hash, r.positives), *r.false_negatives] for r in records]
     not_negative = np.full((rows, max(map(len, kept_out), default=1)), NO_HASH, dtype=np.int64)
     for i, found in enumerate(kept_out):
@@ -105,10 +111,21 @@ def make_step_batch(
             dtype=np.int64,
         ),
         dataset=[r.dataset for r in records],
-        similarity=np.full(rows, np.nan, dtype=np.float32),
-        positive_score=np.full(rows, np.nan, dtype=np.float32),
-        negative_score=np.full((rows, num_negatives), np.nan, dtype=np.float32),
+        similarity=_floats([r.similarity for r in records]),
+        positive_score=_floats([_teacher_scores(r)[0] for r in records]),
+        negative_score=_floats(scores).reshape(rows, num_negatives),
     )
+
+
+def _teacher_scores(record: Record) -> tuple[float | None, list[float | None]]:
+    """Scores of the record's positive and of its negatives, all by the same model."""
+    if record.positive_cross_score is not None:
+        return record.positive_cross_score, [n.cross_score for n in record.negatives]
+    return record.positive_score, [n.score for n in record.negatives]
+
+
+def _floats(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float32)
 
 
 def _tokenize(keys: list[tuple[str, Role, str]], tokenizer: Tokenizer) -> list[Tokens]:

@@ -22,7 +22,7 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.plan.batch_plan import VERSION, BatchPlan
+from rayembed.data.plan.batch_plan import MANIFEST, VERSION, BatchPlan, check_files, write_manifest
 from rayembed.data.plan.files import (
     ROWS_PER_FILE,
     Gather,
@@ -39,7 +39,6 @@ from rayembed.data.plan.order import (
     order_rows,
     usable_rows,
 )
-from rayembed.data.plan.step_files import MANIFEST, check_files, write_manifest
 from rayembed.data.work_items import Execute, in_process, run_resumable
 from rayembed.errors import ArtifactError
 
@@ -76,7 +75,7 @@ def write_plan(
     wanted = fingerprint(
         {
             "version": VERSION,
-            "config": _plain(config),
+            "config": config.values(),
             "parts": {name: [part.digest for part in parts[name]] for name in datasets},
             "inputs": dict(inputs or {}),
         }
@@ -130,7 +129,7 @@ def _write(
     scatter = Scatter(work, steps_per_file, config.num_negatives)
     scattered = run_resumable(work, f"plan {config.key} scatter", scatter, places, execute)
     blocks = blocks_of(scattered, config.num_steps, steps_per_file)
-    gather = Gather(work, config.global_pairs)
+    gather = Gather(work, config.global_pairs, config.columns)
     gathered = run_resumable(work, f"plan {config.key} gather", gather, blocks, execute)
     steps = [step for result in gathered for step in result["steps"]]
     told = describe(usable, order, config, parts)
@@ -141,7 +140,7 @@ def _write(
     assert sum(of["drawn"] for of in told.values()) == config.num_steps * config.global_pairs
     manifest = {
         "version": VERSION,
-        **_plain(config),
+        **config.values(),
         "steps_per_file": steps_per_file,
         "fingerprint": hashlib.sha256("".join(steps).encode()).hexdigest()[:12],
         "made_of": wanted,
@@ -160,10 +159,6 @@ def _finish(folder: str, work: str, manifest: Mapping[str, Any]) -> BatchPlan:
         Path(open_storage(work)[1]).replace(open_storage(folder)[1])
     log.info("batch plan %s: %d steps", manifest["fingerprint"], manifest["num_steps"])
     return BatchPlan.open(folder)
-
-
-def _plain(config: PlanConfig) -> dict[str, Any]:
-    return {**vars(config), "weights": dict(sorted(config.weights.items()))}
 
 
 def _all_places(

@@ -1,256 +1,127 @@
-"""BEIR format: joins judgements with queries and documents for a corpus of any size.
+"""Retrieval in BEIR's layout: judgements, documents and queries in files of their own."""
 
-    judgements ──► buckets by query          which documents are needed, and in which buckets
-    queries    ──► the same buckets
-    documents  ──► the buckets of the queries that need them; others are passed over
-    a bucket   ──► its queries' records
+from __future__ import annotations
 
-Memory holds 12 bytes for each judgement, and one bucket.
-"""
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from rayembed.config.sources import Column
+from rayembed.config.types import Reference
+from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in
+from rayembed.data.sources.file_rows import Conversion, FileRows, ResolvedDataset
+from rayembed.errors import ConfigError
 
-import numpy as np
-import pyarrow as pa
-import xxhash
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.sources.files import FilePiece
+    from rayembed.data.work_items import Result
 
-from rayembed.assets.array_files import load_array, save_array
-from rayembed.assets.storage import join
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import BeirSource
-from rayembed.data.hashes import text_hash
-from rayembed.data.parts import remedy
-from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
-from rayembed.data.sources.building import record_of
-from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in, text_in
-from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.kinds import columns_of
-from rayembed.data.sources.rows import BadRow, read_rows
-from rayembed.data.sources.tasks import NOT_RELEVANT, HeldOut, RecordWriter
-from rayembed.data.work_items import Result
+log = logging.getLogger(__name__)
 
-NO_QUERY = "query is not among the queries"
-NO_DOCUMENT = "document is not in the corpus"
-
-BYTES_OF_JUDGEMENTS_PER_BUCKET = 1 << 20
-"""Bytes of judgements in a bucket: about 40,000 of them; their documents are a hundred times as
-large."""
-
-IDS = ("_id", "id")
-"""Column names of document and query ids: BEIR's, and mteb's newer one."""
-
-_JUDGEMENTS = pa.schema(
-    [("query", pa.string()), ("document", pa.string()), ("origin", pa.string())]
-)
-_TEXTS = pa.schema([("id", pa.string()), ("text", pa.string()), ("language", pa.string())])
-_NEEDED = np.dtype([("hash", np.int64), ("bucket", np.int32)])
+NOT_RELEVANT = "not relevant"
 
 
-@dataclass(frozen=True)
-class Scattering:
-    """Shared inputs of one data set's tasks."""
+class BeirSource(FileRows):
+    """Retrieval in BEIR's layout: documents, queries, and the judgements that join them.
 
-    folder: str
-    """Folder of the parts."""
-    scattered: str
-    dataset: DatasetConfig
-    buckets: int
+    `path` holds the judgements, the other files lie where they are named, relative to `data.root`.
+    `language` is a column of the queries.
+    """
+
+    columns_read: ClassVar = ("query_id", "document_id", "score")
+    tolerated: ClassVar = frozenset({NOT_RELEVANT})
+
+    kind: Literal["beir"] = "beir"
+    corpus: Reference
+    """Corpus files with `_id`, `title`, `text`."""
+    queries: Reference
+    """Query files with `_id`, `text`."""
+    query_id: Column = "query-id"
+    document_id: Column = "corpus-id"
+    score: Column = "score"
+    min_score: float = 1.0
+    """Minimum score of a positive judgement."""
+    document: Column = "title+text"
+    """Columns of the corpus that form a document."""
+    query: Column = "text"
+    """Columns of the queries that form a query."""
 
     @property
-    def source(self) -> BeirSource:
-        """The data set's source."""
-        assert isinstance(self.dataset.source, BeirSource)
-        return self.dataset.source
+    def columns(self) -> dict[str, str]:
+        """Setting → its column of the judgements."""
+        return {name: column for name, column in super().columns.items() if name != "language"}
 
+    @property
+    def paths(self) -> dict[str, str]:
+        """Setting → path of its files."""
+        return {"path": self.path, "corpus": self.corpus, "queries": self.queries}
 
-@dataclass(frozen=True)
-class ScatterJudgements:
-    """Task: scatter a piece's judgements by query, and list the documents that they need."""
+    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
+        """Find the files and check that all of them have the columns that the settings name."""
+        checked = super().check(dataset)
+        self._check_texts(checked.files["corpus"][0], checked.files["queries"][0])
+        return checked
 
-    shared: Scattering
+    def _check_texts(self, corpus: FilePiece, queries: FilePiece) -> None:
+        """Check ids and text columns; only a title that nobody names may be missing."""
+        from rayembed.data.sources.beir_join import IDS
+        from rayembed.data.sources.rows import check_columns
 
-    def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered` and `needed`; rows in are the rejected ones."""
-        shared = self.shared
-        writer = RecordWriter(shared.folder, HeldOut())
-        scatter = Scatter(shared.scattered, _JUDGEMENTS, shared.buckets)
-        needed: set[tuple[int, int]] = set()
-        for row in read_rows(item, columns_of(shared.source).values()):
-            if isinstance(row, BadRow):
-                writer.reject(row.reason, row.shown)
-                continue
+        for setting, piece in (("corpus", corpus), ("queries", queries)):
             try:
-                query, document = _judgement(shared.source, row.values)
-            except RowError as problem:
-                writer.reject(str(problem), row.values)
-                continue
-            bucket = bucket_of(query, shared.buckets)
-            needed.add((text_hash(document), bucket))
-            told = {"query": query, "document": document, "origin": row.origin}
-            scatter.add(bucket, told)
-        name = f"needed-{item.key}.npy"
-        save_array(join(shared.scattered, name), np.array(sorted(needed), dtype=_NEEDED))
-        return {**writer.finish(), "scattered": scatter.finish(), "needed": name}
+                check_columns(piece, {f"source.{setting}: the id": IDS[1]})
+            except ConfigError:
+                check_columns(piece, {f"source.{setting}: the id": IDS[0]})
+        lenient = [] if "document" in self.model_fields_set else ["source.document"]
+        check_columns(corpus, {"source.document": self.document}, lenient)
+        told = {"source.query": self.query, "source.language": self.language}
+        check_columns(queries, {name: column for name, column in told.items() if column})
 
+    def convert(self, conversion: Conversion) -> list[Result]:
+        """Scatter judgements and texts by query, and make the records of each bucket."""
+        from rayembed.assets.storage import join
+        from rayembed.data.shuffle import Bucket, number_of_buckets
+        from rayembed.data.sources import beir_join as tasks
 
-@dataclass(frozen=True)
-class ScatterTexts:
-    """Task: scatter a piece's queries by id, or its documents by the queries that need them."""
-
-    shared: Scattering
-    column: str
-    """Column of the text."""
-    needed: str | None = None
-    """Path of the list of needed documents; None if the rows are queries."""
-
-    def __call__(self, item: FilePiece) -> Result:
-        """Report file names in `scattered`, and the number of `unread` (unreadable) rows."""
-        shared, language = self.shared, self.shared.source.language
-        scatter = Scatter(shared.scattered, _TEXTS, shared.buckets)
-        unread = 0
-        columns = [*IDS, self.column, *([language] if language and not self.needed else [])]
-        for row in read_rows(item, columns):
-            if isinstance(row, BadRow):
-                unread += 1
-                continue
-            try:
-                name = id_of(row.values)
-                if name and not is_unicode(name):
-                    raise RowError("not valid Unicode")
-                buckets = list(self._buckets(name)) if name else []
-                if not name or not buckets:
-                    continue
-                told = {"id": name, "text": text_in(row.values, self.column)}
-                if language and not self.needed:
-                    told["language"] = text_in(row.values, language)
-                if not all(is_unicode(text or "") for text in told.values()):
-                    raise RowError("not valid Unicode")
-            except RowError:
-                unread += 1
-                continue
-            for bucket in buckets:
-                scatter.add(bucket, told)
-        return {"scattered": scatter.finish(), "unread": unread}
-
-    def _buckets(self, name: str) -> Iterator[int]:
-        if self.needed is None:
-            yield bucket_of(name, self.shared.buckets)
-            return
-        hashes, buckets = _read_needed(self.needed)
-        wanted = text_hash(name)
-        place = int(np.searchsorted(hashes, wanted))
-        while place < len(hashes) and hashes[place] == wanted:
-            yield int(buckets[place])
-            place += 1
-
-
-@dataclass(frozen=True)
-class ConvertJudged:
-    """Task: make the records of a bucket's queries, each with all its documents."""
-
-    shared: Scattering
-    judgements: tuple[str, ...]
-    """Judgement files of all pieces; the next two fields likewise."""
-    queries: tuple[str, ...]
-    documents: tuple[str, ...]
-    held_out: HeldOut
-
-    def __call__(self, item: Bucket) -> Result:
-        """Report `parts`, counts and examples of rejected judgements."""
-        queries = _first_by_id(self._gathered(self.queries, item))
-        documents = _first_by_id(self._gathered(self.documents, item))
-        by_query: dict[str, list[dict[str, Any]]] = {}
-        for row in self._gathered(self.judgements, item):
-            by_query.setdefault(row["query"], []).append(row)
-        writer = RecordWriter(self.shared.folder, self.held_out)
-        for name, rows in by_query.items():
-            if name not in queries:
-                writer.reject(NO_QUERY, rows[0], len(rows))
-                continue
-            known = [row for row in rows if row["document"] in documents]
-            for row in rows:
-                if row["document"] not in documents:
-                    writer.reject(NO_DOCUMENT, row)
-            if known:
-                self._take(writer, queries[name], known, documents)
-        return writer.finish()
-
-    def _gathered(self, files: Sequence[str], item: Bucket) -> list[dict[str, Any]]:
-        return gather(self.shared.scattered, files, item.number)
-
-    def _take(
-        self,
-        writer: RecordWriter,
-        query: Mapping[str, Any],
-        rows: Sequence[Mapping[str, Any]],
-        documents: Mapping[str, Mapping[str, Any]],
-    ) -> None:
-        found = dict.fromkeys(row["document"] for row in rows)
-        texts = [documents[name]["text"] for name in found]
-        origin = [row["origin"] for row in rows]
-        origin += [f"query {query['id']}", *(f"document {name}" for name in found)]
-        try:
-            made = record_of(
-                self.shared.dataset,
-                query["text"],
-                [text for text in texts if text is not None],
-                origin=origin,
-                language=query["language"],
+        dataset, writer, files = conversion.dataset, conversion.writer, conversion.files
+        folder = join(writer.working_folder, "scattered")
+        size = sum(piece.size for piece in files["path"])
+        buckets = number_of_buckets(size, tasks.BYTES_OF_JUDGEMENTS_PER_BUCKET)
+        shared = tasks.Scattering(writer.parts_folder, folder, dataset, buckets, self.language)
+        scatter = tasks.ScatterJudgements(shared, tuple(self.columns.values()), self.judgement)
+        judged = conversion.prepare("judgements", scatter, files["path"])
+        needed = tasks.merge_needed(folder, [result["needed"] for result in judged])
+        send = tasks.ScatterTexts(shared, self.query)
+        queries = conversion.prepare("queries", send, files["queries"])
+        send = tasks.ScatterTexts(shared, self.document, needed)
+        documents = conversion.prepare("documents", send, files["corpus"])
+        files_of = (_scattered(judged), _scattered(queries), _scattered(documents))
+        task = tasks.ConvertJudged(shared, *files_of, conversion.held_out)
+        made = conversion.run("records", task, [Bucket(number) for number in range(buckets)])
+        if unread := sum(result["unread"] for result in (*queries, *documents)):
+            log.warning(
+                "data set %s: %d rows of its corpus and queries could not be read; judgements that "
+                "need them are rejected",
+                *(dataset.name, unread),
             )
-        except RowError as problem:
-            writer.reject(str(problem), rows[0], len(rows))
-        else:
-            writer.take([made], rows[0], len(rows))
+        return [*judged, *made]
+
+    def judgement(self, row: Mapping[str, Any]) -> tuple[str, str]:
+        """Query and document ids of a judgement, if its score is high enough.
+
+        Raises:
+            RowError: it is not, or the row has no ids.
+        """
+        query, document = name_in(row, self.query_id), name_in(row, self.document_id)
+        if query is None or document is None:
+            raise RowError("no id")
+        if not is_unicode(query) or not is_unicode(document):
+            raise RowError("not valid Unicode")
+        if number_in(row, self.score) < self.min_score:
+            raise RowError(NOT_RELEVANT)
+        return query, document
 
 
-def merge_needed(folder: str, names: Sequence[str]) -> str:
-    """Merge the lists of needed documents into one file of (hash of document, bucket); its path."""
-    found = [_read(join(folder, name)) for name in names]
-    merged = np.unique(np.concatenate([np.empty(0, dtype=_NEEDED), *found]))
-    path = join(folder, f"needed-of-all-{xxhash.xxh3_64_hexdigest(merged.tobytes())}.npy")
-    save_array(path, merged)
-    return path
-
-
-def id_of(row: Mapping[str, Any]) -> str | None:
-    """Id of a document or a query.
-
-    Raises:
-        RowError: it is neither a text nor a number.
-    """
-    return next((name for column in IDS if (name := name_in(row, column)) is not None), None)
-
-
-def _judgement(source: BeirSource, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Query and document ids of a judgement, if its score is high enough."""
-    query, document = name_in(row, source.query_id), name_in(row, source.document_id)
-    if query is None or document is None:
-        raise RowError("no id")
-    if not is_unicode(query) or not is_unicode(document):
-        raise RowError("not valid Unicode")
-    if number_in(row, source.score) < source.min_score:
-        raise RowError(NOT_RELEVANT)
-    return query, document
-
-
-def _first_by_id(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        found.setdefault(row["id"], row)
-    return found
-
-
-def _read(path: str) -> np.ndarray:
-    return load_array(path, remedy(path))
-
-
-@lru_cache(maxsize=1)
-def _read_needed(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted hashes and their buckets; separate arrays, as a search in a struct field would copy
-    it.
-    """
-    needed = _read(path)
-    return np.ascontiguousarray(needed["hash"]), np.ascontiguousarray(needed["bucket"])
+def _scattered(results: Sequence[Result]) -> tuple[str, ...]:
+    return tuple(name for result in results for name in result["scattered"])

@@ -1,13 +1,18 @@
 """Construction of a record from a row's texts, or the reason for its rejection."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from rayembed.config.data import DatasetConfig
 from rayembed.data.records import Negative, Record, has_content, reject_reason
 from rayembed.data.sources.cells import RowError, is_unicode
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
 
 
 def record_of(

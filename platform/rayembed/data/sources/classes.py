@@ -1,345 +1,145 @@
-"""Classification texts as records: positives and negatives are other examples, or class names.
+"""Texts with their classes: positives and negatives are other examples, or names of classes."""
 
-NV-Embed, sections 4.2 and 5.2.4. A first pass over all pieces keeps examples of each class, those
-with the smallest seeded hash, so that records are independent of the order and number of pieces. A
-second pass finds further classes of these examples, as a text of two classes may be kept for only
-one of them.
-"""
+from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import xxhash
+from pydantic import Field, PositiveInt
 
-from rayembed.assets.arrow_files import parquet_bytes
-from rayembed.assets.storage import file_name, join, write_atomic
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import ClassesSource
-from rayembed.data.hashes import seeded_hash, text_hash
-from rayembed.data.parts import read_table
+from rayembed.config.sources import Column
 from rayembed.data.records import Record, has_content
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.rows import Row, read_rows
-from rayembed.data.sources.tasks import ONLY_EXAMPLE, HeldOut
-from rayembed.data.work_items import Result
+from rayembed.data.sources.file_rows import Conversion, NamedRows
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.sources.class_examples import ExampleFiles
+    from rayembed.data.sources.rows import Row
+    from rayembed.data.work_items import Result
+
+LabelForm = Literal["example", "label"]
 
 OTHER_CLASS = "other_class"
 """Rule name of negatives that are examples, or names, of other classes."""
 
-_FURTHER = pa.schema([("class", pa.string()), ("hash", pa.uint64())])
-_SCHEMA = pa.schema([("class", pa.string()), ("hash", pa.uint64()), ("text", pa.large_string())])
-_TRIES_PER_NEGATIVE = 10
+ONLY_EXAMPLE = "only example of its class"
 
 
-@dataclass(frozen=True)
-class ExampleFiles:
-    """Paths of the example pool that classification records are sampled from."""
-
-    pool: str = ""
-    """Path of the examples."""
-    further: str = ""
-    """Path of additional classes of the examples; empty if none are known."""
-
-
-class _Hashes:
-    """Hashes grouped by class, in a table sorted by class and hash."""
-
-    def __init__(self, table: pa.Table) -> None:
-        self._hashes = table["hash"].to_numpy()
-        found = table["class"].to_pylist()
-        self.of_class = {
-            name: range(bisect_left(found, name), bisect_right(found, name))
-            for name in dict.fromkeys(found)
-        }
-        """Class → its row range."""
-
-    def has(self, name: str, wanted: int) -> bool:
-        """Whether the class has the hash."""
-        rows = self.of_class.get(name, range(0))
-        return _among(self._hashes[rows.start : rows.stop], wanted)
-
-    def distinct(self) -> np.ndarray:
-        """(n,) uint64 distinct hashes of all classes, sorted."""
-        return np.unique(self._hashes)
-
-
-class Examples:
-    """Example pool of a data set, by class.
-
-    Texts are in Arrow memory, in their size in bytes, for `examples_per_class` of each class.
+class ClassesSource(NamedRows):
+    """A text and its class in each row: classification and clustering (NV-Embed, sections 4.2,
+    5.2.4).
     """
 
-    def __init__(
-        self,
-        pool: pa.Table,
-        seed: int,
-        names: Iterable[str] = (),
-        further: pa.Table | None = None,
-    ) -> None:
-        """Pool sorted by class and hash; `names` of classes without examples; additional classes of
-        the pool's texts, in the same order.
+    columns_read: ClassVar = ("text", "label", "id")
+    tolerated: ClassVar = frozenset({ONLY_EXAMPLE})
+
+    kind: Literal["classes"] = "classes"
+    text: Column = "text"
+    label: Column = "label"
+    names: dict[str, str] = Field(default_factory=dict)
+    """Text of a label for columns with numbers or codes; labels not listed are used as they are."""
+    label_form: LabelForm = "example"
+    """Form of positives and negatives: other examples of the classes, or the classes' names. With
+    two classes examples say little; use names."""
+    num_negatives: PositiveInt = 7
+    """Negatives from other classes for each row; fewer if there are fewer class names."""
+    examples_per_class: PositiveInt = 1000
+    """Size of the example pool of a class, the same for all rows: those with the smallest seeded
+    hash."""
+
+    @property
+    def brings_negatives(self) -> bool:
+        """Always: those of other classes."""
+        return True
+
+    @property
+    def most_negatives(self) -> tuple[str, int]:
+        """As many as are drawn."""
+        return "source.num_negatives", self.num_negatives
+
+    def convert(self, conversion: Conversion) -> list[Result]:
+        """Collect the examples of all classes, and draw each row's from them."""
+        from rayembed.assets.storage import join
+        from rayembed.data.sources import class_examples as tasks
+
+        folder = join(conversion.writer.working_folder, "examples")
+        seed, pieces = conversion.context.seed, conversion.files["path"]
+        read = ((self.text, self.label), self.text_and_class)
+        by_example = self.label_form == "example"
+        limit = self.examples_per_class if by_example else 0
+        collect = tasks.CollectExamples(folder, *read, limit, conversion.held_out, seed)
+        pools = [result["pool"] for result in conversion.prepare("examples", collect, pieces)]
+        pool = tasks.merge_examples(folder, pools, self.examples_per_class)
+        further = ""
+        if by_example:
+            find = tasks.FindFurtherClasses(folder, *read, pool, seed)
+            found = conversion.prepare("classes", find, pieces)
+            further = tasks.merge_further(folder, [one["further"] for one in found])
+        files = tasks.ExampleFiles(pool, further)
+        return self.convert_rows(conversion, _DrawRecord(self, conversion.dataset, files, seed))
+
+    def text_and_class(self, row: Mapping[str, Any]) -> tuple[str, str]:
+        """Text and class name of a row.
+
+        Raises:
+            RowError: one of them is missing, of another type, or the row is of several classes.
         """
-        self.seed = seed
-        self._texts = pool["text"].combine_chunks()
-        self._kept = _Hashes(pool)
-        self._further = _Hashes(_FURTHER.empty_table() if further is None else further)
-        self.names = sorted({*self._kept.of_class, *names})
-
-    def size(self, name: str) -> int:
-        """Number of examples of a class."""
-        return len(self._kept.of_class.get(name, ()))
-
-    def text(self, name: str, place: int) -> str:
-        """Example of a class by index, in hash order."""
-        return str(self._texts[self._kept.of_class[name][place]].as_py())
-
-    def keeps(self, name: str, text: str) -> bool:
-        """Whether the text is among the class's examples."""
-        return self._kept.has(name, _place(self.seed, text))
-
-    def has(self, name: str, text: str) -> bool:
-        """Whether an example of any class also belongs to this class."""
-        place = _place(self.seed, text)
-        return self._kept.has(name, place) or self._further.has(name, place)
-
-    def hashes(self) -> np.ndarray:
-        """(n,) uint64 hashes of all examples, sorted."""
-        return self._kept.distinct()
+        text = text_in(row, self.text)
+        if text is None or not has_content(text):
+            raise RowError("no text")
+        label = name_in(row, self.label)
+        if label is None:
+            raise RowError("no class")
+        name = self.names.get(label, label)
+        if not is_unicode(text) or not is_unicode(name):
+            raise RowError("not valid Unicode")
+        return text, name
 
 
 @dataclass(frozen=True)
-class CollectExamples:
-    """Task: collect the examples of one piece."""
+class _DrawRecord:
+    """Record of a classification text; its samples depend on seed, data set and text only."""
 
-    folder: str
+    source: ClassesSource
     dataset: DatasetConfig
-    held_out: HeldOut
+    files: ExampleFiles
     seed: int
 
-    def __call__(self, item: FilePiece) -> Result:
-        """Report `pool`, the name of a Parquet file in the folder."""
-        source = self.dataset.source
-        assert isinstance(source, ClassesSource)
-        smallest: dict[str, dict[int, str]] = {}
-        limit = source.examples_per_class if source.label_form == "example" else 0
-        for row in read_rows(item, [source.text, source.label]):
-            if not isinstance(row, Row):
-                continue
-            try:
-                text, name = text_and_class(source, row.values)
-            except RowError:
-                continue
-            if text_hash(text.strip()) in self.held_out.texts:
-                continue
-            kept = smallest.setdefault(name, {})
-            if limit:
-                kept[_place(self.seed, text)] = text
-            if len(kept) > 2 * limit:
-                smallest[name] = dict(sorted(kept.items())[:limit])
-        rows: list[dict[str, Any]] = []
-        for name, kept in smallest.items():
-            rows += [{"class": name, "hash": h, "text": t} for h, t in kept.items()]
-            if not limit:  # the name alone
-                rows.append({"class": name, "hash": 0, "text": None})
-        table = _limited(pa.Table.from_pylist(rows, _SCHEMA), max(limit, 1))
-        content = parquet_bytes(table)
-        name = f"examples-{xxhash.xxh3_128_hexdigest(content)}.parquet"
-        write_atomic(join(self.folder, name), content)
-        return {"pool": name}
-
-
-@dataclass(frozen=True)
-class FindFurtherClasses:
-    """Task: find additional classes of the examples in one piece."""
-
-    folder: str
-    dataset: DatasetConfig
-    pool: str
-    """Path of the examples."""
-    seed: int
-
-    def __call__(self, item: FilePiece) -> Result:
-        """Report `further`, the name of a Parquet file in the folder, no larger than the pool."""
-        source = self.dataset.source
-        assert isinstance(source, ClassesSource)
-        examples = open_examples(ExampleFiles(self.pool), self.seed, ())
-        kept = examples.hashes()
-        found: set[tuple[str, int]] = set()
-        for row in read_rows(item, [source.text, source.label]):
-            if not isinstance(row, Row):
-                continue
-            try:
-                text, name = text_and_class(source, row.values)
-            except RowError:
-                continue
-            place = _place(self.seed, text)
-            if _among(kept, place) and not examples.keeps(name, text):
-                found.add((name, place))
-        return {"further": file_name(_write_further(self.folder, found))}
-
-
-def merge_examples(folder: str, pools: Sequence[str], source: ClassesSource) -> str:
-    """Merge the examples of all pieces into one file in the folder; its path."""
-    merged = _SCHEMA.empty_table()
-    for name in pools:
-        merged = _limited(
-            pa.concat_tables([merged, read_table(join(folder, name))]), source.examples_per_class
+    def __call__(self, row: Row) -> list[Record]:
+        from rayembed.data.sources.class_examples import (
+            example_of,
+            open_examples,
+            other_classes,
+            other_examples,
         )
-    content = parquet_bytes(merged)
-    path = join(folder, f"merged-{xxhash.xxh3_128_hexdigest(content)}.parquet")
-    write_atomic(path, content)
-    return path
 
-
-def merge_further(folder: str, names: Sequence[str]) -> str:
-    """Merge the additional classes from all pieces into one file in the folder; its path."""
-    found: set[tuple[str, int]] = set()
-    for name in names:
-        table = read_table(join(folder, name))
-        found.update(zip(table["class"].to_pylist(), table["hash"].to_pylist(), strict=True))
-    return _write_further(folder, found)
-
-
-@lru_cache(maxsize=2)
-def open_examples(files: ExampleFiles, seed: int, names: tuple[str, ...]) -> Examples:
-    """Open the example pool written by `merge_examples` and `merge_further`, with the class names
-    of the settings.
-    """
-    further = read_table(files.further) if files.further else None
-    return Examples(read_table(files.pool), seed, names, further)
-
-
-def text_and_class(source: ClassesSource, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Text and class name of a row.
-
-    Raises:
-        RowError: one of them is missing, of another type, or the row is of several classes.
-    """
-    text = text_in(row, source.text)
-    if text is None or not has_content(text):
-        raise RowError("no text")
-    label = name_in(row, source.label)
-    if label is None:
-        raise RowError("no class")
-    name = source.names.get(label, label)
-    if not is_unicode(text) or not is_unicode(name):
-        raise RowError("not valid Unicode")
-    return text, name
-
-
-def class_record(
-    dataset: DatasetConfig, row: Mapping[str, Any], origin: str, examples: Examples
-) -> Record:
-    """Record of a classification text; its samples depend on seed, data set and text only.
-
-    Raises:
-        RowError: the row gives none; the message says why.
-    """
-    source = dataset.source
-    assert isinstance(source, ClassesSource)
-    text, name = text_and_class(source, row)
-    language = text_in(row, source.language) if source.language else None
-    key = f"{dataset.name}/{text}"  # another data set draws other examples
-    if source.label_form == "label":
-        positive = name
-        drawn = _classes(examples, name, key, source.num_negatives)
-        negatives = list(drawn)
-    else:
-        positive = _example_of(examples, name, text, key)
-        negatives = _other_examples(examples, name, {text, positive}, key, source.num_negatives)
-    return record_of(
-        dataset,
-        text,
-        [positive],
-        negatives,
-        origin=[origin],
-        rule=OTHER_CLASS,
-        label=name,
-        language=language,
-        name=name_in(row, source.id) if source.id else None,
-    )
-
-
-def _example_of(examples: Examples, name: str, text: str, key: str) -> str:
-    """Another example of the class."""
-    size = examples.size(name)
-    own = int(examples.keeps(name, text))
-    if size == own:
-        raise RowError(ONLY_EXAMPLE)
-    place = seeded_hash(examples.seed, "positive", key) % size
-    drawn = examples.text(name, place)
-    return drawn if drawn != text else examples.text(name, (place + 1) % size)
-
-
-def _other_examples(
-    examples: Examples, name: str, taken: set[str], key: str, number: int
-) -> list[str]:
-    """Distinct examples of other classes, spread over as many classes as possible."""
-    classes = [c for c in _classes(examples, name, key, number) if examples.size(c)]
-    texts: list[str] = []
-    for tried in range(_TRIES_PER_NEGATIVE * (number + len(classes))):
-        if not classes or len(texts) == number:
-            break
-        other = classes[tried % len(classes)]
-        place = seeded_hash(examples.seed, f"negative {tried}", key) % examples.size(other)
-        text = examples.text(other, place)
-        # A text of two classes cannot be told apart: never a negative.
-        if text not in taken and not examples.has(name, text):
-            texts.append(text)
-            taken = taken | {text}
-    return texts
-
-
-def _classes(examples: Examples, own: str, key: str, number: int) -> Iterator[str]:
-    """Other classes in seeded order, each once: a lazy shuffle."""
-    names = examples.names
-    place = bisect_left(names, own)
-    present = place < len(names) and names[place] == own
-    count = len(names) - present
-    moved: dict[int, int] = {}
-    for step in range(min(number, count)):
-        other = step + seeded_hash(examples.seed, f"class {step}", key) % (count - step)
-        chosen = moved.get(other, other)
-        moved[other] = moved.get(step, step)
-        yield names[chosen + (present and chosen >= place)]
-
-
-def _place(seed: int, text: str) -> int:
-    return seeded_hash(seed, "example", text)
-
-
-def _among(hashes: np.ndarray, wanted: int) -> bool:
-    """Whether sorted uint64 hashes contain the wanted one."""
-    place = np.searchsorted(hashes, np.uint64(wanted))
-    return bool(place < len(hashes) and hashes[place] == np.uint64(wanted))
-
-
-def _write_further(folder: str, found: Collection[tuple[str, int]]) -> str:
-    rows = [{"class": name, "hash": place} for name, place in sorted(found)]
-    content = parquet_bytes(pa.Table.from_pylist(rows, _FURTHER))
-    path = join(folder, f"further-{xxhash.xxh3_128_hexdigest(content)}.parquet")
-    write_atomic(path, content)
-    return path
-
-
-def _limited(table: pa.Table, limit: int) -> pa.Table:
-    """Rows with the smallest hashes in each class, each text once, sorted by class and hash."""
-    if not len(table):
-        return table
-    order = [("class", "ascending"), ("hash", "ascending"), ("text", "ascending")]
-    table = table.sort_by(order).combine_chunks()
-    names = pc.dictionary_encode(table["class"]).combine_chunks().indices.to_numpy()
-    hashes = table["hash"].to_numpy()
-    new = np.ones(len(table), dtype=bool)
-    new[1:] = (names[1:] != names[:-1]) | (hashes[1:] != hashes[:-1])
-    table, names = table.filter(pa.array(new)), names[new]
-    first = np.searchsorted(names, names, side="left")
-    return table.filter(pa.array(np.arange(len(names)) - first < limit))
+        source, values = self.source, row.values
+        examples = open_examples(self.files, self.seed, tuple(sorted(source.names.values())))
+        text, name = source.text_and_class(values)
+        language = text_in(values, source.language) if source.language else None
+        key = f"{self.dataset.name}/{text}"  # another data set draws other examples
+        if source.label_form == "label":
+            positive = name
+            negatives = list(other_classes(examples, name, key, source.num_negatives))
+        else:
+            example = example_of(examples, name, text, key)
+            if example is None:
+                raise RowError(ONLY_EXAMPLE)
+            positive = example
+            taken = {text, positive}
+            negatives = other_examples(examples, name, taken, key, source.num_negatives)
+        made = record_of(
+            self.dataset,
+            text,
+            [positive],
+            negatives,
+            origin=[row.origin],
+            rule=OTHER_CLASS,
+            label=name,
+            language=language,
+            name=name_in(values, source.id) if source.id else None,
+        )
+        return [made]

@@ -2,46 +2,23 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
-from rayembed.config.sources import (
-    BeirSource,
-    ClassesSource,
-    MtebSource,
-    NLISource,
-    RecordsSource,
-)
 from rayembed.data.artifacts import (
     ArtifactWriter,
     DatasetArtifact,
     PipelineContext,
     held_out_entry,
 )
-from rayembed.data.cleaning.clean import clean
-from rayembed.data.cleaning.overlap import overlap_identity
+from rayembed.data.cleaning.clean import clean, overlap_identity
 from rayembed.data.parts import Part
-from rayembed.data.sources import joins
-from rayembed.data.sources.classes import (
-    CollectExamples,
-    ExampleFiles,
-    FindFurtherClasses,
-    merge_examples,
-    merge_further,
-)
-from rayembed.data.sources.earlier import EarlierPart, TakeRecords, open_earlier
-from rayembed.data.sources.files import FilePiece, list_pieces
-from rayembed.data.sources.kinds import columns_of, paths_of
-from rayembed.data.sources.mteb_tasks import SplitOfTask, StageTask, check_task, staged
-from rayembed.data.sources.rows import check_columns
-from rayembed.data.sources.rowwise import ConvertRows
+from rayembed.data.sources.file_rows import Conversion, ResolvedDataset
 from rayembed.data.sources.tasks import NOT_BAD, HeldOut
-from rayembed.data.sources.unread import unread_columns
-from rayembed.data.work_items import Result, add_up, in_process, run_resumable
+from rayembed.data.work_items import Result, add_up
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -50,20 +27,6 @@ CODE_VERSION = 7
 """Code version of conversion and cleaning; bump when the same inputs yield other records."""
 
 _EXAMPLES_SHOWN = 5
-
-
-@dataclass(frozen=True)
-class ResolvedDataset:
-    """A data set whose source exists and has the columns that the settings name."""
-
-    dataset: DatasetConfig
-    """Settings with the source's paths resolved below the root."""
-    content: str
-    """Content fingerprint of the source."""
-    files: Mapping[str, tuple[FilePiece, ...]] = field(default_factory=dict)
-    """Setting → pieces of its files, for sources of files."""
-    unread: Mapping[str, str] = field(default_factory=dict)
-    """Unread column of the files at `path` → what it looks like."""
 
 
 def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
@@ -75,26 +38,9 @@ def check_source(dataset: DatasetConfig, root: str) -> ResolvedDataset:
             that a task evaluates on or does not have.
         AssetError: the hub does not give what a reference names.
     """
-    dataset = with_source_path(dataset, root)
-    match dataset.source:
-        case MtebSource() as source:
-            return ResolvedDataset(dataset, check_task(source))
-        case RecordsSource() as source:
-            earlier = open_earlier(source)
-            return ResolvedDataset(
-                dataset, fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
-            )
-        case source:
-            files = {name: tuple(list_pieces(path)) for name, path in paths_of(source).items()}
-            columns = {f"source.{name}": column for name, column in columns_of(source).items()}
-            if (column := getattr(dataset.held_out, "column", None)) is not None:
-                columns["held_out.column"] = column
-            check_columns(files["path"][0], columns)
-            if isinstance(source, BeirSource):
-                joins.check_texts(source, files["corpus"][0], files["queries"][0])
-            told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
-            unread = unread_columns(files["path"], columns.values())
-            return ResolvedDataset(dataset, fingerprint(told), files, unread)
+    whole = with_source_path(dataset, root)
+    resolved: ResolvedDataset = whole.source.check(whole)
+    return resolved
 
 
 def make_records(
@@ -127,7 +73,7 @@ def make_records(
                     "consistency": True,
                     "mining": True,
                     "clusters": True,
-                    "source": {*paths_of(dataset.source), "max_rejected_share"},
+                    "source": {*dataset.source.paths, "max_rejected_share"},
                     "cleaning": {"overlap": {"tasks"}},
                 },
             ),
@@ -153,7 +99,8 @@ def _converted_and_cleaned(
     writer: ArtifactWriter,
 ) -> DatasetArtifact:
     dataset = checked.dataset
-    results = _converted(context, checked, held_out, writer)
+    conversion = Conversion(context, dataset, checked.files, held_out, writer)
+    results = dataset.source.convert(conversion)
     told = told_of(results)
     accept(dataset, told)
     made = [item for result in results for item in result["parts"]]
@@ -174,76 +121,12 @@ def with_source_path(dataset: DatasetConfig, root: str) -> DatasetConfig:
     """
     below = {
         name: join(root, path)
-        for name, path in paths_of(dataset.source).items()
+        for name, path in dataset.source.paths.items()
         if root and "://" not in path and not Path(path).is_absolute()
     }
     if not below:
         return dataset
     return dataset.model_copy(update={"source": dataset.source.model_copy(update=below)})
-
-
-def _converted(
-    context: PipelineContext, checked: ResolvedDataset, held_out: HeldOut, writer: ArtifactWriter
-) -> list[Result]:
-    """Results of the conversion tasks; their parts are in the folder."""
-    dataset = checked.dataset
-    match dataset.source:
-        case RecordsSource() as source:
-            parts = [EarlierPart(part) for part in open_earlier(source).parts]
-            take = TakeRecords(writer.parts_folder, dataset, held_out)
-            return run_resumable(
-                writer.folder, f"records {dataset.name}", take, parts, context.execute
-            )
-        case MtebSource() as source:
-            folder = join(writer.working_folder, "staged")
-            # Here, where the check has loaded the task.
-            run_resumable(
-                writer.working_folder,
-                f"stage {dataset.name}",
-                StageTask(folder),
-                [SplitOfTask(source)],
-                in_process,
-            )
-            dataset, pieces = staged(dataset, folder)
-            return _of_files(context, dataset, {"path": pieces}, held_out, writer)
-    return _of_files(context, dataset, checked.files, held_out, writer)
-
-
-def _of_files(
-    context: PipelineContext,
-    dataset: DatasetConfig,
-    files: Mapping[str, Sequence[FilePiece]],
-    held_out: HeldOut,
-    writer: ArtifactWriter,
-) -> list[Result]:
-    """Results of the conversion tasks of a source of files."""
-    match dataset.source:
-        case NLISource():
-            return joins.convert_premises(context, dataset, files["path"], held_out, writer)
-        case BeirSource():
-            return joins.convert_judged(context, dataset, files, held_out, writer)
-        case ClassesSource() as source:
-            folder = join(writer.working_folder, "examples")
-            collect = CollectExamples(folder, dataset, held_out, context.seed)
-            what = f"examples {dataset.name}"
-            pools = run_resumable(
-                writer.working_folder, what, collect, files["path"], context.execute
-            )
-            pool = merge_examples(folder, [pool["pool"] for pool in pools], source)
-            further = ""
-            if source.label_form == "example":
-                find = FindFurtherClasses(folder, dataset, pool, context.seed)
-                what = f"classes {dataset.name}"
-                done = run_resumable(
-                    writer.working_folder, what, find, files["path"], context.execute
-                )
-                further = merge_further(folder, [one["further"] for one in done])
-            examples = ExampleFiles(pool, further)
-        case _:
-            examples = ExampleFiles()
-    task = ConvertRows(writer.parts_folder, dataset, held_out, context.seed, examples)
-    what = f"records {dataset.name}"
-    return run_resumable(writer.folder, what, task, files["path"], context.execute)
 
 
 def told_of(results: Sequence[Result]) -> dict[str, Any]:
@@ -268,7 +151,7 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
         told: a manifest, or as much of it as `told_of` gives.
     """
     rows_in, rows_out, rejected = told["rows_in"], told["records_made"], told["rejected"]
-    path = getattr(dataset.source, "path", None) or getattr(dataset.source, "task", dataset.name)
+    path, tolerated = dataset.source.place, NOT_BAD | dataset.source.tolerated
     shown = "".join(f"\n  {e['reason']}: {e['row']}" for e in told["examples"][:_EXAMPLES_SHOWN])
     counts = _counts(rejected)
     if rows_out == 0:
@@ -276,7 +159,7 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
             f"data set {dataset.name!r} is empty: {path!r} has {rows_in} rows, none usable "
             f"({counts or 'no rows at all'}){shown}"
         )
-    bad = sum(count for reason, count in rejected.items() if reason not in NOT_BAD)
+    bad = sum(count for reason, count in rejected.items() if reason not in tolerated)
     share = getattr(dataset.source, "max_rejected_share", 1.0)
     if bad > share * rows_in:
         raise DataError(

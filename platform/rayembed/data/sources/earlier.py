@@ -1,15 +1,94 @@
-"""Import of an earlier job's records, with their provenance."""
+"""Records of an earlier job, taken over with their provenance."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import RecordsSource
-from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
-from rayembed.data.parts import Part, read_records
+from rayembed.config.document import fingerprint
+from rayembed.config.sources import Source
+from rayembed.config.types import Reference
 from rayembed.data.records import Record
-from rayembed.data.sources.tasks import HeldOut, RecordWriter
-from rayembed.data.work_items import Result
+from rayembed.data.sources.file_rows import Candidate, Conversion, ResolvedDataset
 from rayembed.errors import ArtifactError, DataError
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.artifacts import DatasetArtifact
+    from rayembed.data.parts import Part
+    from rayembed.data.sources.tasks import HeldOut
+    from rayembed.data.work_items import Result
+
+
+class RecordsSource(Source):
+    """Records written by another job: prepared, mined, filtered or synthesised."""
+
+    can_hold_out: ClassVar = True
+    held_out_columns: ClassVar = ("id", "label", "language")
+    has_records: ClassVar = True
+
+    kind: Literal["records"] = "records"
+    path: Reference
+    """Folder with its `manifest.json`; provenance of rows and negatives is kept."""
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Setting → path of the folder."""
+        return {"path": self.path}
+
+    @property
+    def brings_negatives(self) -> bool:
+        """Always assumed: records tell when they are read."""
+        return True
+
+    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
+        """Find the earlier job's finished folder."""
+        earlier = self._opened()
+        content = fingerprint([earlier.fingerprint, earlier.manifest["parts"]])
+        return ResolvedDataset(dataset, content)
+
+    def convert(self, conversion: Conversion) -> list[Result]:
+        """Copy the records of every part."""
+        folder = conversion.writer.parts_folder
+        take = TakeRecords(folder, conversion.dataset, conversion.held_out)
+        return conversion.run("records", take, self._items())
+
+    def held_out_folder(self) -> str | None:
+        """Folder of the held-out part that the earlier job left out; None: it held out nothing."""
+        return self._opened().held_out_folder
+
+    def items(self, checked: ResolvedDataset) -> Sequence[EarlierPart]:
+        """Parts of the earlier job."""
+        return self._items()
+
+    def candidates(self, dataset: DatasetConfig, item: EarlierPart) -> Iterator[Candidate]:
+        """Each record of a part."""
+        from rayembed.data.parts import read_records
+
+        column = getattr(dataset.held_out, "column", None)
+        for record in read_records(item.part.path):
+            yield Candidate(record.query, record, getattr(record, column) if column else None)
+
+    def _items(self) -> list[EarlierPart]:
+        return [EarlierPart(part) for part in self._opened().parts]
+
+    def _opened(self) -> DatasetArtifact:
+        """The earlier job's finished folder.
+
+        Raises:
+            DataError: it has no manifest: the job has not finished, or the folder is none of a
+                job's.
+        """
+        from rayembed.data.artifacts import MANIFEST, open_artifact
+
+        try:
+            return open_artifact(self.path)
+        except ArtifactError as error:
+            raise DataError(
+                f"source.path = {self.path!r} has no {MANIFEST}; take the folder that a data job "
+                f"printed, and wait until it has finished ({error})"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -38,6 +117,9 @@ class TakeRecords:
 
     def __call__(self, item: EarlierPart) -> Result:
         """Report `parts`, counts and examples of rejected records."""
+        from rayembed.data.parts import read_records
+        from rayembed.data.sources.tasks import RecordWriter
+
         writer = RecordWriter(self.folder, self.held_out)
         for record in read_records(item.part.path):
             writer.take([self._taken(record)], record.query)
@@ -52,18 +134,3 @@ class TakeRecords:
             document_instruction=given.document_instruction or record.document_instruction,
             in_batch=given.in_batch_negatives and record.in_batch,
         )
-
-
-def open_earlier(source: RecordsSource) -> DatasetArtifact:
-    """Open the earlier job's finished folder.
-
-    Raises:
-        DataError: it has no manifest: the job has not finished, or the folder is none of a job's.
-    """
-    try:
-        return open_artifact(source.path)
-    except ArtifactError as error:
-        raise DataError(
-            f"source.path = {source.path!r} has no {MANIFEST}; take the folder that a data job "
-            f"printed, and wait until it has finished ({error})"
-        ) from error

@@ -8,21 +8,18 @@ list, or by the query id.
 
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import parquet_bytes
 from rayembed.assets.storage import join, write_atomic
-from rayembed.config.data import DatasetConfig
 from rayembed.config.document import fingerprint
-from rayembed.config.sources import ClassesSource, MtebSource, PairsSource, STSSource
 from rayembed.data.parts import ROWS_PER_PART
 from rayembed.data.sources.cells import RowError, name_in
-from rayembed.data.sources.files import FilePiece, list_pieces
 from rayembed.data.work_items import Result
 from rayembed.errors import ConfigError, DataError
 
@@ -40,10 +37,6 @@ _ROWS_OF_TYPE: dict[str, Rows] = {
     "MultilabelClassification": "classes",
     "Clustering": "clusters",
 }
-
-_SIMILAR = 0.8
-"""Relative similarity threshold within a task's score range: at least 4 of 5 (NV-Embed, section
-4.2)."""
 
 _PAIRS = pa.schema(
     [
@@ -81,7 +74,20 @@ _SCHEMAS: dict[Rows, pa.Schema] = {
 }
 
 
-def check_task(source: MtebSource) -> str:
+class SplitOfTask(NamedTuple):
+    """Split of an mteb task; the one work item of `StageTask`."""
+
+    name: str
+    split: str
+    subset: str | None
+
+    @property
+    def key(self) -> str:
+        """Constant, as a data set has a single item."""
+        return "split"
+
+
+def data_fingerprint(of: SplitOfTask) -> str:
     """Load a task, check its split and return the fingerprint of its data.
 
     Raises:
@@ -91,17 +97,24 @@ def check_task(source: MtebSource) -> str:
     """
     import mteb
 
-    task = _loaded(source.task, source.split, source.subset)
+    task = _loaded(of)
     metadata = task.metadata
     return fingerprint(
         {
             "task": metadata.name,
             "dataset": {name: str(value) for name, value in sorted(metadata.dataset.items())},
-            "split": source.split,
+            "split": of.split,
             "subsets": list(task.hf_subsets),
             "mteb": mteb.__version__,
         }
     )
+
+
+def kind_of_rows(of: SplitOfTask) -> tuple[Rows, float, float]:
+    """What the rows of a task's split are, and the lowest and the highest of its scores."""
+    task = _task(of)
+    bounds = (getattr(task, "min_score", 0.0), getattr(task, "max_score", 1.0))
+    return (_ROWS_OF_TYPE[task.metadata.type], *bounds)
 
 
 @dataclass(frozen=True)
@@ -110,74 +123,27 @@ class StageTask:
 
     folder: str
 
-    def __call__(self, item: "SplitOfTask") -> Result:
+    def __call__(self, item: SplitOfTask) -> Result:
         """Report the names of the `staged` files."""
-        source = item.source
-        task = _loaded(source.task, source.split, source.subset)
+        task = _loaded(item)
         kind = _ROWS_OF_TYPE[task.metadata.type]
         names: list[str] = []
-        rows = _rows(task, source.split)
+        rows = _rows(task, item.split)
         while some := list(islice(rows, ROWS_PER_PART)):
             names.append(f"{len(names):06d}.parquet")
             table = pa.Table.from_pylist(some, _SCHEMAS[kind])
             write_atomic(join(self.folder, names[-1]), parquet_bytes(table))
         if not names:
-            raise DataError(f"split {source.split!r} of the mteb task {source.task!r} is empty")
+            raise DataError(f"split {item.split!r} of the mteb task {item.name!r} is empty")
         return {"staged": names}
 
 
-@dataclass(frozen=True)
-class SplitOfTask:
-    """Work item of `StageTask`."""
-
-    source: MtebSource
-
-    @property
-    def key(self) -> str:
-        """Constant, as a data set has a single item."""
-        return "split"
-
-
-def staged(dataset: DatasetConfig, folder: str) -> tuple[DatasetConfig, tuple[FilePiece, ...]]:
-    """Data set that reads the staged files, with their pieces."""
-    source = dataset.source
-    assert isinstance(source, MtebSource)
-    task = _task(source.task, source.split, source.subset)
-    common: dict[str, Any] = {
-        "path": folder,
-        "max_rejected_share": source.max_rejected_share,
-        "language": "language",
-    }
-    made: PairsSource | STSSource | ClassesSource
-    match _ROWS_OF_TYPE[task.metadata.type]:
-        case "pairs" | "translations" as kind:
-            made = PairsSource(
-                positive="positives",
-                negatives="negatives",
-                both_directions=kind == "translations",
-                **common,
-            )
-        case "sts":
-            least = task.min_score + _SIMILAR * (task.max_score - task.min_score)
-            made = STSSource(first="first", second="second", min_score=least, **common)
-        case "alike":
-            made = STSSource(first="first", second="second", min_score=1.0, **common)
-        case _:
-            made = ClassesSource(
-                names=source.names,
-                label_form=source.label_form,
-                num_negatives=source.num_negatives,
-                **common,
-            )
-    pieces = [replace(piece, origins="origin") for piece in list_pieces(folder)]
-    return dataset.model_copy(update={"source": made}), tuple(pieces)
-
-
-def _task(name: str, split: str, subset: str | None) -> Any:
+def _task(of: SplitOfTask) -> Any:
     """The mteb task without data, restricted to the split."""
     import mteb
     from mteb.get_tasks import _TASKS_REGISTRY
 
+    name, split, subset = of
     try:
         task = mteb.get_task(
             name, eval_splits=[split], hf_subsets=None if subset is None else [subset]
@@ -207,11 +173,12 @@ def _task(name: str, split: str, subset: str | None) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _loaded(name: str, split: str, subset: str | None) -> Any:
+def _loaded(of: SplitOfTask) -> Any:
     import httpx
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-    task = _task(name, split, subset)
+    name, split, _ = of
+    task = _task(of)
     try:
         if isinstance(task, AbsTaskRetrieval):
             _check_judgements(task, name, split)

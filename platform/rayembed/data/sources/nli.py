@@ -1,34 +1,72 @@
-"""Natural-language inference: all rows of a premise become one record."""
+"""Natural-language inference: all rows of a premise become one record.
+
+Rows are scattered into buckets by their premise, and each bucket is converted by itself.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import pyarrow as pa
-
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import NLISource
-from rayembed.data.records import Record
-from rayembed.data.shuffle import Bucket, Scatter, bucket_of, gather
+from rayembed.config.sources import Column
 from rayembed.data.sources.building import record_of
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, text_in
-from rayembed.data.sources.files import FilePiece
-from rayembed.data.sources.kinds import columns_of
-from rayembed.data.sources.rows import BadRow, Row, read_rows
-from rayembed.data.sources.tasks import NO_ENTAILMENT, HeldOut, RecordWriter
-from rayembed.data.work_items import Result
+from rayembed.data.sources.file_rows import Conversion, FileRows
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.records import Record
+    from rayembed.data.shuffle import Bucket
+    from rayembed.data.sources.files import FilePiece
+    from rayembed.data.sources.rows import Row
+    from rayembed.data.sources.tasks import HeldOut
+    from rayembed.data.work_items import Result
 
 Relation = Literal["entailment", "contradiction", "other"]
 
-_SCHEMA = pa.schema(
-    [
-        ("premise", pa.string()),
-        ("hypothesis", pa.string()),
-        ("relation", pa.string()),
-        ("language", pa.string()),
-        ("origin", pa.string()),
-    ]
-)
+NO_ENTAILMENT = "premise without entailment"
+
+
+class NLISource(FileRows):
+    """Natural-language inference: a premise, a hypothesis and their relation in each row.
+
+    All rows of a premise become one record: entailed hypotheses are its positives, contradicting
+    ones its negatives; a premise that entails nothing is rejected.
+    """
+
+    columns_read: ClassVar = ("premise", "hypothesis", "label")
+    tolerated: ClassVar = frozenset({NO_ENTAILMENT})
+
+    kind: Literal["nli"] = "nli"
+    premise: Column = "premise"
+    hypothesis: Column = "hypothesis"
+    label: Column = "label"
+    entailment: str = "0"
+    """Value of `label` for entailment; numbers are compared by their digits."""
+    contradiction: str = "2"
+    """Value of `label` for contradiction."""
+
+    @property
+    def brings_negatives(self) -> bool:
+        """Always: contradicting hypotheses."""
+        return True
+
+    def convert(self, conversion: Conversion) -> list[Result]:
+        """Scatter the rows by premise, and make a record of each premise."""
+        from rayembed.assets.storage import join
+        from rayembed.data.shuffle import Bucket, number_of_buckets
+
+        dataset, writer = conversion.dataset, conversion.writer
+        folder = join(writer.working_folder, "scattered")
+        pieces = conversion.files["path"]
+        buckets = number_of_buckets(sum(piece.size for piece in pieces))
+        scatter = ScatterPremises(writer.parts_folder, folder, self, buckets)
+        sent = conversion.prepare("scatter", scatter, pieces)
+        files = tuple(name for result in sent for name in result["scattered"])
+        task = ConvertPremises(writer.parts_folder, folder, files, dataset, conversion.held_out)
+        made = conversion.run("records", task, [Bucket(number) for number in range(buckets)])
+        return [*sent, *made]
 
 
 @dataclass(frozen=True)
@@ -37,23 +75,29 @@ class ScatterPremises:
 
     folder: str
     scattered: str
-    dataset: DatasetConfig
+    source: NLISource
     buckets: int
 
     def __call__(self, item: FilePiece) -> Result:
         """Report file names in `scattered`; rows in are the rejected ones, others are counted
         later.
         """
-        source = self.dataset.source
-        assert isinstance(source, NLISource)
+        import pyarrow as pa
+
+        from rayembed.data.shuffle import Scatter, bucket_of
+        from rayembed.data.sources.rows import BadRow, read_rows
+        from rayembed.data.sources.tasks import HeldOut, RecordWriter
+
+        names = ("premise", "hypothesis", "relation", "language", "origin")
+        schema = pa.schema([(name, pa.string()) for name in names])
         writer = RecordWriter(self.folder, HeldOut())
-        scatter = Scatter(self.scattered, _SCHEMA, self.buckets)
-        for row in read_rows(item, columns_of(source).values()):
+        scatter = Scatter(self.scattered, schema, self.buckets)
+        for row in read_rows(item, self.source.columns.values()):
             if isinstance(row, BadRow):
                 writer.reject(row.reason, row.shown)
                 continue
             try:
-                told = _told(source, row)
+                told = _told(self.source, row)
             except RowError as problem:
                 writer.reject(str(problem), row.values)
             else:
@@ -69,12 +113,14 @@ class ConvertPremises:
     scattered: str
     files: tuple[str, ...]
     """Scattered files of all pieces."""
-    buckets: int
     dataset: DatasetConfig
     held_out: HeldOut
 
     def __call__(self, item: Bucket) -> Result:
         """Report `parts`, counts and examples of rejected rows."""
+        from rayembed.data.shuffle import gather
+        from rayembed.data.sources.tasks import RecordWriter
+
         by_premise: dict[str, list[dict[str, Any]]] = {}
         for row in gather(self.scattered, self.files, item.number):
             by_premise.setdefault(row["premise"], []).append(row)

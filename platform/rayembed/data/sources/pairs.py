@@ -1,78 +1,109 @@
-"""Rows that become records individually: pairs, and sentences with a similarity."""
+"""Pairs of a query and its positives, one in each row."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import PairsSource, STSSource
-from rayembed.data.records import Record
-from rayembed.data.sources.building import both_ways, record_of
-from rayembed.data.sources.cells import RowError, name_in, number_in, text_in, texts_in
-from rayembed.data.sources.kinds import negatives_of
-from rayembed.data.sources.tasks import NOT_SIMILAR
+from pydantic import field_validator
+
+from rayembed.config.sources import Column
+from rayembed.data.sources.building import record_of
+from rayembed.data.sources.cells import name_in, text_in, text_or_none, texts_in
+from rayembed.data.sources.file_rows import NamedRows
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.records import Record
+    from rayembed.data.sources.rows import Row
 
 
-def pair_records(
-    dataset: DatasetConfig, row: Mapping[str, Any], origin: str, *, json_lists: bool = False
-) -> list[Record]:
-    """Record of a row with a query and positives; if the settings are symmetric, also one for each
-    positive as query.
-
-    The latter have no negatives, as the row's were chosen for its query.
-
-    Args:
-        json_lists: as of `texts_in`.
-
-    Raises:
-        RowError: the row gives none; the message says why.
+class PairsSource(NamedRows):
+    """One query and its positives in each row: retrieval, title–body, duplicate questions,
+    cross-lingual pairs.
     """
-    source = dataset.source
-    assert isinstance(source, PairsSource)
-    language = text_in(row, source.language) if source.language else None
-    label = name_in(row, source.label) if source.label else None
-    instruction = text_in(row, source.instruction) if source.instruction else None
-    record = partial(
-        record_of,
-        dataset,
-        origin=[origin],
-        label=label,
-        language=language,
-        instruction=instruction,
-    )
-    texts = partial(texts_in, row, json_lists=json_lists)
-    positives = texts(source.positive)
-    negatives = [text for column in negatives_of(source) for text in texts(column)]
-    name = name_in(row, source.id) if source.id else None
-    made = record(_query(row, source.query), positives, negatives, name=name)
-    if not source.both_directions:
-        return [made]
-    reverse = [
-        record(positive, [made.query], name=name and f"{name}/{number}")
-        for number, positive in enumerate(made.positives)
-    ]
-    return [made, *reverse]
 
+    columns_read: ClassVar = ("query", "positive", "negatives", "label", "instruction", "id")
+    can_hold_out: ClassVar = True
+    settings_by_look: ClassVar = {
+        "negatives": "negatives",
+        "labels": "label",
+        "instructions": "instruction",
+    }
 
-def sts_records(dataset: DatasetConfig, row: Mapping[str, Any], origin: str) -> list[Record]:
-    """Two records, one in each direction, of a row with sufficiently similar sentences.
+    kind: Literal["pairs"] = "pairs"
+    query: Column = "query"
+    """Column of the query."""
+    positive: Column = "positive"
+    """Column of the positive text, or of a list of positive texts."""
+    negatives: Column | tuple[Column, ...] | None = None
+    """Column of a list of negative texts, or several columns (`[neg_1, neg_2]`); None: there are
+    none, or they are mined. `[]`: none are read, though columns look like them."""
+    label: Column | None = None
+    """Column of the class; rows of one class are never negatives of each other."""
+    instruction: Column | None = None
+    """Column of the query's own task instruction, which replaces the data set's `query_instruction`
+    (synthetic data with thousands of tasks); None without one."""
+    both_directions: bool = False
+    """Whether positives also serve as queries: duplicates, translations."""
 
-    Raises:
-        RowError: `NOT_SIMILAR`, or a cell that is empty or of another type.
-    """
-    source = dataset.source
-    assert isinstance(source, STSSource)
-    language = text_in(row, source.language) if source.language else None
-    first, second = _query(row, source.first), _query(row, source.second)
-    if not first or not second:
-        raise RowError("no sentence")
-    if number_in(row, source.score) < source.min_score:
-        raise RowError(NOT_SIMILAR)
-    return both_ways(dataset, first, second, origin=[origin], language=language)
+    @field_validator("negatives", mode="before")
+    @classmethod
+    def _one_column_or_several(cls, given: Any) -> Any:
+        several = list(given) if isinstance(given, list | tuple) else [given]
+        if given is not None and not all(isinstance(one, str) and one for one in several):
+            raise ValueError("must be a column, or a list of columns, written [a, b]")
+        return given
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Setting → its column, if set; several of negatives are `negatives[0]`, …."""
+        columns = super().columns
+        if not isinstance(self.negatives, str):
+            columns |= {f"negatives[{i}]": c for i, c in enumerate(self.negatives or ())}
+        return columns
 
-def _query(row: Mapping[str, Any], column: str) -> str | None:
-    try:
-        return text_in(row, column)
-    except RowError:
-        return None
+    @property
+    def brings_negatives(self) -> bool:
+        """Whether a column of negatives is named."""
+        return bool(self.negatives)
+
+    @property
+    def instruction_column(self) -> str | None:
+        """Column of the rows' own instructions; None: they have none."""
+        return self.instruction
+
+    def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
+        """Record of a row; if the settings are symmetric, also one for each positive as query.
+
+        The latter have no negatives, as the row's were chosen for its query.
+
+        Raises:
+            RowError: the row gives none; the message says why.
+        """
+        values = row.values
+        language = text_in(values, self.language) if self.language else None
+        label = name_in(values, self.label) if self.label else None
+        instruction = text_in(values, self.instruction) if self.instruction else None
+        record = partial(
+            record_of,
+            dataset,
+            origin=[row.origin],
+            label=label,
+            language=language,
+            instruction=instruction,
+        )
+        texts = partial(texts_in, values, json_lists=row.json_lists)
+        named = self.negatives
+        columns = (named,) if isinstance(named, str) else named or ()
+        negatives = [text for column in columns for text in texts(column)]
+        positives = texts(self.positive)
+        name = name_in(values, self.id) if self.id else None
+        made = record(text_or_none(values, self.query), positives, negatives, name=name)
+        if not self.both_directions:
+            return [made]
+        reverse = [
+            record(positive, [made.query], name=name and f"{name}/{number}")
+            for number, positive in enumerate(made.positives)
+        ]
+        return [made, *reverse]

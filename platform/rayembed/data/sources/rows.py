@@ -20,8 +20,7 @@ import pyarrow.fs
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.settings import nearest
-from rayembed.data.sources.cells import is_unicode
-from rayembed.data.sources.columns import level_of
+from rayembed.data.sources.cells import is_unicode, level_of
 from rayembed.data.sources.files import FilePiece
 from rayembed.errors import ArtifactError, ConfigError
 
@@ -37,6 +36,8 @@ class Row:
 
     origin: str
     values: Mapping[str, Any]
+    json_lists: bool = False
+    """Whether cells hold no lists, so that a text that is a JSON list stands for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,4 +230,4 @@ def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | Ba
         elif not all(is_unicode(cell) for cell in values.values() if cell):
             yield BadRow(origin, _NOT_UTF8, str(values)[:200])
         else:
-            yield Row(origin, values)
+            yield Row(origin, values, json_lists=True)

@@ -1,12 +1,15 @@
 """Conversion tasks: write parts of records and reject rows with reasons."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rayembed.data.hashes import text_hash
 from rayembed.data.parts import ROWS_PER_PART, Part, write_part
 from rayembed.data.records import Record
+from rayembed.data.sources.cells import RowError
+from rayembed.data.sources.files import FilePiece
+from rayembed.data.sources.rows import BadRow, Row, read_rows
 from rayembed.data.work_items import Result
 
 EXAMPLES_PER_ITEM = 3
@@ -14,18 +17,8 @@ _SHOWN_CHARACTERS = 300
 
 HELD_OUT_TEXT = "has a held-out text"
 HELD_OUT_ROW = "held out"
-NOT_SIMILAR = "not similar"
-NOT_RELEVANT = "not relevant"
-NO_ENTAILMENT = "premise without entailment"
-ONLY_EXAMPLE = "only example of its class"
-
-NOT_BAD = frozenset(
-    {
-        *(HELD_OUT_TEXT, HELD_OUT_ROW),
-        *(NOT_SIMILAR, NOT_RELEVANT, NO_ENTAILMENT, ONLY_EXAMPLE),
-    }
-)
-"""Rejection reasons of good rows; they do not count against `max_rejected_share`."""
+NOT_BAD = frozenset({HELD_OUT_TEXT, HELD_OUT_ROW})
+"""Rejection reasons of good rows of any source; they do not count against `max_rejected_share`."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +122,40 @@ class RecordWriter:
         if self.waiting:
             self.parts.append(write_part(self.folder, self.waiting))
             self.waiting = []
+
+
+@dataclass(frozen=True)
+class ConvertRows:
+    """Task: make the records of a piece's rows, each row by itself."""
+
+    folder: str
+    held_out: HeldOut
+    columns: tuple[str, ...]
+    """Columns that are read."""
+    make: Callable[[Row], list[Record]]
+    """Records of a row; raises `RowError` where it has none."""
+
+    def __call__(self, item: FilePiece) -> Result:
+        """Report `parts`, counts and examples of rejected rows."""
+        writer = RecordWriter(self.folder, self.held_out)
+        for row, made in converted(item, self.columns, self.make):
+            if isinstance(made, str):
+                writer.reject(made, row.shown if isinstance(row, BadRow) else row.values)
+            else:
+                assert isinstance(row, Row)
+                writer.take(made, row.values)
+        return writer.finish()
+
+
+def converted(
+    piece: FilePiece, columns: Collection[str], make: Callable[[Row], list[Record]]
+) -> Iterator[tuple[Row | BadRow, list[Record] | str]]:
+    """Each row of a piece with its records, or with the reason why it has none."""
+    for row in read_rows(piece, columns):
+        if isinstance(row, BadRow):
+            yield row, row.reason
+            continue
+        try:
+            yield row, make(row)
+        except RowError as problem:
+            yield row, str(problem)

@@ -8,7 +8,7 @@ from typing import Any
 from rayembed.assets.arrow_files import open_parquet
 from rayembed.assets.reading import open_source, reading_errors
 from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import PairsSource
+from rayembed.config.sources import SOURCES
 from rayembed.data.sources.files import FilePiece
 from rayembed.data.sources.rows import Row, names_at_the_top, read_rows
 from rayembed.errors import ArtifactError, ConfigError
@@ -23,9 +23,6 @@ _LOOKS = {
     INSTRUCTIONS: r"(query_)?(instructions?|prompts?|tasks?|task_(description|definition))",
 }
 """Meaning of a column by its lower-case name."""
-
-_SETTINGS = {NEGATIVES: "negatives", LABELS: "label", INSTRUCTIONS: "instruction"}
-"""Settings of a pair source that read such columns."""
 
 _ID = re.compile(r"[!-~]*")
 """A single ASCII word, as of ids. Some languages write texts without spaces, but not in ASCII."""
@@ -76,18 +73,19 @@ def unread_negatives(dataset: DatasetConfig, unread: Mapping[str, str]) -> Confi
     Single words count as ids of documents or classes, not as texts.
     """
     source = dataset.source
-    if not isinstance(source, PairsSource) or dataset.has_negatives:
+    setting = source.settings_by_look.get(NEGATIVES)
+    if setting is None or dataset.has_negatives:
         return None
-    if source.negatives is not None:  # `[]`, on purpose
+    if getattr(source, setting) is not None:  # `[]`, on purpose
         return None
     columns = [name for name, look in unread.items() if look == NEGATIVES]
     if not columns:
         return None
-    setting = f"data.datasets.{dataset.name}.source.negatives"
+    setting = f"data.datasets.{dataset.name}.source.{setting}"
     has = f"a column {_named(columns)}" if len(columns) == 1 else f"columns {_named(columns)}"
     return ConfigError(
-        f"{source.path!r} has {has}, a stage asks for hard negatives of its rows, and {setting} is "
-        f"null, so that nobody would read them: set '{setting}={_value(columns)}', or "
+        f"{source.place!r} has {has}, a stage asks for hard negatives of its rows, and {setting} "
+        f"is null, so that nobody would read them: set '{setting}={_value(columns)}', or "
         f"'{setting}=[]' to train without them"
     )
 
@@ -110,7 +108,8 @@ def unread_warning(manifest: Mapping[str, Any]) -> str | None:
 
 
 def _told(dataset: str, source: Mapping[str, Any], look: str, columns: Sequence[str]) -> str:
-    setting = _SETTINGS.get(look) if source["kind"] == "pairs" else None
+    kind = SOURCES.classes().get(source["kind"])  # None: of a package that is not here
+    setting = getattr(kind, "settings_by_look", {}).get(look)
     fix = ""
     if setting:
         read = source.get(setting) or []

@@ -30,7 +30,7 @@ from rayembed.data.synthesis.chat_endpoint import ChatEndpoint, payload
 from rayembed.data.synthesis.requests import Answer, Ask, Request
 from rayembed.data.synthesis.synthesize import make_synthetic
 from rayembed.errors import ConfigError, PlacementError, RayembedError
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 
 _BLOCK_BYTES = 64 << 10
 """Block size in bytes; a kill loses answers of unfinished blocks."""

@@ -9,8 +9,7 @@ import xxhash
 
 from rayembed.config.synthesis import PairKind
 from rayembed.data.hashes import text_hash
-from rayembed.data.synthesis.placeholders import draw
-from rayembed.data.synthesis.prompts import example_prompt, task_prompt
+from rayembed.data.synthesis.prompts import draw, example_prompt, task_prompt
 
 REQUESTS_PER_GROUP = 1024
 """Requests whose answers are stored and read together: about 3 MB of text."""

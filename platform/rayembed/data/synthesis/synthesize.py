@@ -26,8 +26,7 @@ from rayembed.data.synthesis.answers import Pair, RejectedAnswer, normalised, re
 from rayembed.data.synthesis.audit import Audit
 from rayembed.data.synthesis.find_tasks import CODE_VERSION as TASKS_VERSION
 from rayembed.data.synthesis.find_tasks import Tasks, find_tasks
-from rayembed.data.synthesis.placeholders import draw_language, least_words
-from rayembed.data.synthesis.prompts import prompts_fingerprint
+from rayembed.data.synthesis.prompts import draw_language, least_words, prompts_fingerprint
 from rayembed.data.synthesis.requests import REQUESTS_PER_GROUP, Answer, Ask, ExampleRequest
 from rayembed.errors import DataError
 

@@ -16,11 +16,11 @@ from rayembed.config.backbone import Dtype
 from rayembed.config.document import fingerprint
 from rayembed.config.instructions import instruction_in
 from rayembed.config.mining import Teacher
+from rayembed.config.types import Role
 from rayembed.errors import ArtifactError
 from rayembed.hardware import auto_precision
-from rayembed.models.contract import Role
 from rayembed.models.encoding import encode
-from rayembed.models.fingerprints import weights_fingerprint
+from rayembed.models.files import weights_fingerprint
 from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.tokens import PrefixTokenizer
 

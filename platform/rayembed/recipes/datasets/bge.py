@@ -5,7 +5,7 @@ what E5-Mistral was trained on, in more languages. Both have a split for each da
 row `query`, `pos`, `neg` (lists of texts), `prompt` and scores.
 """
 
-from rayembed.config.sources import PairsSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.datasets.entry import Home, hub, hub_page
 
 _FULL, _FULL_REVISION = "cfli/bge-full-data", "78f5c99b534a52824ab26bd24edda592eaed4c7a"

@@ -3,13 +3,26 @@
 from collections.abc import Callable
 from functools import cache
 
-from rayembed.config.data import DataConfig
+from rayembed.config.data import DataConfig, DatasetConfig
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import nearest
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.errors import ConfigError
 from rayembed.recipes.datasets import causal2vec, cde, nomic, nvembed
 from rayembed.recipes.datasets.entry import Entry
-from rayembed.recipes.datasets.own_pairs import own_pairs
+
+
+def own_pairs() -> DataRun:
+    """One file with a query and a positive in each row; path, columns and steps are set with
+    `--set`.
+    """
+    source = PairsSource(path="pairs.jsonl")
+    return DataRun(
+        name="pairs",
+        data=DataConfig(
+            datasets=(DatasetConfig(name="pairs", source=source),),
+        ),
+    )
 
 
 def dataset_names() -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.sources import PairsSource, Source
+from rayembed.config.sources import Source
+from rayembed.data.sources.pairs import PairsSource
 
 Paper = Literal["NV-Embed", "Nomic Embed v2", "Causal2Vec", "CDE"]
 

@@ -16,8 +16,9 @@ How the paper is read where it leaves room:
 """
 
 from rayembed.config.data import DatasetConfig
-from rayembed.config.mining import ConsistencyConfig, MiningConfig, PercPos
-from rayembed.config.sources import PairsSource
+from rayembed.config.mining import ConsistencyConfig, MiningConfig
+from rayembed.data.mining.rules import PercPos
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.datasets.bge import bge_e5, bge_full
 from rayembed.recipes.datasets.entry import Entry, Home, hub, hub_page
 from rayembed.recipes.datasets.nomic_pairs import PAIRS, config_of, home_of, prefixes

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
-from rayembed.config.sources import PairsSource
+from rayembed.data.sources.pairs import PairsSource
 from rayembed.recipes.datasets.entry import Home, hub, hub_page
 
 Use = Literal["search", "clustering", "classification"]

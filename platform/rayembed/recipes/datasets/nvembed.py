@@ -18,23 +18,13 @@ How the table is read where it leaves room:
 """
 
 from rayembed.config.data import DatasetConfig, TaskKind
-from rayembed.config.mining import (
-    CleaningConfig,
-    Corpus,
-    MiningConfig,
-    Overlap,
-    PercPos,
-    Rule,
-    TopK,
-)
-from rayembed.config.sources import (
-    BeirSource,
-    ClassesSource,
-    LabelForm,
-    MtebSource,
-    RecordsSource,
-    Source,
-)
+from rayembed.config.mining import CleaningConfig, Corpus, MiningConfig, Overlap, Rule
+from rayembed.config.sources import Source
+from rayembed.data.mining.rules import PercPos, TopK
+from rayembed.data.sources.beir import BeirSource
+from rayembed.data.sources.classes import ClassesSource, LabelForm
+from rayembed.data.sources.earlier import RecordsSource
+from rayembed.data.sources.mteb import MtebSource
 from rayembed.recipes.datasets.entry import Entry, Home
 from rayembed.recipes.datasets.nvembed_classes import (
     CLUSTERING,

@@ -4,14 +4,12 @@ The paper names its sources in sections 4.1 and 4.2 and cites them; where it lea
 public copy it took, the one is chosen whose size is nearest to the table's.
 """
 
-from rayembed.config.sources import (
-    BeirSource,
-    ClassesSource,
-    MtebSource,
-    NLISource,
-    PairsSource,
-    STSSource,
-)
+from rayembed.data.sources.beir import BeirSource
+from rayembed.data.sources.classes import ClassesSource
+from rayembed.data.sources.mteb import MtebSource
+from rayembed.data.sources.nli import NLISource
+from rayembed.data.sources.pairs import PairsSource
+from rayembed.data.sources.sts import STSSource
 from rayembed.recipes.datasets.entry import Home, Layout, hub, hub_page
 
 

@@ -1,7 +1,10 @@
-"""Elastic Ray Train: the number of workers follows the nodes of the cluster.
+"""Ray Train's trainer, which can be stopped with a checkpoint and may be elastic: the number of
+workers then follows the nodes of the cluster.
 
-It leans on Ray Train's own policy, which is no public interface: pyproject.toml fixes Ray's
-version, and tests/ray/test_train_on_ray.py tells when another one differs.
+When its driver is interrupted Ray Train would end its workers where they are, and takes SIGINT for
+itself to do so. Elasticity leans on Ray Train's own policy, which is no public interface:
+pyproject.toml fixes Ray's version, and tests/ray/test_train_on_ray.py tells when another one
+differs.
 """
 
 import logging
@@ -11,6 +14,7 @@ from typing import Any
 
 import ray
 import ray.train
+from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.exceptions import InsufficientClusterResourcesError
 from ray.train.v2._internal.execution.controller.state import ReschedulingState, RunningState
 from ray.train.v2._internal.execution.scaling_policy import (
@@ -24,8 +28,7 @@ from rayembed.config.train_loop import TrainLoopConfig
 from rayembed.config.worker_numbers import worker_numbers
 from rayembed.training.capacity import Node, most_workers, workers_that_fit
 from rayembed.training.failures.on_ray import FAILED_STARTS
-from rayembed.training.on_worker import Job
-from rayembed.training.stopping.on_ray import StoppableTrainer
+from rayembed.training.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +39,12 @@ _FEWEST_SECONDS = 240.0
 """Minimum seconds that a run waits for resources for its fewest workers; the same as the time in
 which a fixed-size run tries to start them."""
 
+SAVE_SECONDS = 30.0
+"""Maximum seconds for a checkpoint after the stop, including the step in progress."""
+
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 1.0
+_SAVE_POLL_SECONDS = 0.2
 
 
 def free_nodes() -> list[Node]:
@@ -51,6 +58,52 @@ def leaving_nodes() -> set[str]:
     return set(ray._private.state.state.get_draining_nodes())
 
 
+class StoppableTrainer(TorchTrainer):  # type: ignore[misc]  # Ray is not typed
+    """Ray Train trainer that leaves SIGINT to its caller."""
+
+    _controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self._controller = controller
+
+    def end(self) -> None:
+        """End the controller and its workers; does nothing if it is gone."""
+        if self._controller is not None:
+            ray.kill(self._controller)
+
+
+def end_with_checkpoint(trainer: StoppableTrainer, sink: Any, stage: str) -> None:
+    """End the workers, after a checkpoint if they can make one in time.
+
+    Args:
+        sink: the `MetricsSink` actor.
+    """
+    try:
+        _await_checkpoint(sink, stage)
+    except ray.exceptions.RayError:
+        logger.warning(
+            "stage %s: no checkpoint can be made, because Ray's own processes do not answer or "
+            "were stopped too; it goes on from the one before",
+            stage,
+        )
+    finally:
+        trainer.end()
+
+
+def _await_checkpoint(sink: Any, stage: str) -> None:
+    if not ray.get(sink.stop.remote(), timeout=_ANSWER_SECONDS):
+        return
+    logger.info("stage %s: a checkpoint is made before the end, in up to %g s", stage, SAVE_SECONDS)
+    deadline = time.monotonic() + SAVE_SECONDS
+    while time.monotonic() < deadline:
+        step = ray.get(sink.saved_step.remote(), timeout=_ANSWER_SECONDS)
+        if step:
+            logger.info("stage %s: the checkpoint of step %d is made", stage, step)
+            return
+        time.sleep(_SAVE_POLL_SECONDS)
+    logger.warning("stage %s: no checkpoint was made in %g s", stage, SAVE_SECONDS)
+
+
 class ElasticTrainer(StoppableTrainer):
     """Ray Train trainer whose number of workers is decided by `ElasticPolicy`."""
 
@@ -60,7 +113,7 @@ class ElasticTrainer(StoppableTrainer):
 
     def _initialize_and_run_controller(self, **arguments: Any) -> Any:
         arguments["scaling_policy"] = ElasticPolicy(
-            self.scaling_config, self._job.placement, self._job.loop_config
+            self.scaling_config, self._job.placement, self._job.stage
         )
         return super()._initialize_and_run_controller(**arguments)
 

@@ -20,7 +20,7 @@ from ray.train.v2._internal.exceptions import (
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError, RayembedError, WorkerError, may_pass
 from rayembed.training.capacity import worker_resources, workers_that_fit
-from rayembed.training.on_worker import Job
+from rayembed.training.job import Job
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def failure_config(placement: Placement) -> Any:
 def failure_callbacks(job: Job) -> list[Any]:
     """Callbacks by which Ray Train reports failures before it decides on a retry."""
     if job.placement.is_elastic:
-        return [OnWorkerErrors(), LostNodes(job.loop_config.name, job.placement)]
+        return [OnWorkerErrors(), LostNodes(job.stage.name, job.placement)]
     return [OnWorkerErrors()]
 
 
@@ -210,7 +210,7 @@ def cause(error: Any, job: Job) -> RayembedError:
     ours = _ours([*failures.values(), controller])
     if ours is not None:
         return ours
-    placement, stage = job.placement, job.loop_config.name
+    placement, stage = job.placement, job.stage.name
     if isinstance(controller, _NOT_STARTED):
         setting = "min_workers" if placement.is_elastic else "workers"
         return PlacementError(

@@ -28,6 +28,9 @@ from rayembed.training.weights import tensors_digest, weights_digest, write_weig
 
 FOLDER = "validation"
 
+STEP = "step"
+"""Key in the header of a file of weights: after which step of the stage they are."""
+
 _WEIGHTS, _RECORD = ".safetensors", ".json"
 
 

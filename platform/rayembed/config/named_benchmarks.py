@@ -1,0 +1,121 @@
+"""Benchmarks that stand for own sets: named among mteb's, made of files that need no hub.
+
+A benchmark is an object of the kind `NamedBenchmark`; other packages add theirs by entry points of
+the group `rayembed.benchmarks`. The settings that a run is made with have the sets in place of the
+names, so that nothing behind them knows a benchmark by its name.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from rayembed.config.own_sets import OwnSet
+from rayembed.config.run import Run
+from rayembed.config.scores import Scores
+from rayembed.config.settings import SettingsT, changed, parse
+from rayembed.config.table import load
+
+BUILT_IN = ("rayembed.samples.wikipedia:BENCHMARK",)
+
+ScoresT = TypeVar("ScoresT", bound=Scores)
+
+
+class NamedBenchmark(Protocol):
+    """A benchmark whose tasks are own sets."""
+
+    @property
+    def name(self) -> str:
+        """Its name among benchmarks; sizes may follow, `name?documents=300`."""
+        ...
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks that may be named alone, in the order in which tables show them."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """How the references of its files begin, `sample://…/`."""
+        ...
+
+    @property
+    def licence(self) -> str:
+        """Licence of its texts, as hubs name it."""
+        ...
+
+    def own_sets(
+        self, sizes: dict[str, str], tasks: Iterable[str] | None = None
+    ) -> tuple[OwnSet, ...]:
+        """Its tasks of these sizes; None: all of them.
+
+        Raises:
+            ConfigError: an unknown size.
+        """
+        ...
+
+    def num_tokens(self, own: OwnSet) -> float:
+        """About how many tokens the texts of one of its sets have."""
+        ...
+
+
+@cache
+def named_benchmarks() -> tuple[NamedBenchmark, ...]:
+    """All of them, those of this package first."""
+    outside = sorted(entry_points(group="rayembed.benchmarks"), key=lambda point: point.name)
+    return (*(load(reference) for reference in BUILT_IN), *(point.load() for point in outside))
+
+
+def benchmark_of(reference: str) -> NamedBenchmark | None:
+    """The benchmark that a file belongs to, by its reference; None: to none."""
+    return next((b for b in named_benchmarks() if reference.startswith(b.prefix)), None)
+
+
+def tokens_of_sets(sets: Iterable[OwnSet]) -> float:
+    """About how many tokens the texts of the benchmarks' sets have; other sets are not counted."""
+    known = [(benchmark_of(own.path), own) for own in sets]
+    return sum(found.num_tokens(own) for found, own in known if found is not None)
+
+
+def with_own_sets(scores: ScoresT) -> ScoresT:
+    """The scores with own sets in place of the benchmarks' names and of their tasks' names.
+
+    Raises:
+        ConfigError: an unknown size.
+    """
+    found: list[OwnSet] = []
+    names = {benchmark.name: benchmark for benchmark in named_benchmarks()}
+    tasks = {task: benchmark for benchmark in names.values() for task in benchmark.tasks}
+    for asked in scores.benchmarks:
+        name, _, sizes = asked.partition("?")
+        if name in names:
+            found += names[name].own_sets(dict(parse_qsl(sizes)))
+    known = {own.name for own in found}
+    for benchmark in names.values():
+        alone = [task for task in scores.tasks if tasks.get(task) is benchmark]
+        found += [own for own in benchmark.own_sets({}, alone) if own.name not in known]
+    if not found:
+        return scores
+    known = {own.name for own in found}
+    return changed(
+        scores,
+        benchmarks=tuple(b for b in scores.benchmarks if b.partition("?")[0] not in names),
+        tasks=tuple(task for task in scores.tasks if task not in tasks),
+        own_sets=(*found, *(own for own in scores.own_sets if own.name not in known)),
+    )
+
+
+def with_named_benchmarks(settings: SettingsT) -> SettingsT:
+    """The settings of a run or an evaluation with own sets in place of benchmarks' names.
+
+    Raises:
+        ConfigError: an unknown size of a benchmark, or its sets do not fit the run.
+    """
+    if isinstance(settings, Scores):
+        return with_own_sets(settings)
+    if isinstance(settings, Run):
+        evaluation = with_own_sets(settings.evaluation)
+        if evaluation is not settings.evaluation:
+            return parse(type(settings), {**dict(settings), "evaluation": evaluation})
+    return settings

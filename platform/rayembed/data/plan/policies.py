@@ -1,0 +1,180 @@
+"""Policies: which rows stand in which batch.
+
+`blended`: every batch draws from all data sets by share (NV-Embed). `homogeneous`: every batch has
+a single data set and language, as in Nomic Embed v2 (section 4.3) and Causal2Vec (its experimental
+details); a query's negatives are then of its own kind and not recognisable by another data set's
+style. `clustered`: batches as contextual clustering packed them (CDE, section 4.1).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from rayembed.data.plan.sampling import (
+    DatasetRows,
+    EpochSampler,
+    PlannedBatch,
+    generator,
+    sequence,
+    shares,
+    whole_numbers,
+)
+from rayembed.errors import DataError
+
+
+def blended(
+    datasets: Sequence[DatasetRows],
+    global_pairs: int,
+    num_steps: int,
+    seed: int,
+    key: str,
+    temperature: float | None = None,
+) -> Iterator[PlannedBatch]:
+    """Batches of all steps, in order.
+
+    Each batch holds each data set's share of rows; rounding remainders are carried to the next
+    step, so that shares are exact to one row over any number of steps. Data sets are sampled by
+    epoch in seeded permutations, without replacement. A row whose query text is already in the
+    batch waits for the next one, unless its epoch has no other row left. A larger number of steps
+    only extends the order.
+
+    Args:
+        key: names the stage, so that two stages with one seed differ.
+        temperature: of the shares; None: the weights alone.
+
+    Raises:
+        DataError: a data set has fewer rows than a batch takes of it.
+    """
+    share = shares([r.weight for r in datasets], [len(r.query_hash) for r in datasets], temperature)
+    for rows, part in zip(datasets, share.tolist(), strict=True):
+        needed = min(global_pairs, math.ceil(part * global_pairs - 1e-9))
+        if len(rows.query_hash) < needed:
+            raise DataError(
+                f"data set {rows.name!r} has {len(rows.query_hash)} rows, but each batch of "
+                f"{global_pairs} pairs takes up to {needed} of them (share {part:.4g}); lower "
+                "batch.global_pairs or its weight, or add rows"
+            )
+    samplers = [EpochSampler(rows.name, rows.query_hash, seed, key) for rows in datasets]
+    owed = np.zeros(len(datasets))
+    for step in range(num_steps):
+        owed += share * global_pairs
+        counts = whole_numbers(owed, global_pairs)
+        owed -= counts
+        used: set[int] = set()
+        drawn = [
+            sampler.draw(int(count), used) for sampler, count in zip(samplers, counts, strict=True)
+        ]
+        places = np.repeat(np.arange(len(datasets), dtype=np.int32), counts)
+        mixed = generator(seed, key, "slots", step).permutation(global_pairs)
+        yield PlannedBatch(places[mixed], np.concatenate(drawn)[mixed])
+
+
+def homogeneous(
+    datasets: Sequence[DatasetRows],
+    global_pairs: int,
+    num_steps: int,
+    seed: int,
+    key: str,
+    temperature: float | None = None,
+) -> Iterator[PlannedBatch]:
+    """Batches of all steps, in order.
+
+    Steps are divided among data sets by share, and a data set's steps among its languages by rows
+    to the power 1/T (None: by rows), in whole numbers by largest remainder. The steps are in seeded
+    order. Rows are drawn as in `blended`, separately for each language. Another number of steps
+    gives another order.
+
+    Args:
+        datasets: with `language_hash`; each language has rows for a batch, see `large_enough`. One
+            without rows has weight 0.
+        key: names the stage, so that two stages with one seed differ.
+        temperature: T.
+
+    Raises:
+        DataError: a language has fewer rows than a batch.
+    """
+    num_rows = [len(rows.query_hash) for rows in datasets]
+    share = shares([rows.weight for rows in datasets], num_rows, temperature)
+    steps_of = whole_numbers(share * num_steps, num_steps)
+    dataset_of: list[int] = []
+    rows_of: list[np.ndarray] = []
+    samplers: list[EpochSampler] = []
+    counts: list[int] = []
+    for number, rows in enumerate(datasets):
+        if not len(rows.query_hash):
+            continue
+        assert rows.language_hash is not None
+        languages, sizes = np.unique(rows.language_hash, return_counts=True)
+        if sizes.min() < global_pairs:
+            raise DataError(
+                f"data set {rows.name!r} has a language with {sizes.min()} rows, fewer than one "
+                f"batch of {global_pairs} pairs; lower batch.global_pairs or leave it out"
+            )
+        parts = shares([1.0] * len(sizes), sizes.tolist(), temperature or 1.0)
+        steps = int(steps_of[number])
+        counts += whole_numbers(parts * steps, steps).tolist()
+        by_language = np.split(np.argsort(rows.language_hash, kind="stable"), sizes.cumsum()[:-1])
+        for language, chosen in zip(languages.tolist(), by_language, strict=True):
+            dataset_of.append(number)
+            rows_of.append(chosen)
+            samplers.append(
+                EpochSampler(f"{rows.name}\0{language}", rows.query_hash[chosen], seed, key)
+            )
+    for group in sequence(np.array(counts), seed, key).tolist():
+        drawn = samplers[group].draw(global_pairs, set())
+        yield PlannedBatch(
+            np.full(global_pairs, dataset_of[group], dtype=np.int32), rows_of[group][drawn]
+        )
+
+
+def large_enough(language_hash: np.ndarray, global_pairs: int) -> np.ndarray:
+    """(n,) bool mask of rows whose language has enough rows for at least one batch.
+
+    Args:
+        language_hash: (n,) int64.
+    """
+    _, place, sizes = np.unique(language_hash, return_inverse=True, return_counts=True)
+    return np.asarray(sizes[place] >= global_pairs)
+
+
+def clustered(
+    datasets: Sequence[DatasetRows],
+    global_pairs: int,
+    num_steps: int,
+    seed: int,
+    key: str,
+    temperature: float | None = None,
+) -> Iterator[PlannedBatch]:
+    """Batches of all steps, in order.
+
+    Steps are divided among data sets by share, in whole numbers by largest remainder, and mixed in
+    seeded order. A data set's batches come in seeded permutations, one for each epoch, without
+    replacement. Rows of a batch are mixed over its slots, so that workers get similar ones. Another
+    number of steps gives another order.
+
+    Args:
+        datasets: batch b of a data set is its rows [b·G, (b + 1)·G).
+        key: names the stage, so that two stages with one seed differ.
+        temperature: of the shares; None: the weights alone.
+    """
+    num_rows = [len(rows.query_hash) for rows in datasets]
+    assert all(count and count % global_pairs == 0 for count in num_rows), num_rows
+    share = shares([rows.weight for rows in datasets], num_rows, temperature)
+    steps_of = whole_numbers(share * num_steps, num_steps)
+    samplers = [
+        _batches(rows.name, count // global_pairs, seed, key)
+        for rows, count in zip(datasets, num_rows, strict=True)
+    ]
+    for step, number in enumerate(sequence(steps_of, seed, key).tolist()):
+        first = next(samplers[number]) * global_pairs
+        mixed = generator(seed, key, "slots", step).permutation(global_pairs)
+        yield PlannedBatch(np.full(global_pairs, number, dtype=np.int32), first + mixed)
+
+
+def _batches(name: str, count: int, seed: int, key: str) -> Iterator[int]:
+    """Infinite iterator of batch numbers, each epoch in another order."""
+    epoch = 0
+    while True:
+        yield from generator(seed, key, name, epoch).permutation(count).tolist()
+        epoch += 1

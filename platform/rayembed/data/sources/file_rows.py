@@ -1,0 +1,165 @@
+"""Sources of files, and what the conversion of a source is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rayembed.config.document import fingerprint
+from rayembed.config.sources import Column, FileSource, Source
+from rayembed.data.records import Record
+
+if TYPE_CHECKING:
+    from rayembed.config.data import DatasetConfig
+    from rayembed.data.artifacts import ArtifactWriter, PipelineContext
+    from rayembed.data.sources.files import FilePiece
+    from rayembed.data.sources.rows import Row
+    from rayembed.data.sources.tasks import HeldOut
+    from rayembed.data.work_items import Result, Task, WorkItem
+
+
+@dataclass(frozen=True)
+class ResolvedDataset:
+    """A data set whose source exists and has the columns that the settings name."""
+
+    dataset: DatasetConfig
+    """Settings with the source's paths resolved below the root."""
+    content: str
+    """Content fingerprint of the source."""
+    files: Mapping[str, Sequence[FilePiece]] = field(default_factory=dict)
+    """Setting → pieces of its files, for sources of files."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Unread column of the files at `path` → what it looks like."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a source makes the records of a data set with."""
+
+    context: PipelineContext
+    dataset: DatasetConfig
+    files: Mapping[str, Sequence[FilePiece]]
+    held_out: HeldOut
+    writer: ArtifactWriter
+    """Writer of the folder, whose `parts_folder` takes the records."""
+
+    def run(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
+        """Results of a task that makes records; those of an earlier try are reused.
+
+        Args:
+            what: names the task within the folder and in the log.
+        """
+        return self._run(self.writer.folder, what, task, items)
+
+    def prepare(self, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
+        """Results of a task that only later tasks read; its files go into `working_folder`."""
+        return self._run(self.writer.working_folder, what, task, items)
+
+    def _run(self, folder: str, what: str, task: Task, items: Sequence[WorkItem]) -> list[Result]:
+        from rayembed.data.work_items import run_resumable
+
+        named = f"{what} {self.dataset.name}"
+        return run_resumable(folder, named, task, items, self.context.execute)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row that may be held out."""
+
+    shown: Any
+    made: Record | str
+    """The row's own record, or why it has none."""
+    value: str | None = None
+    """Cell of the column by which rows are held out; None without one."""
+
+
+class FileRows(FileSource, Source):
+    """A source of files of which every row becomes records by itself.
+
+    A member names its columns in `columns_read` and makes the `records` of a row.
+    """
+
+    columns_read: ClassVar[tuple[str, ...]] = ()
+    """Settings that name columns of the files at `path`, beside `language`."""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Setting → its column of the files at `path`, if set."""
+        named = ((name, getattr(self, name)) for name in (*self.columns_read, "language"))
+        return {name: column for name, column in named if isinstance(column, str)}
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Setting → path of its files; relative ones are taken from `data.root`."""
+        return {"path": self.path}
+
+    def records(self, dataset: DatasetConfig, row: Row) -> list[Record]:
+        """Records of a row, most often one; `cells` and `building` help.
+
+        Raises:
+            RowError: there is none; the message is the reason, and counts rows in the manifest.
+        """
+        raise NotImplementedError
+
+    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
+        """Find the files and check that they have the columns that the settings name."""
+        from rayembed.data.sources.files import list_pieces
+        from rayembed.data.sources.rows import check_columns
+        from rayembed.data.sources.unread import unread_columns
+
+        files = {name: tuple(list_pieces(path)) for name, path in self.paths.items()}
+        columns = {f"source.{name}": column for name, column in self.columns.items()}
+        if (column := getattr(dataset.held_out, "column", None)) is not None:
+            columns["held_out.column"] = column
+        check_columns(files["path"][0], columns)
+        told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
+        unread = unread_columns(files["path"], columns.values())
+        return ResolvedDataset(dataset, fingerprint(told), files, unread)
+
+    def convert(self, conversion: Conversion) -> list[Result]:
+        """Make the records of every piece on its own."""
+        return self.convert_rows(conversion, partial(self.records, conversion.dataset))
+
+    def convert_rows(
+        self, conversion: Conversion, make: Callable[[Row], list[Record]]
+    ) -> list[Result]:
+        """Make the records of every piece on its own, those of a row by `make`, which pickles."""
+        from rayembed.data.sources.tasks import ConvertRows
+
+        columns = tuple(self.columns.values())
+        folder = conversion.writer.parts_folder
+        task = ConvertRows(folder, conversion.held_out, columns, make)
+        return conversion.run("records", task, conversion.files["path"])
+
+    def items(self, checked: ResolvedDataset) -> Sequence[FilePiece]:
+        """Pieces of the files."""
+        return checked.files["path"]
+
+    def candidates(self, dataset: DatasetConfig, item: FilePiece) -> Iterator[Candidate]:
+        """Each row of a piece with its own record."""
+        from rayembed.data.sources.cells import RowError, name_in
+        from rayembed.data.sources.rows import BadRow
+        from rayembed.data.sources.tasks import converted
+
+        column = getattr(dataset.held_out, "column", None)
+        columns = [*self.columns.values(), *([column] if column else [])]
+        for row, made in converted(item, columns, partial(self.records, dataset)):
+            if isinstance(row, BadRow) or isinstance(made, str):
+                yield Candidate(row.shown if isinstance(row, BadRow) else row.values, str(made))
+                continue
+            try:
+                value = name_in(row.values, column) if column else None
+            except RowError:  # a row without a name is in no group
+                value = None
+            # The further records of a row have the same texts the other way round.
+            yield Candidate(row.values, made[0], value)
+
+
+class NamedRows(FileRows):
+    """A source of files whose rows may have names of their own."""
+
+    id: Column | None = None
+    """Column of a row's name, by which equal rows are told and samples are drawn; None: the content
+    of the row names it."""

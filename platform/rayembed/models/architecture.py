@@ -1,0 +1,254 @@
+"""What an architecture is to the rest of the house, with defaults for a plain one."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from torch import nn
+
+from rayembed.assets.sentence_modules import OWN_MODULE
+from rayembed.config.architecture import ArchitectureConfig
+from rayembed.config.backbone import BackboneConfig, Dtype
+from rayembed.config.model import ModelConfig, architecture_classes
+from rayembed.config.pooling import ProjectionConfig
+from rayembed.config.table import load
+from rayembed.errors import ConfigError
+from rayembed.models.backbones import (
+    Mask,
+    check_backbone,
+    empty_backbone,
+    load_backbone,
+    num_positions,
+)
+from rayembed.models.contract import PromptTokenizer
+
+if TYPE_CHECKING:
+    from rayembed.models.transformer_model import TransformerModel
+
+Parts = Mapping[str, Any]
+"""Pretrained transformers by their settings (`backbone`, `encoder`)."""
+
+
+class Published(NamedTuple):
+    """A model in a folder of its publishers' layout."""
+
+    config: ModelConfig
+    """Its settings, in the number type in which it is saved."""
+    transformer: Path
+    """Folder of the tokenizer and the weights."""
+    width: Callable[[], int]
+    """Gives the width of its vectors, without reading weights."""
+    load: Callable[[Dtype], "TransformerModel"]
+    """Loads it in a number type, in evaluation mode."""
+    check: Callable[[], object]
+    """Checks without reading weights that `load` can; raises ArtifactError."""
+
+
+class SentenceModule(NamedTuple):
+    """One entry of `modules.json`."""
+
+    path: str
+    """Folder below the model's."""
+    type: str
+    """Dotted name of its class."""
+
+
+class Architecture:
+    """An architecture: from its settings to a model, and from a model to files.
+
+    One object of each architecture is named by its settings' class. The defaults are those of one
+    pretrained transformer that attends as its family does, with a head without weights. Sub-classes
+    give at least `tokenizer` and `assemble`. `config` is of the architecture's own class.
+    """
+
+    objective: ClassVar[str] = "rayembed.training.contrastive:CONTRASTIVE"
+    """Import string of how batches are made and a step is run."""
+    takes_any_encoder: ClassVar[bool] = False
+    """Whether `published` takes any encoder in a usual format, and is asked after all others."""
+
+    # --- building
+
+    def mask(self, config: Any) -> Mask:
+        """Attention mask that the settings require of the backbone."""
+        return "own"
+
+    def load_part(self, config: Any, name: str, folder: Path) -> Any:
+        """Load a pretrained part from its folder, in the backbone's number type, on the CPU.
+
+        Raises:
+            ArtifactError: no such model, damaged, or weights missing.
+            ConfigError: settings that do not fit it.
+        """
+        mask = self.mask(config) if name == "backbone" else "own"
+        return load_backbone(folder, part_settings(config, name, folder), mask=mask)
+
+    def empty_part(self, config: Any, name: str, folder: Path) -> Any:
+        """The part on the meta device, without reading weights; raises as `load_part`."""
+        mask = self.mask(config) if name == "backbone" else "own"
+        return empty_backbone(folder, part_settings(config, name, folder), mask=mask)
+
+    def check_part(self, config: Any, name: str, folder: Path) -> None:
+        """Check by its files that a saved part can be loaded.
+
+        Raises:
+            ArtifactError: an unknown architecture, or weights of other names or shapes.
+        """
+        check_backbone(folder)
+
+    def empty_of_settings(
+        self, config: Any, name: str, settings: Mapping[str, Any], where: str
+    ) -> nn.Module | None:
+        """The part on the meta device from the content of a config.json; None: transformers' own.
+
+        Args:
+            where: what to call it in messages.
+
+        Raises:
+            ArtifactError, ConfigError: as `empty_part`.
+        """
+        return None
+
+    def build_head(self, config: Any, shapes: Mapping[str, Any]) -> nn.Module:
+        """Build the randomly initialised layers beside the pretrained parts.
+
+        Args:
+            shapes: the parts' transformers configurations.
+
+        Raises:
+            ConfigError: settings that do not fit the parts' sizes.
+        """
+        return nn.Identity()
+
+    def start_head(self, config: Any, head: nn.Module, parts: Parts) -> None:
+        """Adjust a fresh head to the weights of the parts, in place."""
+        return None
+
+    def tokenizer(self, config: Any, folders: Mapping[str, Path]) -> PromptTokenizer:
+        """Picklable tokenizer of a model whose parts (or exports of them) lie in the folders.
+
+        Raises:
+            ArtifactError: no fast tokenizer there, or one without a token that is needed.
+            ConfigError: maximum lengths that leave no room for text.
+        """
+        raise NotImplementedError(f"{type(self).__name__} makes no tokenizer")
+
+    def assemble(
+        self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
+    ) -> "TransformerModel":
+        """The model around finished parts."""
+        raise NotImplementedError(f"{type(self).__name__} assembles no model")
+
+    def check_parts(self, config: Any, parts: Parts, folders: Mapping[str, Path]) -> None:
+        """Check that the parts fit the settings and each other; they may be on the meta device.
+
+        Raises:
+            ConfigError: they do not.
+        """
+        return None
+
+    def check_lengths(self, config: Any, parts: Parts) -> None:
+        """Check that the parts have positions for texts of maximum length.
+
+        Raises:
+            ConfigError: a text may be longer.
+        """
+        for role, length in config.max_lengths.items():
+            check_positions(f"model.{role}_max_length", length, parts["backbone"], "backbone")
+
+    # --- starting from a model
+
+    def projections(self, config: Any) -> tuple[ProjectionConfig, ...]:
+        """Linear layers behind the pooling, as Dense modules of sentence-transformers are."""
+        return ()
+
+    def remark_on_start(self, config: Any, folder: Path, transformer: Path) -> str | None:
+        """What a user should know about starting from a folder; None for nothing.
+
+        Args:
+            transformer: the folder of the transformer within.
+        """
+        return None
+
+    def check_for_transformers(self, folder: Path) -> None:
+        """Refuse a folder of the architecture's own layout that transformers would misread.
+
+        Raises:
+            ArtifactError: it would silently be computed as another model.
+        """
+        return None
+
+    # --- files
+
+    def published(self, folder: Path) -> Published | None:
+        """The model in a folder of a published layout; None if it is of another.
+
+        Raises:
+            ArtifactError: of this layout, but damaged or with parts that are not supported.
+        """
+        return None
+
+    def write_sentence_files(self, model: Any, folder: Path) -> list[SentenceModule]:
+        """Write what sentence-transformers reads; the entries of `modules.json`."""
+        return [SentenceModule("", OWN_MODULE)]
+
+    def write_more(self, model: Any, folder: Path) -> None:
+        """Write what the model has besides parts, head, tokenizers and settings."""
+        return None
+
+    def read_more(self, model: Any, folder: Path) -> None:
+        """Read what `write_more` wrote into a loaded model."""
+        return None
+
+
+def architecture_of(config: ArchitectureConfig) -> Architecture:
+    """The architecture that the settings name."""
+    return _loaded(type(config).architecture)
+
+
+def architectures() -> Iterator[Architecture]:
+    """All architectures, those that take any encoder last."""
+    found = [_loaded(settings.architecture) for settings in architecture_classes()]
+    yield from sorted(found, key=lambda one: one.takes_any_encoder)
+
+
+def published_in(folder: Path) -> Published | None:
+    """The model in a folder of a published layout, or an encoder in a usual format.
+
+    Raises:
+        ArtifactError: damaged, or with parts that are not supported.
+    """
+    asked = (architecture.published(folder) for architecture in architectures())
+    return next((found for found in asked if found is not None), None)
+
+
+def part_settings(config: ArchitectureConfig, name: str, folder: Path) -> BackboneConfig:
+    """Settings of a pretrained part: the backbone's, or the number type alone for another."""
+    if name == "backbone":
+        return config.backbone
+    return BackboneConfig(path=str(folder), dtype=config.backbone.dtype)
+
+
+def check_positions(setting: str, length: int, part: Any, what: str, added: int = 0) -> None:
+    """Check that a part has positions for a text of maximum length and `added` further tokens.
+
+    Args:
+        setting: where the length stands, for the message.
+        what: the part's name in the message.
+
+    Raises:
+        ConfigError: it has learnt fewer.
+    """
+    positions = num_positions(part)
+    if positions is not None and length + added > positions:
+        behind = f", of which what stands before a text takes {added}" if added else ""
+        raise ConfigError(
+            f"{setting} is {length}, but the {what} has learnt {positions} positions{behind}; set "
+            f"it to {max(positions - added, 0)} at most"
+        )
+
+
+@cache
+def _loaded(reference: str) -> Architecture:
+    found: Architecture = load(reference)
+    return found

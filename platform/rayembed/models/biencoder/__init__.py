@@ -1,0 +1,1 @@
+"""Plain bi-encoders: any encoder (or decoder) of transformers with simple pooling."""

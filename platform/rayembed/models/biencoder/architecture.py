@@ -1,0 +1,105 @@
+"""Bi-encoders from settings to files."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rayembed.config.pooling import ProjectionConfig
+from rayembed.models.architecture import Architecture, Parts, Published, SentenceModule
+from rayembed.models.backbones import check_backbone, load_backbone, torch_dtype
+from rayembed.models.biencoder.checkpoint import (
+    EncoderFolder,
+    published_width,
+    read_encoder_folder,
+    write_plain_format,
+)
+from rayembed.models.biencoder.config import BiEncoderConfig
+from rayembed.models.contract import PromptTokenizer
+from rayembed.models.pooling import ProjectedPooling, build_pooling
+from rayembed.models.saved_folder import SETTINGS_FILE
+from rayembed.models.sentence_folder import load_projections, read_modules
+from rayembed.models.tokens import PrefixTokenizer, append_stated_eos, pretrained_tokenizer
+from rayembed.models.transformer_model import PooledTransformer
+
+
+class BiEncoder(PooledTransformer):
+    """Bi-encoder with shared weights; queries and documents may differ in prefix and length."""
+
+    config: BiEncoderConfig
+    tokenizer: PrefixTokenizer
+
+
+class BiEncoderArchitecture(Architecture):
+    """Any transformer under its own mask, pooled, with linear layers behind."""
+
+    takes_any_encoder = True
+
+    def build_head(self, config: BiEncoderConfig, shapes: Mapping[str, Any]) -> nn.Module:
+        """Build the pooling with its projections."""
+        pooling = build_pooling(config.pooling)
+        if not config.projections:
+            return pooling
+        width = int(shapes["backbone"].hidden_size)
+        return ProjectedPooling(pooling, width, config.projections)
+
+    def tokenizer(self, config: BiEncoderConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
+        """Tokenizer of prefix, instruction and text, all of which are pooled."""
+        pretrained = pretrained_tokenizer(folders["backbone"])
+        append_stated_eos(pretrained, folders["backbone"])
+        return PrefixTokenizer(pretrained, config)
+
+    def assemble(
+        self, config: BiEncoderConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
+    ) -> BiEncoder:
+        """The model around its backbone."""
+        return BiEncoder(config, parts["backbone"], head, tokenizer)
+
+    def projections(self, config: BiEncoderConfig) -> tuple[ProjectionConfig, ...]:
+        """Those of the settings."""
+        return config.projections
+
+    def remark_on_start(
+        self, config: BiEncoderConfig, folder: Path, transformer: Path
+    ) -> str | None:
+        """That a folder of sentence-transformers pools in another way."""
+        if (folder / SETTINGS_FILE).is_file() or not (folder / "modules.json").is_file():
+            return None
+        pooling = read_modules(folder).pooling
+        if config.pooling == pooling:
+            return None
+        return (
+            f"the start model pools by {pooling.kind}, this run by {config.pooling.kind} "
+            "(model.pooling.kind)"
+        )
+
+    def published(self, folder: Path) -> Published | None:
+        """An encoder in the format of sentence-transformers or of transformers."""
+        found = read_encoder_folder(folder)
+        return Published(
+            found.config,
+            found.transformer,
+            width=partial(published_width, found),
+            load=lambda dtype: self._load(read_encoder_folder(folder, dtype=dtype)),
+            check=partial(check_backbone, found.transformer),
+        )
+
+    def _load(self, found: EncoderFolder) -> BiEncoder:
+        config, transformer, dense = found
+        parts = {"backbone": load_backbone(transformer, config.backbone, mask="own")}
+        head = self.build_head(config, {"backbone": parts["backbone"].config})
+        load_projections(head, dense)
+        head.to(torch_dtype(config.backbone.dtype))
+        tokenizer = self.tokenizer(config, {"backbone": transformer})
+        return self.assemble(config, parts, head, tokenizer).eval()
+
+    def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[SentenceModule]:
+        """Plain format of sentence-transformers where one maximum length holds for both roles."""
+        if model.config.has_plain_format:
+            return write_plain_format(model, folder)
+        return super().write_sentence_files(model, folder)
+
+
+BI_ENCODER = BiEncoderArchitecture()

@@ -1,0 +1,46 @@
+"""Settings of plain bi-encoders: a backbone, a pooling, linear layers."""
+
+from typing import ClassVar, Literal
+
+from rayembed.config.architecture import ArchitectureConfig
+from rayembed.config.lora import LoraConfig
+from rayembed.config.pooling import MeanPooling, PlainPooling, ProjectionConfig
+
+
+class BiEncoderConfig(ArchitectureConfig):
+    """Any encoder of transformers, or a decoder under its own causal mask, with simple pooling."""
+
+    architecture: ClassVar[str] = "rayembed.models.biencoder.architecture:BI_ENCODER"
+
+    kind: Literal["biencoder"] = "biencoder"
+    pooling: PlainPooling = MeanPooling()
+    """`eos` is the last token, which fits decoders whose tokenizer ends a text with EOS."""
+    projections: tuple[ProjectionConfig, ...] = ()
+    """Projections of the pooled vector, in order. Initialised from the start model's Dense modules,
+    which must have these shapes, or randomly if it has none."""
+    lora: LoraConfig | None = None
+    """LoRA adapters; None trains the whole backbone."""
+    query_prefix: str = ""
+    """Text before every query, for instance `query: `."""
+    document_prefix: str = ""
+    """Text before every document, for instance `passage: `."""
+
+    @property
+    def head_settings(self) -> dict[str, object]:
+        """Pooling and projections."""
+        return self.model_dump(include={"kind", "pooling", "projections"})
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there are projections; pooling has no weights."""
+        return bool(self.projections)
+
+    @property
+    def has_plain_format(self) -> bool:
+        """Whether one maximum length holds for both roles, as sentence-transformers has it."""
+        return self.query_max_length == self.document_max_length
+
+    @property
+    def description(self) -> str:
+        """The architecture with its pooling."""
+        return f"A bi-encoder with {self.pooling.kind.replace('_', '-')} pooling"

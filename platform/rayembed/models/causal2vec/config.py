@@ -1,0 +1,188 @@
+"""Settings of Causal2Vec (arXiv 2507.23386)."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import PositiveInt, model_validator
+
+from rayembed.config.architecture import Adapters, ArchitectureConfig
+from rayembed.config.lora import LoraConfig
+from rayembed.config.settings import Settings
+from rayembed.config.types import Reference, Template
+
+
+class EncoderConfig(Settings):
+    """The bidirectional encoder that reads a text for Causal2Vec, in the backbone's dtype.
+
+    It has no dropout but that of its adapters.
+    """
+
+    path: Reference
+    """An asset reference, as that of the backbone."""
+    frozen: bool = True
+    """Whether the encoder is frozen. Table 10: better for an LLM of 7B; adapters are better for
+    smaller ones."""
+    lora: LoraConfig | None = None
+    """Adapters of an encoder that is not frozen; None trains it whole."""
+    max_length: PositiveInt = 512
+    """Maximum tokens of a text in the encoder, special ones included; longer texts are truncated.
+    """
+
+    @model_validator(mode="after")
+    def _frozen_has_no_adapters(self) -> "EncoderConfig":
+        if self.frozen and self.lora is not None:
+            raise ValueError(
+                "encoder.lora puts adapters on an encoder that encoder.frozen=true keeps as it is; "
+                "set encoder.frozen=false, or encoder.lora=null"
+            )
+        return self
+
+
+class ExamplesConfig(Settings):
+    """In-context examples before queries in training, drawn anew for each (arXiv 2409.15700).
+
+    They are pairs of the same data set from the same global batch. Where a model is used, what
+    stands before a query is the caller's: `instruction_with_examples` gives it.
+    """
+
+    max_examples: PositiveInt = 5
+    """Maximum examples of one query; each number from zero on is equally likely."""
+    query_tokens: PositiveInt = 256
+    """Maximum tokens of an example's query; longer ones are truncated."""
+    response_tokens: PositiveInt = 256
+    """Maximum tokens of an example's positive; longer ones are truncated."""
+    max_tokens: PositiveInt = 1536
+    """Token budget of everything before the text. An example that exceeds it is dropped, with all
+    after it."""
+
+
+Representation = Literal["concat", "average", "eos", "concat_encoder", "separate"]
+
+_REPRESENTATIONS: dict[Representation, str] = {
+    "concat": "the last states of Contextual token and EOS",
+    "average": "the mean of the last states of Contextual token and EOS",
+    "eos": "the last state of EOS",
+    "concat_encoder": "the Contextual token and the last state of EOS",
+    "separate": "the encoder's mean and the last state of EOS",
+}
+
+
+class Causal2VecConfig(ArchitectureConfig):
+    """A causal LLM that reads a text after its Contextual token (arXiv 2507.23386).
+
+    The sequence is BOS, `prompt_start`, instruction, Contextual token, text, `prompt_end`, EOS.
+    """
+
+    architecture: ClassVar[str] = "rayembed.models.causal2vec.architecture:CAUSAL2VEC"
+    prompt_table: ClassVar[str | None] = "causal2vec"
+
+    kind: Literal["causal2vec"] = "causal2vec"
+    encoder: EncoderConfig | None
+    """Encoder that makes the Contextual token. None: plain last-token pooling, with
+    `representation` `eos` (Table 6, without Bi-Encoder)."""
+    num_contextual_tokens: PositiveInt = 1
+    """Number of Contextual tokens. One is the mean of the encoder's last states through an MLP;
+    more come from cross-attention of as many learnt queries (Table 5)."""
+    position: Literal["after_instruction", "before_instruction"] = "after_instruction"
+    """Position of the Contextual token (Table 14)."""
+    representation: Representation = "concat"
+    """Composition of the embedding (Tables 2, 4 and 12). `concat`: the LLM's last states of the
+    Contextual token (the mean of several) and of EOS, concatenated. `average`: their mean. `eos`:
+    that of EOS. `concat_encoder`: the Contextual token at the LLM's input, and EOS. `separate`: the
+    encoder's mean and EOS, each normalised, without a Contextual token in the LLM's input."""
+    contextual_start: Literal["words", "torch"] = "words"
+    """Initial norm of Contextual tokens. `words`: that of the LLM's word embeddings, by a factor on
+    the MLP's last layer. `torch`: torch's default initialisation of linear layers, which the paper
+    leaves open: a quarter of that with SmolLM2 and all-MiniLM, and attended to less. Training from
+    a saved model starts with its MLP."""
+    mask: Literal["causal", "bidirectional"] = "causal"
+    """Attention mask of the LLM (Table 15)."""
+    lora: LoraConfig | None = LoraConfig(rank=64, alpha=32, dropout=0.05)
+    """LoRA adapters with rank and alpha as for 7B in Table 7; None trains the whole LLM."""
+    instruction_template: Template = "Instruct: {instruction}\nQuery:"
+    """Template that wraps an instruction before a text. Each part of the sequence is tokenised
+    separately, so no space has to end it."""
+    prompt_start: str = ""
+    """Begin of a user turn in the LLM's chat template (Appendix A.1)."""
+    prompt_end: str = ""
+    """End of a user turn, without the EOS that always follows."""
+    examples: ExamplesConfig | None = None
+    """In-context examples in training (Causal2Vec w/ ICL in Table 1); None for none."""
+    query_max_length: PositiveInt = 512
+    """Maximum tokens of a query's whole LLM sequence; longer texts are truncated, not what follows
+    them."""
+    document_max_length: PositiveInt = 512
+    """Maximum tokens of a document's whole LLM sequence; see `query_max_length`."""
+
+    @property
+    def contextual_tokens(self) -> int:
+        """Number of Contextual tokens in the LLM's input."""
+        without = self.encoder is None or self.representation == "separate"
+        return 0 if without else self.num_contextual_tokens
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The LLM, and the encoder if there is one."""
+        encoder = {} if self.encoder is None else {"encoder": self.encoder.path}
+        return {"backbone": self.backbone.path} | encoder
+
+    @property
+    def adapters(self) -> dict[str, Adapters]:
+        """Adapters of the LLM, and those of the encoder's own setting."""
+        found = super().adapters
+        if self.encoder is not None and self.encoder.lora is not None:
+            found["encoder"] = Adapters(self.encoder.lora, "model.encoder.lora")
+        return found
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The encoder, if it is frozen."""
+        return frozenset({"encoder"} if self.encoder is not None and self.encoder.frozen else ())
+
+    def without_adapters(self) -> Self:
+        """Settings without adapters of either part."""
+        encoder = self.encoder and self.encoder.model_copy(update={"lora": None})
+        return self.model_copy(update={"lora": None, "encoder": encoder})
+
+    @property
+    def example_tokens(self) -> int:
+        """Token budget of in-context examples; 0 without them."""
+        return 0 if self.examples is None else self.examples.max_tokens
+
+    @property
+    def head_settings(self) -> dict[str, object]:
+        """Contextual tokens in the LLM's input."""
+        return {"kind": self.kind, "contextual_tokens": self.contextual_tokens}
+
+    @property
+    def has_head(self) -> bool:
+        """Whether anything trained lies between encoder and LLM."""
+        return self.contextual_tokens > 0
+
+    @property
+    def description(self) -> str:
+        """The architecture with what its embedding is."""
+        if self.encoder is None:
+            return f"A {self.mask} LLM whose last token is the embedding"
+        return (
+            f"A {self.mask} LLM beside a bidirectional encoder (Causal2Vec, arXiv 2507.23386; the "
+            f"embedding is {_REPRESENTATIONS[self.representation]})"
+        )
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Causal2VecConfig":
+        if self.encoder is None and self.representation != "eos":
+            raise ValueError(
+                f"representation {self.representation!r} needs an encoder; set representation=eos "
+                "for plain last-token pooling, or encoder.path"
+            )
+        if self.contextual_tokens == 0 and (
+            self.num_contextual_tokens != 1
+            or self.position != "after_instruction"
+            or self.contextual_start != "words"
+        ):
+            raise ValueError(
+                "num_contextual_tokens, position and contextual_start say what no Contextual token "
+                "is there for: leave them at 1, after_instruction and words, or take an encoder "
+                "and another representation than 'separate'"
+            )
+        return self

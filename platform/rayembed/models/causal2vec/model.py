@@ -1,0 +1,157 @@
+"""Causal2Vec: a causal LLM that reads a text after a Contextual token (arXiv 2507.23386).
+
+B texts, T tokens of the LLM, n Contextual tokens, k the encoder's width, d the LLM's, D 2·d.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayembed.hardware import pass_cost_tokens
+from rayembed.models.causal2vec.config import Causal2VecConfig, Representation
+from rayembed.models.causal2vec.contextual_tokens import ContextualTokens
+from rayembed.models.causal2vec.tokens import Causal2VecTokenizer
+from rayembed.models.contract import EmbedOutput, Tokens
+from rayembed.models.micro_batches import cut_by_length
+from rayembed.models.pooling import masked_mean
+from rayembed.models.transformer_model import TransformerModel
+
+
+class Causal2Vec(TransformerModel):
+    """LLM, bidirectional encoder and the layers between them; neither transformer is patched.
+
+    Parameters are `backbone.…` and `encoder.…` as transformers names them, and `contextual.…`.
+    """
+
+    config: Causal2VecConfig
+    tokenizer: Causal2VecTokenizer
+
+    def __init__(
+        self,
+        config: Causal2VecConfig,
+        backbone: Any,
+        encoder: Any | None,
+        contextual: ContextualTokens,
+        tokenizer: Causal2VecTokenizer,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone
+        self.encoder = encoder
+        self.contextual = contextual
+        self.tokenizer = tokenizer
+        self.dimensions = (_width(config, backbone, encoder),)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The LLM, and the encoder if there is one."""
+        encoder = {} if self.encoder is None else {"encoder": self.encoder}
+        return {"backbone": self.backbone} | encoder
+
+    @property
+    def part_tokenizers(self) -> dict[str, Any]:
+        """The LLM's, and that of the encoder if there is one."""
+        encoder = self.tokenizer.encoder
+        return super().part_tokenizers | (
+            {} if encoder is None else {"encoder": encoder.pretrained}
+        )
+
+    @property
+    def head(self) -> ContextualTokens:
+        """Layers between encoder and LLM."""
+        return self.contextual
+
+    def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
+        """Unit vectors (B, D) of a collated micro-batch, padded on either side; no context.
+
+        `encoder_output` in the batch, where it is there, stands for the encoder's pass.
+        """
+        read = self._read_by_encoder(batch)
+        mask = batch["attention_mask"]
+        embeddings = self.backbone.get_input_embeddings()(batch["input_ids"])
+        tokens = None
+        if read is not None and self.config.contextual_tokens:
+            tokens = self.contextual.projector(read)
+            places = batch["contextual_mask"].unsqueeze(-1)
+            embeddings = embeddings.masked_scatter(places, tokens.to(embeddings.dtype))
+        # Positions count the text's own tokens, whatever padding stands before them.
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        states = self.backbone(
+            inputs_embeds=embeddings, attention_mask=mask, position_ids=positions
+        ).last_hidden_state
+        return EmbedOutput(self._represent(batch, states, read, tokens))
+
+    def _read_by_encoder(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Encoder readings of each text, (B, n, k) float32; None without an encoder."""
+        if self.config.encoder is None or self.encoder is None:
+            return None
+        if "encoder_output" in batch:
+            return batch["encoder_output"]
+        ids, mask = batch["encoder_ids"], batch["encoder_mask"]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.encoder.frozen):
+            states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        read: Tensor = self.contextual.reader(states, mask)
+        return read
+
+    def _represent(
+        self, batch: dict[str, Tensor], states: Tensor, read: Tensor | None, tokens: Tensor | None
+    ) -> Tensor:
+        """Unit vectors (B, D), float32."""
+        mask = batch["attention_mask"]
+        last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+        eos = states[torch.arange(len(states), device=states.device), last].float()
+        match self.config.representation:
+            case "eos":
+                vector = eos
+            case "concat":
+                contextual = masked_mean(states, batch["contextual_mask"])
+                vector = torch.cat([contextual, eos], dim=-1)
+            case "average":
+                vector = (masked_mean(states, batch["contextual_mask"]) + eos) / 2
+            case "concat_encoder":
+                assert tokens is not None
+                vector = torch.cat([tokens.float().mean(dim=1), eos], dim=-1)
+            case "separate":
+                assert read is not None
+                parts = (functional.normalize(part, dim=-1) for part in (read.mean(dim=1), eos))
+                vector = torch.cat(list(parts), dim=-1)
+        return functional.normalize(vector, dim=-1)
+
+    def first_pass(self, tokens: Sequence[Tokens], tokens_per_batch: int) -> Sequence[Tokens]:
+        """Tokens with the encoder's readings of each text, `encoder_output` (n, k) float32."""
+        if self.encoder is None or not tokens:
+            return tokens
+        device = next(self.parameters()).device
+        outputs: list[np.ndarray] = [np.empty(0)] * len(tokens)
+        lengths = [len(one["encoder_ids"]) for one in tokens]
+        for chosen in cut_by_length(lengths, tokens_per_batch, pass_cost_tokens(device.type, self)):
+            ids, mask = self.tokenizer.collate_for_encoder([tokens[i] for i in chosen])
+            batch = {"encoder_ids": ids.to(device), "encoder_mask": mask.to(device)}
+            read = self._read_by_encoder(batch)
+            assert read is not None
+            for place, output in zip(chosen, read.cpu().numpy(), strict=True):
+                outputs[place] = output
+        return [
+            {**one, "encoder_output": output} for one, output in zip(tokens, outputs, strict=True)
+        ]
+
+    @property
+    def trained_parts(self) -> list[Any]:
+        """The LLM, and the encoder unless it is frozen."""
+        frozen = self.config.encoder is None or self.config.encoder.frozen
+        return [self.backbone] if frozen else list(self.parts.values())
+
+
+def _width(config: Causal2VecConfig, backbone: Any, encoder: Any | None) -> int:
+    """Embedding width D of a representation."""
+    width = int(backbone.config.hidden_size)
+    kind: Representation = config.representation
+    if kind in ("concat", "concat_encoder"):
+        return 2 * width
+    if kind == "separate" and encoder is not None:
+        return width + int(encoder.config.hidden_size)
+    return width

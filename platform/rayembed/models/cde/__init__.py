@@ -1,0 +1,1 @@
+"""CDE: an encoder that reads a text after vectors of its corpus (arXiv 2410.02525)."""

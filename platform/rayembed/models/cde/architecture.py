@@ -1,0 +1,89 @@
+"""CDE from settings to files."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rayembed.models.architecture import Architecture, Parts, Published, check_positions
+from rayembed.models.backbones import check_bidirectional, check_word_width
+from rayembed.models.cde.checkpoint import (
+    CORPUS_FILE,
+    is_published_cde,
+    load_corpus,
+    load_published_cde,
+    published_cde_config,
+    published_cde_width,
+    save_corpus,
+)
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.cde.layers import ContextLayers
+from rayembed.models.cde.model import CDE
+from rayembed.models.cde.positions import Layout
+from rayembed.models.cde.tokens import make_tokenizer
+from rayembed.models.contract import PromptTokenizer
+from rayembed.models.tokens import PrefixTokenizer
+
+
+class CDEArchitecture(Architecture):
+    """Two bidirectional encoders in sequence, saved with the context of a corpus."""
+
+    def build_head(self, config: CDEConfig, shapes: Mapping[str, Any]) -> ContextLayers:
+        """Build the layers around both stages."""
+        widths = (int(shapes[part].hidden_size) for part in ("encoder", "backbone"))
+        return ContextLayers(config, *widths)
+
+    def tokenizer(self, config: CDEConfig, folders: Mapping[str, Path]) -> PrefixTokenizer:
+        """Tokenizer of both stages."""
+        return make_tokenizer(config, folders)
+
+    def assemble(
+        self, config: CDEConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
+    ) -> CDE:
+        """The model around both stages."""
+        assert isinstance(head, ContextLayers)
+        assert isinstance(tokenizer, PrefixTokenizer)
+        return CDE(config, parts["backbone"], parts["encoder"], head, tokenizer)
+
+    def check_parts(self, config: CDEConfig, parts: Parts, folders: Mapping[str, Path]) -> None:
+        """Check that both stages are bidirectional and that context fits among words."""
+        check_word_width(parts["backbone"], config.kind, config.backbone.path)
+        for name, part in parts.items():
+            check_bidirectional(f"model.{name}.path", part, folders[name])
+
+    def check_lengths(self, config: CDEConfig, parts: Parts) -> None:
+        """Check the second stage behind its context, and the first for documents."""
+        backbone, encoder = parts["backbone"], parts["encoder"]
+        added = Layout.of(config, backbone).num_positions(0)
+        for role, length in config.max_lengths.items():
+            check_positions(f"model.{role}_max_length", length, backbone, "backbone", added)
+        length = config.document_max_length
+        check_positions("model.document_max_length", length, encoder, "encoder")
+
+    def published(self, folder: Path) -> Published | None:
+        """jxm/cde-small-v1 or v2."""
+        if not is_published_cde(folder):
+            return None
+        return Published(
+            published_cde_config(folder),
+            folder,
+            width=partial(published_cde_width, folder),
+            load=lambda dtype: load_published_cde(folder, dtype=dtype),
+            check=lambda: None,
+        )
+
+    def write_more(self, model: CDE, folder: Path) -> None:
+        """Write the context of the model's corpus."""
+        if model.corpus is not None and len(model.corpus):
+            save_corpus(model.corpus, folder)
+        else:
+            (folder / CORPUS_FILE).unlink(missing_ok=True)
+
+    def read_more(self, model: CDE, folder: Path) -> None:
+        """Read the context of the model's corpus."""
+        model.set_corpus(load_corpus(folder))
+
+
+CDE_ARCHITECTURE = CDEArchitecture()

@@ -1,0 +1,170 @@
+"""CDE: an encoder that reads a text after vectors of its corpus (arXiv 2410.02525).
+
+B texts, T tokens of the longest, J context documents, S soft prompts, h the width of both the
+second stage's states and the embedding.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rayembed.errors import DataError
+from rayembed.models.cde.config import CDEConfig
+from rayembed.models.cde.layers import ContextLayers
+from rayembed.models.cde.positions import Layout
+from rayembed.models.contract import EmbedOutput
+from rayembed.models.pooling import masked_mean
+from rayembed.models.tokens import PrefixTokenizer
+from rayembed.models.transformer_model import TransformerModel
+
+logger = logging.getLogger(__name__)
+
+
+class CDE(TransformerModel):
+    """CDE's two encoders in sequence; neither is patched.
+
+    Parameters are `backbone.…` (second stage) and `encoder.…` (first) as transformers names them,
+    and `layers.…`. A corpus's context that was set is used for every text that comes without one.
+    """
+
+    config: CDEConfig
+    tokenizer: PrefixTokenizer
+    corpus: Tensor | None
+    """(n, h) float32 context vectors of a corpus, n at most J; None without a corpus."""
+
+    def __init__(
+        self,
+        config: CDEConfig,
+        backbone: Any,
+        encoder: Any,
+        layers: ContextLayers,
+        tokenizer: PrefixTokenizer,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = backbone
+        self.encoder = encoder
+        self.layers = layers
+        self.tokenizer = tokenizer
+        self.dimensions = (int(backbone.config.hidden_size),)
+        self.uses_context = True
+        self.max_context = config.num_context
+        self.added_tokens = config.added_tokens
+        self.register_buffer("corpus", None, persistent=False)
+        self._layout = Layout.of(config, backbone)
+        self._told = False
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The second stage's transformer and the first's."""
+        return {"backbone": self.backbone, "encoder": self.encoder}
+
+    @property
+    def part_tokenizers(self) -> dict[str, Any]:
+        """The same for both stages."""
+        return dict.fromkeys(self.parts, self.tokenizer.pretrained)
+
+    @property
+    def head(self) -> ContextLayers:
+        """Layers around the transformers."""
+        return self.layers
+
+    def embed_context(self, batch: dict[str, Tensor]) -> Tensor:
+        """(B, h) float32 context vectors of a micro-batch of documents, not normalised."""
+        mask = batch["attention_mask"]
+        states = self.encoder(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+        return self.layers.context(masked_mean(states, mask.bool()))
+
+    def set_corpus(self, vectors: Tensor | None) -> None:
+        """Set the context vectors of all later texts; None selects the null token.
+
+        Args:
+            vectors: (n, h) of `embed_context`, n at most J. `no_context()`: none by choice.
+                Other than for None no warning then says that a corpus is missing.
+
+        Raises:
+            DataError: another shape.
+        """
+        if vectors is not None:
+            self._check(vectors)
+            # A copy: vectors of inference mode may stand in no graph.
+            vectors = vectors.detach().clone().float().to(self.layers.null.device)
+        self.corpus = vectors
+
+    def no_context(self) -> Tensor:
+        """(0, h) context of no documents, which puts the null token in all places."""
+        return self.layers.null.detach().new_empty(0, self.dimensions[0])
+
+    def forward(self, batch: dict[str, Tensor], context: Tensor | None = None) -> EmbedOutput:
+        """Unit vectors (B, h) of a collated micro-batch.
+
+        Args:
+            context: (n, h) of `embed_context`, n at most J; what lacks to J is the null token.
+                None: the corpus that is set.
+
+        Raises:
+            DataError: more context vectors than places, or of another width.
+        """
+        if context is None:
+            context = self._corpus_or_none()
+        self._check(context)
+        mask, ids = batch["attention_mask"], batch["input_ids"]
+        words = self._words(ids)
+        prompts = self.layers.soft_prompts().expand(len(ids), -1, -1)
+        inputs = [self._context_tokens(context, len(ids)), prompts, words]
+        before = mask.new_ones(len(ids), self.added_tokens)
+        whole = torch.cat([before, mask], dim=1)
+        states = self.backbone(
+            inputs_embeds=torch.cat([part.to(words.dtype) for part in inputs], dim=1),
+            attention_mask=self._layout.attention_mask(whole),
+            position_ids=self._layout.positions(ids.shape[1]).to(ids.device),
+        ).last_hidden_state
+        pooled = batch["pool_mask"]
+        if self.config.pool_context:
+            pooled = torch.cat([before.bool(), pooled], dim=1)
+        else:
+            states = states[:, self.added_tokens :]
+        vectors = self.layers.embedding(masked_mean(states, pooled))
+        return EmbedOutput(functional.normalize(vectors, dim=-1))
+
+    def _words(self, ids: Tensor) -> Tensor:
+        """(B, T, h) input vectors of the text's tokens."""
+        words: Tensor = self.backbone.get_input_embeddings()(ids)
+        if not self.config.normalize_twice:
+            return words
+        normed: Tensor = self.backbone.embeddings(input_ids=ids)
+        return normed
+
+    def _context_tokens(self, context: Tensor, num_texts: int) -> Tensor:
+        """(B, J, h) context tokens; the null token fills unused and dropped places."""
+        null = self.layers.null
+        missing = self.config.num_context - len(context)
+        tokens = torch.cat([context.to(null), null.expand(missing, -1)])
+        tokens = tokens.expand(num_texts, -1, -1)
+        share = self.config.sequence_dropout
+        if not self.training or share == 0:
+            return tokens
+        dropped = torch.rand(num_texts, self.config.num_context, device=null.device) < share
+        return torch.where(dropped.unsqueeze(-1), null, tokens)
+
+    def _corpus_or_none(self) -> Tensor:
+        if self.corpus is not None:
+            return self.corpus
+        if not self._told:
+            self._told = True
+            logger.warning(
+                "no corpus is set: texts are embedded behind the null token. Vectors for one "
+                "corpus are better with documents of it as context (set_corpus)"
+            )
+        return self.no_context()
+
+    def _check(self, context: Tensor) -> None:
+        places, width = self.config.num_context, self.dimensions[0]
+        if context.ndim != 2 or context.shape[1] != width or len(context) > places:
+            raise DataError(
+                f"context of shape {tuple(context.shape)}; this model takes at most "
+                f"{places} vectors of width {width} (model.num_context)"
+            )

@@ -1,0 +1,130 @@
+"""Positions and masks of context, soft prompts and text in one encoder sequence.
+
+J context vectors, S soft prompts, T tokens of the longest text, L = J + S + T.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayembed.errors import ConfigError
+from rayembed.models.backbones import num_positions
+from rayembed.models.cde.config import CDEConfig
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions and masks of an encoder's sequences.
+
+    Without positions of their own, context vectors all stand at the first one. There a rotation
+    turns by nothing; a learnt vector is a constant that the biases before it can take up. Rotary
+    positions of the text count on behind J + S, as released. Learnt ones of text and soft prompts
+    begin as in pretraining, so that they suffice for long texts.
+    """
+
+    num_context: int
+    num_prompts: int
+    counted: bool
+    """Whether context vectors have positions like tokens."""
+    rotary: bool
+    first: int
+    """Position of a text's first token in pretraining."""
+    window: int | None
+    """Half width of the sliding attention window in layers that have one; None without such layers.
+    """
+
+    @classmethod
+    def of(cls, config: CDEConfig, backbone: Any) -> "Layout":
+        """Layout of a config in its backbone.
+
+        Raises:
+            ConfigError: a family that tells positions apart by more than `position_ids`, so that
+                context documents would have an order.
+        """
+        modules = [name for name, _ in backbone.named_modules()]
+        rotary = any("rotary" in name for name in modules)
+        learnt = num_positions(backbone) is not None
+        window = _window(backbone)
+        if (
+            "position_ids" not in inspect.signature(backbone.forward).parameters
+            or any("relative_attention" in name for name in modules)
+            or rotary == learnt
+            or (
+                learnt and not hasattr(getattr(backbone, "embeddings", None), "position_embeddings")
+            )
+            or (window is not None and backbone.config.model_type != "modernbert")
+        ):
+            raise ConfigError(
+                "model.backbone.path: an encoder of the family "
+                f"{backbone.config.model_type!r} tells positions apart by more than what its "
+                "caller says, so context documents would have an order; take NomicBERT, "
+                "ModernBERT, BERT, RoBERTa or XLM-R"
+            )
+        if config.normalize_twice and backbone.config.model_type != "modernbert":
+            raise ConfigError(
+                "model.normalize_twice is how ModernBERT was trained in released v2; here the "
+                f"embedding layer of the family {backbone.config.model_type!r} would add positions "
+                "or types twice; set it to false"
+            )
+        return cls(
+            num_context=config.num_context,
+            num_prompts=config.num_soft_prompts,
+            counted=config.context_positions == "counted",
+            rotary=rotary,
+            first=0 if rotary else _first_learnt(backbone),
+            window=window,
+        )
+
+    def num_positions(self, num_tokens: int) -> int:
+        """Number of positions that a text with this many tokens needs."""
+        before = self.num_context + self.num_prompts if self.counted or self.rotary else 0
+        return before + num_tokens
+
+    def positions(self, num_tokens: int) -> Tensor:
+        """(1, L) position of each vector, int64 on the CPU."""
+        context, prompts = self.num_context, self.num_prompts
+        if self.counted:
+            places = torch.arange(context + prompts + num_tokens)
+        elif self.rotary:
+            behind = torch.arange(context, context + prompts + num_tokens)
+            places = torch.cat([behind.new_zeros(context), behind])
+        else:
+            behind = torch.arange(num_tokens)
+            places = torch.cat([behind.new_zeros(context + prompts), behind])
+        return (self.first + places).unsqueeze(0)
+
+    def attention_mask(self, mask: Tensor) -> Tensor | dict[str, Tensor]:
+        """Attention mask for the backbone: all vectors see the context, none see padding.
+
+        Layers with a sliding window would see those context vectors alone that stand near in the
+        sequence; where context has no positions, the window holds between the others only.
+
+        Args:
+            mask: (B, L) int64, 0 where padding stands.
+        """
+        if self.window is None or self.counted:
+            return mask
+        length = mask.shape[1]
+        full = mask.bool()[:, None, None, :].expand(-1, 1, length, -1)
+        places = torch.arange(length, device=mask.device)
+        near = (places[:, None] - places[None, :]).abs() <= self.window
+        anywhere = places < self.num_context
+        near = near | anywhere[:, None] | anywhere[None, :]
+        return {"full_attention": full, "sliding_attention": full & near}
+
+
+def _window(backbone: Any) -> int | None:
+    settings = backbone.config
+    if "sliding_attention" not in (getattr(settings, "layer_types", None) or ()):
+        return None
+    window: int = settings.sliding_window
+    return window
+
+
+def _first_learnt(backbone: Any) -> int:
+    """First learnt position; RoBERTa and XLM-R count from the padding id on."""
+    padding: int | None = backbone.embeddings.position_embeddings.padding_idx
+    return 0 if padding is None else padding + 1

@@ -1,0 +1,183 @@
+"""Files of model folders: JSON, safetensors, and a fingerprint of the whole."""
+
+import json
+import math
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from torch import Tensor
+
+from rayembed.errors import ArtifactError
+
+_MAX_HEADER_BYTES = 100_000_000
+"""Maximum header size in bytes, the limit of safetensors itself."""
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+_NAMES = frozenset(
+    {
+        "config.json",
+        "modules.json",
+        "rayembed.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "vocab.txt",
+        "vocab.json",
+        "merges.txt",
+    }
+)
+_TRAINING_STATE = re.compile(
+    r"training_args\.bin|(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin"
+)
+"""Files that the trainers of transformers and Accelerate leave beside the weights."""
+_BLOCK = 1 << 24
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises:
+        ArtifactError: no such file, not JSON, or not an object.
+    """
+    value = read_json_value(path)
+    if not isinstance(value, dict):
+        raise ArtifactError(f"{str(path)!r} must hold a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_json_value(path: Path) -> Any:
+    """Read a JSON value from a file.
+
+    Raises:
+        ArtifactError: no such file or not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON with sorted keys."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def check_weight_files(folder: Path) -> None:
+    """Check that every safetensors file is complete and every file named by an index exists.
+
+    Raises:
+        ArtifactError: files are missing or cut off, as a copy that was broken off leaves them.
+    """
+    for index in sorted(folder.rglob("*.safetensors.index.json")):
+        named = sorted(set(read_json(index).get("weight_map", {}).values()))
+        missing = [name for name in named if not (index.parent / name).is_file()]
+        if missing:
+            raise ArtifactError(
+                f"the model in {str(folder)!r} is incomplete: {index.name} names {len(named)} "
+                f"files, of which {len(missing)} are missing: {', '.join(missing[:5])}; copy or "
+                "download the folder again"
+            )
+    for path in sorted(folder.rglob("*.safetensors")):
+        read_header(path)
+
+
+def weight_paths(folder: Path) -> list[Path]:
+    """`model.safetensors` of a folder, or the files of its index; empty if it has neither.
+
+    Raises:
+        ArtifactError: the index cannot be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        return [folder / name for name in names]
+    path = folder / "model.safetensors"
+    return [path] if path.is_file() else []
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Load all tensors of a safetensors file by name, on the CPU.
+
+    Raises:
+        ArtifactError: there is no such file, or it is damaged.
+    """
+    import safetensors
+    import safetensors.torch
+
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot read the weights {str(path)!r}: {error}") from error
+
+
+def count_parameters(folder: Path) -> int | None:
+    """Number of parameters in the folder's safetensors files; None for weights in other formats."""
+    files = sorted(folder.rglob("*.safetensors"))
+    if not files or any(folder.rglob("pytorch_model*.bin")):
+        return None
+    tensors = [tensor for path in files for tensor in read_header(path).values()]
+    return int(sum(math.prod(tensor["shape"]) for tensor in tensors))
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """Type, shape and position of each tensor of a safetensors file, by name.
+
+    Raises:
+        ArtifactError: not such a file, or shorter than it says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _MAX_HEADER_BYTES + 1
+        text = file.read(length) if length <= min(_MAX_HEADER_BYTES, size - 8) else b""
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise ArtifactError(
+            f"{str(path)!r} is cut off or no safetensors file ({size} bytes); copy or download it "
+            "again"
+        ) from error
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    end = 8 + length + max((value["data_offsets"][1] for value in tensors.values()), default=0)
+    if size < end:
+        raise ArtifactError(
+            f"{str(path)!r} is cut off: it has {size} bytes and its header tells of {end}; copy or "
+            "download it again"
+        )
+    return tensors
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """12 hexadecimal digits of the names and contents of weights, tokenizer and settings.
+
+    Model cards, training state and file times do not count. The same content gives the same
+    digits on every machine.
+
+    Raises:
+        ArtifactError: no weights in the folder.
+    """
+    files = sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if _counts(path)
+    )
+    if not any(name.endswith(_WEIGHTS) for name in files):
+        raise ArtifactError(f"no weights in {str(folder)!r} to take a fingerprint of")
+    digest = xxhash.xxh3_128()
+    for name in files:
+        path = folder / name
+        digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()[:12]
+
+
+def _counts(path: Path) -> bool:
+    named = path.name in _NAMES or path.suffix in (*_WEIGHTS, ".model")
+    return named and not _TRAINING_STATE.fullmatch(path.name) and path.is_file()

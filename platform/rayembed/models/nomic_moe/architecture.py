@@ -1,0 +1,120 @@
+"""Nomic Embed v2 from settings to files."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rayembed.config.backbone import Dtype
+from rayembed.errors import ConfigError
+from rayembed.models.architecture import Architecture, Parts, Published
+from rayembed.models.backbones import torch_dtype
+from rayembed.models.contract import PromptTokenizer
+from rayembed.models.nomic_moe.config import NomicMoeConfig
+from rayembed.models.nomic_moe.encoder import NomicEncoder
+from rayembed.models.nomic_moe.model import NomicMoe, dimensions_of
+from rayembed.models.nomic_moe.shape import check_not_nomic_layout, read_shape
+from rayembed.models.nomic_moe.start import (
+    empty_encoder,
+    empty_start,
+    is_published_nomic,
+    load_start,
+    loses_its_positions,
+    published_nomic_config,
+)
+from rayembed.models.nomic_moe.tokens import NomicMoeTokenizer
+from rayembed.models.tokens import pretrained_tokenizer
+
+
+class NomicMoeArchitecture(Architecture):
+    """An encoder of its own, made from BERT-like ones, whose states are averaged."""
+
+    def load_part(self, config: NomicMoeConfig, name: str, folder: Path) -> NomicEncoder:
+        """Load the encoder, converted and upcycled as needed."""
+        _check_backbone_settings(config)
+        return load_start(folder, config, torch_dtype(config.backbone.dtype))
+
+    def empty_part(self, config: NomicMoeConfig, name: str, folder: Path) -> NomicEncoder:
+        """The encoder on the meta device."""
+        _check_backbone_settings(config)
+        return empty_start(folder, config)
+
+    def check_part(self, config: NomicMoeConfig, name: str, folder: Path) -> None:
+        """Check names and sizes of the weights, too."""
+        self.empty_part(config, name, folder)
+
+    def empty_of_settings(
+        self, config: NomicMoeConfig, name: str, settings: Mapping[str, Any], where: str
+    ) -> NomicEncoder:
+        """The encoder on the meta device from the content of a config.json."""
+        return empty_encoder(dict(settings), config, where)
+
+    def build_head(self, config: NomicMoeConfig, shapes: Mapping[str, Any]) -> nn.Module:
+        """Check that widths to cut at are below the full one; the mean has no weights."""
+        dimensions_of(config, shapes["backbone"])
+        return nn.Identity()
+
+    def tokenizer(self, config: NomicMoeConfig, folders: Mapping[str, Path]) -> NomicMoeTokenizer:
+        """Tokenizer of prefix and text."""
+        return NomicMoeTokenizer(pretrained_tokenizer(folders["backbone"]), config)
+
+    def assemble(
+        self, config: NomicMoeConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
+    ) -> NomicMoe:
+        """The model around its encoder."""
+        assert isinstance(tokenizer, NomicMoeTokenizer)
+        return NomicMoe(config, parts["backbone"], tokenizer)
+
+    def check_lengths(self, config: NomicMoeConfig, parts: Parts) -> None:
+        """Rotary positions have no end."""
+        return None
+
+    def remark_on_start(
+        self, config: NomicMoeConfig, folder: Path, transformer: Path
+    ) -> str | None:
+        """That rotary positions replace those that the start model has learnt."""
+        if not loses_its_positions(transformer):
+            return None
+        return (
+            f"model.backbone.path {config.backbone.path!r} has absolute positions; rotary ones, "
+            "which it has not learnt, stand in their place. jobs/adapt_encoder.py adapts an "
+            "encoder to them"
+        )
+
+    def check_for_transformers(self, folder: Path) -> None:
+        """Refuse what transformers' own NomicBert would compute as another model."""
+        check_not_nomic_layout(folder)
+
+    def published(self, folder: Path) -> Published | None:
+        """nomic-ai/nomic-embed-text-v2-moe or its family."""
+        if not is_published_nomic(folder):
+            return None
+        config = published_nomic_config(folder, None)
+        return Published(
+            config,
+            folder,
+            width=lambda: read_shape(folder).hidden_size,
+            load=lambda dtype: self._load(folder, dtype),
+            check=partial(self.empty_part, config, "backbone", folder),
+        )
+
+    def _load(self, folder: Path, dtype: Dtype) -> NomicMoe:
+        config = published_nomic_config(folder, dtype)
+        parts = {"backbone": self.load_part(config, "backbone", folder)}
+        tokenizer = self.tokenizer(config, {"backbone": folder})
+        return self.assemble(config, parts, nn.Identity(), tokenizer).eval()
+
+
+def _check_backbone_settings(config: NomicMoeConfig) -> None:
+    if config.backbone.num_layers is not None:
+        raise ConfigError(
+            "model.backbone.num_layers: a nomic-moe keeps all layers of its start; set it to null"
+        )
+    for name in ("attention_dropout", "hidden_dropout"):
+        if getattr(config.backbone, name) > 0:
+            raise ConfigError(f"model.backbone.{name}: a nomic-moe has no dropout; set it to 0")
+
+
+NOMIC_MOE = NomicMoeArchitecture()

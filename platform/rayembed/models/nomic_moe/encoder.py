@@ -1,0 +1,249 @@
+"""Encoder of Nomic Embed v2: BERT with rotary positions, some MLPs being mixtures of experts.
+
+Post-norm: x = norm1(attention(x) + x), then x = norm2(mlp(x) + x). Modules have the names of the
+published weights. B texts, T tokens, H hidden size, L MoE layers, E experts.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from rayembed.models.attention import attention
+from rayembed.models.experts import MoeMlp
+from rayembed.models.files import write_json
+from rayembed.models.nomic_moe.shape import EncoderShape, published_settings
+
+
+class Statistics(NamedTuple):
+    """Token sums over a batch for the balance loss; additive."""
+
+    load: Tensor
+    """(L, E) tokens routed to each expert."""
+    probability: Tensor
+    """(L, E) summed router probabilities."""
+    entropy: Tensor
+    """(L,) summed router entropies in nats."""
+    tokens: Tensor
+    """Scalar number of tokens."""
+
+    def packed(self) -> Tensor:
+        """All statistics in one vector of L·(2·E + 1) + 1 numbers."""
+        parts = (self.load, self.probability, self.entropy, self.tokens)
+        return torch.cat([part.flatten() for part in parts])
+
+    @classmethod
+    def of(cls, packed: Tensor, num_layers: int, num_experts: int) -> "Statistics":
+        """Statistics from a `packed` vector."""
+        size = num_layers * num_experts
+        load, probability, entropy, tokens = torch.split(packed, [size, size, num_layers, 1])
+        shape = (num_layers, num_experts)
+        return cls(load.view(shape), probability.view(shape), entropy, tokens.squeeze(0))
+
+
+class EncoderOutput(NamedTuple):
+    """Output of the encoder for a micro-batch."""
+
+    last_hidden_state: Tensor
+    """Hidden states (B, T, H)."""
+    statistics: Tensor | None
+    """Packed `Statistics`; None if all MLPs are dense."""
+
+
+class Tokens(NamedTuple):
+    """Tokens that the experts see, out of B·T places."""
+
+    places: Tensor
+    """(N,) indices among all places."""
+    occurrences: Tensor
+    """(N,) float32 weight of each token in the statistics."""
+
+
+class Embeddings(nn.Module):
+    """Word vectors plus the first token-type vector, which all tokens share."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.token_type_embeddings = nn.Embedding(shape.type_vocab_size, shape.hidden_size)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Input vectors (B, T, H)."""
+        types = self.token_type_embeddings(torch.zeros_like(input_ids))
+        embedded: Tensor = self.word_embeddings(input_ids) + types
+        return embedded
+
+
+class Attention(nn.Module):
+    """Multi-head attention over all tokens with rotary positions."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.num_heads = shape.num_heads
+        self.Wqkv = nn.Linear(shape.hidden_size, 3 * shape.hidden_size)
+        self.out_proj = nn.Linear(shape.hidden_size, shape.hidden_size)
+
+    def forward(self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Attention output (B, T, H); `mask` (B, 1, 1, T) bool is false at padding."""
+        batch, tokens, _ = x.shape
+        qkv = self.Wqkv(x).view(batch, tokens, 3, self.num_heads, -1)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended, _ = attention(
+            self, _rotate(query, rotation), _rotate(key, rotation), value, mask, is_causal=False
+        )
+        projected: Tensor = self.out_proj(attended.reshape(batch, tokens, -1))
+        return projected
+
+
+class DenseMlp(nn.Module):
+    """Two linear layers with GELU between."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(shape.hidden_size, shape.inner_size)
+        self.fc2 = nn.Linear(shape.inner_size, shape.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of the MLP, (B, T, H)."""
+        made: Tensor = self.fc2(functional.gelu(self.fc1(x)))
+        return made
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, dense or of experts, each with a norm after its residual sum."""
+
+    def __init__(self, shape: EncoderShape, *, moe: bool) -> None:
+        super().__init__()
+        self.attn = Attention(shape)
+        self.norm1 = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)
+        self.norm2 = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)
+        self.mlp: DenseMlp | MoeMlp = DenseMlp(shape)
+        if moe:
+            self.mlp = MoeMlp(
+                shape.hidden_size,
+                shape.inner_size,
+                shape.num_experts,
+                shape.top_k,
+                hidden_bias=shape.expert_hidden_bias,
+            )
+
+    def forward(
+        self, x: Tensor, mask: Tensor, rotation: tuple[Tensor, Tensor], tokens: Tokens
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+        """States (B, T, H), and load, probability and entropy of a mixture."""
+        x = self.norm1(self.attn(x, mask, rotation) + x)
+        if isinstance(self.mlp, DenseMlp):
+            return self.norm2(self.mlp(x) + x), None
+        flat = x.flatten(0, 1)
+        routed = self.mlp(flat[tokens.places], tokens.occurrences)
+        # Padding, which nothing reads, goes past the experts.
+        made = torch.zeros_like(flat).index_copy(0, tokens.places, routed.output)
+        return self.norm2(made.view_as(x) + x), (routed.load, routed.probability, routed.entropy)
+
+
+class Layers(nn.Module):
+    """List of layers, under its name in the published weights."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            Layer(shape, moe=shape.is_moe(layer)) for layer in range(shape.num_layers)
+        )
+
+
+class NomicEncoder(nn.Module):
+    """Encoder with uninitialised weights, to be loaded."""
+
+    def __init__(self, shape: EncoderShape) -> None:
+        super().__init__()
+        self.config = shape
+        self.embeddings = Embeddings(shape)
+        self.emb_ln = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)
+        self.encoder = Layers(shape)
+        self.gradient_checkpointing = False
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        counted: Tensor | None = None,
+        occurrences: Tensor | None = None,
+    ) -> EncoderOutput:
+        """Hidden states and router statistics of a padded micro-batch.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: (B, T), zero at padding, which no token attends to.
+            counted: (B, T), zero at places that experts and statistics leave out; None: at
+                padding.
+            occurrences: (B,) how often each text counts in the statistics; None: once.
+        """
+        mask = attention_mask.bool()
+        tokens = _tokens(mask if counted is None else counted.bool(), occurrences)
+        rotation = _rotation(input_ids, self.config)
+        x = self.emb_ln(self.embeddings(input_ids))
+        found = []
+        for layer in self.encoder.layers:
+            arguments = (x, mask[:, None, None, :], rotation, tokens)
+            if self.gradient_checkpointing and self.training:
+                x, routed = checkpoint(layer, *arguments, use_reentrant=False)
+            else:
+                x, routed = layer(*arguments)
+            if routed is not None:
+                found.append(routed)
+        if not found:
+            return EncoderOutput(x, None)
+        load, probability, entropy = (torch.stack(parts) for parts in zip(*found, strict=True))
+        counted_tokens = tokens.occurrences.sum()
+        return EncoderOutput(x, Statistics(load, probability, entropy, counted_tokens).packed())
+
+    def gradient_checkpointing_enable(self, **_: Any) -> None:
+        """Recompute the layers in the backward pass, while in training."""
+        self.gradient_checkpointing = True
+
+    def save_pretrained(self, folder: str, state_dict: Mapping[str, Tensor] | None = None) -> None:
+        """Write config.json and model.safetensors in the published layout.
+
+        Args:
+            folder: created if missing.
+            state_dict: weights to write instead of the encoder's own.
+        """
+        import safetensors.torch
+
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        write_json(place / "config.json", published_settings(self.config))
+        weights = self.state_dict() if state_dict is None else state_dict
+        safetensors.torch.save_file(
+            {name: value.contiguous() for name, value in weights.items()},
+            place / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+
+
+def _tokens(counted: Tensor, occurrences: Tensor | None) -> Tokens:
+    places = counted.flatten().nonzero().squeeze(1)
+    if occurrences is None:
+        return Tokens(places, torch.ones(len(places), device=places.device))
+    return Tokens(places, occurrences.float()[places // counted.shape[1]])
+
+
+def _rotation(input_ids: Tensor, shape: EncoderShape) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the rotary angles, each (T, head width), float32."""
+    width = shape.hidden_size // shape.num_heads
+    steps = torch.arange(0, width, 2, device=input_ids.device, dtype=torch.float32) / width
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device, dtype=torch.float32)
+    angles = torch.outer(positions, shape.rotary_base**-steps).repeat(1, 2)
+    return angles.cos(), angles.sin()
+
+
+def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate queries or keys (B, heads, T, width), pairing the two halves of the width."""
+    cosine, sine = rotation
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat([-second, first], dim=-1)
+    return (x.float() * cosine + turned * sine).to(x.dtype)

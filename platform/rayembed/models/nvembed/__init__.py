@@ -1,0 +1,1 @@
+"""NV-Embed: a decoder LLM without its causal mask, with a pooling layer (arXiv 2405.17428)."""

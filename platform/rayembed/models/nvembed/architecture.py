@@ -1,0 +1,65 @@
+"""NV-Embed from settings to files."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from rayembed.models.architecture import Architecture, Parts, Published
+from rayembed.models.backbones import Mask
+from rayembed.models.contract import PromptTokenizer
+from rayembed.models.nvembed import checkpoint
+from rayembed.models.nvembed.config import NVEmbedConfig
+from rayembed.models.nvembed.model import NVEmbed
+from rayembed.models.nvembed.pooling import build_pooling
+from rayembed.models.nvembed.tokens import NVEmbedTokenizer, make_tokenizer
+from rayembed.models.saved_folder import SETTINGS_FILE, read_settings
+
+
+class NVEmbedArchitecture(Architecture):
+    """A decoder under a mask of the settings, with a pooling layer."""
+
+    def mask(self, config: NVEmbedConfig) -> Mask:
+        """Mask of the settings."""
+        return config.mask
+
+    def build_head(self, config: NVEmbedConfig, shapes: Mapping[str, Any]) -> nn.Module:
+        """Build the pooling layer."""
+        return build_pooling(config.pooling, int(shapes["backbone"].hidden_size))
+
+    def tokenizer(self, config: NVEmbedConfig, folders: Mapping[str, Path]) -> NVEmbedTokenizer:
+        """Tokenizer in the layout of the settings."""
+        return make_tokenizer(config, folders["backbone"])
+
+    def assemble(
+        self, config: NVEmbedConfig, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
+    ) -> NVEmbed:
+        """The model around its backbone."""
+        return NVEmbed(config, parts["backbone"], head, tokenizer)
+
+    def remark_on_start(self, config: NVEmbedConfig, folder: Path, transformer: Path) -> str | None:
+        """That a saved model lays its tokens out in another way."""
+        saved = read_settings(folder) if (folder / SETTINGS_FILE).is_file() else None
+        if not isinstance(saved, NVEmbedConfig) or saved.token_layout == config.token_layout:
+            return None
+        return (
+            f"the start model {folder} lays its tokens out as model.token_layout="
+            f"{saved.token_layout}, this run as {config.token_layout}"
+        )
+
+    def published(self, folder: Path) -> Published | None:
+        """nvidia/NV-Embed-v1 or v2."""
+        if not checkpoint.is_published(folder):
+            return None
+        return Published(
+            checkpoint.published_config(folder),
+            folder,
+            width=partial(checkpoint.published_width, folder),
+            load=lambda dtype: checkpoint.load_nvidia_checkpoint(folder, dtype=dtype),
+            check=lambda: None,
+        )
+
+
+NVEMBED = NVEmbedArchitecture()

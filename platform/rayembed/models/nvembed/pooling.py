@@ -1,0 +1,263 @@
+"""Pooling layers with weights, above all latent attention (arXiv 2405.17428, section 3.2).
+
+There each token attends to a trained array of latents. It has two forms: that of the released
+checkpoints, whose parameter names these modules have, and that of the paper's equations taken
+literally. H hidden size, N tokens, R latents.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rayembed.config.pooling import LatentAttentionPooling, SelfAttentionPooling
+from rayembed.errors import ConfigError
+from rayembed.models import pooling
+from rayembed.models.nvembed.config import NVEmbedPooling
+from rayembed.models.pooling import masked_mean
+
+OUTPUT_STD = 1e-3
+"""Standard deviation of the initial output projections in residual branches.
+
+The branches then add about 1 % of the residual, so that training starts from mean pooling over
+the pretrained hidden states instead of from noise, and yet gradients reach what lies before the
+projections from the first step on, which zeros would keep from it.
+"""
+
+
+class LatentAttention(nn.Module):
+    """The released form: pre-norms, separate key and value projections, residuals, GEGLU MLP."""
+
+    def __init__(
+        self, hidden_size: int, *, num_latents: int, num_heads: int, head_dim: int, mlp_ratio: int
+    ) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(num_latents, hidden_size))
+        attention = CrossAttention(hidden_size, num_heads, head_dim)
+        self.cross_attend_blocks = nn.ModuleList(
+            [
+                PreNorm(hidden_size, attention, with_context=True),
+                PreNorm(hidden_size, GegluMlp(hidden_size, mlp_ratio)),
+            ]
+        )
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch hidden"]:
+        """Masked mean over tokens, float32, not normalised."""
+        # A token attends to latents only, never to tokens: all of a batch are one row of
+        # queries, and the latents' keys and values are made once, not once a text.
+        tokens = hidden.reshape(-1, hidden.shape[-1])
+        attend, mlp = self.cross_attend_blocks
+        tokens = attend(tokens, self.latents) + tokens
+        tokens = mlp(tokens) + tokens
+        return masked_mean(tokens.view_as(hidden), pool_mask)
+
+
+class PreNorm(nn.Module):
+    """A layer preceded by a layer norm of its input and, if it has one, of its context."""
+
+    def __init__(self, hidden_size: int, fn: nn.Module, *, with_context: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden_size)
+        self.norm_context = nn.LayerNorm(hidden_size) if with_context else None
+        self.fn = fn
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Output of the layer, (N, H); the caller adds the residual."""
+        if self.norm_context is None or context is None:
+            output: Tensor = self.fn(self.norm(x))
+        else:
+            output = self.fn(self.norm(x), self.norm_context(context))
+        return output
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of tokens to a context; the key projection is the first half."""
+
+    def __init__(self, hidden_size: int, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        inner = num_heads * head_dim
+        self.num_heads = num_heads
+        self.to_q = nn.Linear(hidden_size, inner, bias=False)
+        self.to_kv = nn.Linear(hidden_size, 2 * inner, bias=False)
+        self.to_out = nn.Linear(inner, hidden_size, bias=False)
+        nn.init.normal_(self.to_out.weight, std=OUTPUT_STD)
+
+    def forward(
+        self, x: Float[Tensor, "tokens hidden"], context: Float[Tensor, "latents hidden"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Attention output of each token."""
+        keys, values = self.to_kv(context).chunk(2, dim=-1)
+        attended = functional.scaled_dot_product_attention(
+            _heads(self.to_q(x), self.num_heads),
+            _heads(keys, self.num_heads),
+            _heads(values, self.num_heads),
+        )
+        projected: Tensor = self.to_out(_joined(attended))
+        return projected
+
+
+class GegluMlp(nn.Module):
+    """`(a · gelu(g)) W2 + b2` where W1 gives `[a | g]`; gelu by the error function."""
+
+    def __init__(self, hidden_size: int, mlp_ratio: int) -> None:
+        super().__init__()
+        inner = mlp_ratio * hidden_size
+        out = nn.Linear(inner, hidden_size)
+        nn.init.normal_(out.weight, std=OUTPUT_STD)
+        nn.init.zeros_(out.bias)
+        self.net = nn.Sequential(nn.Linear(hidden_size, 2 * inner), Geglu(), out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output of the MLP, shaped as `x`."""
+        output: Tensor = self.net(x)
+        return output
+
+
+class Geglu(nn.Module):
+    """Product of the features' first half and gelu of the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, 2 F) → (…, F)."""
+        values, gates = x.chunk(2, dim=-1)
+        return values * functional.gelu(gates)
+
+
+class PaperLatentAttention(nn.Module):
+    """Equation 1 literally: softmax(Q Kᵀ) V with K = V = latents, then a GELU MLP, then the mean.
+
+    Heads split the hidden size. There is neither a scale, a projection, a norm nor a residual,
+    as the equation has none; without a residual what is left of a token is what latents hold.
+    """
+
+    def __init__(
+        self, hidden_size: int, *, num_latents: int, num_heads: int, mlp_ratio: int
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.latents = nn.Parameter(torch.randn(num_latents, hidden_size))
+        inner = mlp_ratio * hidden_size
+        self.mlp = nn.Sequential(
+            nn.Linear(hidden_size, inner), nn.GELU(), nn.Linear(inner, hidden_size)
+        )
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch hidden"]:
+        """Masked mean over tokens, float32, not normalised."""
+        latents = _heads(self.latents, self.num_heads)
+        queries = _heads(hidden.reshape(-1, hidden.shape[-1]), self.num_heads)
+        attended = functional.scaled_dot_product_attention(queries, latents, latents, scale=1.0)
+        return masked_mean(self.mlp(_joined(attended)).view_as(hidden), pool_mask)
+
+
+class SelfAttention(nn.Module):
+    """One pre-norm block of self-attention and GELU MLP over the tokens, then their mean.
+
+    The alternative of NV-Embed's Tables 2 and 3, of which only the outline is published. Tokens
+    attend to all that is not padding, instruction included; the mean leaves the instruction out.
+    """
+
+    def __init__(self, hidden_size: int, *, num_heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm = nn.LayerNorm(hidden_size)
+        self.to_qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.to_out = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.mlp_norm = nn.LayerNorm(hidden_size)
+        inner = mlp_ratio * hidden_size
+        out = nn.Linear(inner, hidden_size)
+        nn.init.zeros_(out.bias)
+        for projection in (self.to_out, out):
+            nn.init.normal_(projection.weight, std=OUTPUT_STD)
+        self.mlp = nn.Sequential(nn.Linear(hidden_size, inner), nn.GELU(), out)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "batch tokens hidden"],
+        attention_mask: Tensor,
+        pool_mask: Bool[Tensor, "batch tokens"],
+    ) -> Float[Tensor, "batch hidden"]:
+        """Mean over tokens after the block, float32."""
+        batch, tokens, _ = hidden.shape
+        qkv = self.to_qkv(self.attention_norm(hidden)).view(batch, tokens, 3, self.num_heads, -1)
+        queries, keys, values = qkv.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=attention_mask.bool()[:, None, None, :]
+        )
+        hidden = hidden + self.to_out(attended.transpose(1, 2).reshape(batch, tokens, -1))
+        hidden = hidden + self.mlp(self.mlp_norm(hidden))
+        return masked_mean(hidden, pool_mask)
+
+
+def build_pooling(config: NVEmbedPooling, hidden_size: int) -> nn.Module:
+    """Build the pooling layer of a config: `(hidden, attention_mask, pool_mask)` → (B, H) float32.
+
+    Raises:
+        ConfigError: heads that do not fit the hidden size.
+    """
+    match config:
+        case LatentAttentionPooling():
+            return build_latent_attention(config, hidden_size)
+        case SelfAttentionPooling():
+            check_heads(hidden_size, config.num_heads)
+            return SelfAttention(
+                hidden_size, num_heads=config.num_heads, mlp_ratio=config.mlp_ratio
+            )
+        case _:
+            return pooling.build_pooling(config)
+
+
+def build_latent_attention(config: LatentAttentionPooling, hidden_size: int) -> nn.Module:
+    """Build the latent-attention layer of the config's form, freshly initialised.
+
+    Raises:
+        ConfigError: a number of heads or a head width that the form cannot have.
+    """
+    if config.form == "released":
+        return LatentAttention(
+            hidden_size,
+            num_latents=config.num_latents,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim or hidden_size,
+            mlp_ratio=config.mlp_ratio,
+        )
+    check_heads(hidden_size, config.num_heads)
+    if config.head_dim not in (None, hidden_size // config.num_heads):
+        raise ConfigError(
+            f"model.pooling.head_dim is {config.head_dim}, but in the paper's form "
+            f"{config.num_heads} heads split the hidden size {hidden_size}: set it to null"
+        )
+    return PaperLatentAttention(
+        hidden_size,
+        num_latents=config.num_latents,
+        num_heads=config.num_heads,
+        mlp_ratio=config.mlp_ratio,
+    )
+
+
+def check_heads(hidden_size: int, num_heads: int) -> None:
+    """Raise ConfigError if the number of heads does not divide the hidden size."""
+    if hidden_size % num_heads:
+        allowed = [n for n in range(1, 33) if hidden_size % n == 0]
+        raise ConfigError(
+            f"model.pooling.num_heads is {num_heads}, which does not divide the backbone's hidden "
+            f"size {hidden_size}; allowed: {allowed}"
+        )
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    """(N, heads · E) → (1, heads, N, E)."""
+    return x.view(1, x.shape[0], num_heads, -1).transpose(1, 2)
+
+
+def _joined(x: Tensor) -> Tensor:
+    """(1, heads, N, E) → (N, heads · E)."""
+    return x.transpose(1, 2).reshape(x.shape[2], -1)

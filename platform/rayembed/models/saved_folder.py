@@ -1,0 +1,136 @@
+"""A saved model's folder, read without its weights: settings, prompts, widths; and its head."""
+
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+from rayembed.config.backbone import Dtype
+from rayembed.config.model import ModelConfig
+from rayembed.config.types import Role
+from rayembed.errors import ArtifactError
+from rayembed.models.files import read_json
+
+SETTINGS_FILE = "rayembed.json"
+POOLING_FILE = "pooling.safetensors"
+FORMAT_VERSION = 1
+
+SYMMETRIC_TYPES = (
+    "BitextMining",
+    "Classification",
+    "Clustering",
+    "MultilabelClassification",
+    "PairClassification",
+    "Regression",
+    "STS",
+    "Summarization",
+)
+"""mteb's symmetric task types, whose texts are neither queries nor documents."""
+
+
+def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
+    """Folders of a saved model's pretrained parts, the backbone's being its own."""
+    return {name: part_folder(folder, name) for name in config.parts}
+
+
+def part_folder(folder: Path, name: str) -> Path:
+    """Folder of one pretrained part of a saved model."""
+    return folder if name == "backbone" else folder / name
+
+
+def documents_name(name: str) -> str:
+    """Mteb's name of the prompt for documents of a task or task type."""
+    return f"{name}-document"
+
+
+def saved_prompts(folder: Path) -> dict[str, str]:
+    """Literal prompts of a saved model, by data set and task names only."""
+    path = folder / "config_sentence_transformers.json"
+    stated = read_json(path) if path.is_file() else {}
+    prompts: dict[str, str | None] = stated.get("prompts") or {}
+    others = {"query", "document", *SYMMETRIC_TYPES, *map(documents_name, prompts)}
+    return {name: text or "" for name, text in prompts.items() if name not in others}
+
+
+def saved_instructions(folder: Path, template: str) -> dict[str, str]:
+    """Task instructions by name, stored in the folder as prompts for sentence-transformers.
+
+    Args:
+        template: the model's `instruction_template`, which made the prompts of them.
+    """
+    before, _, behind = template.partition("{instruction}")
+    return {
+        name: prompt.removeprefix(before).removesuffix(behind)
+        for name, prompt in saved_prompts(folder).items()
+        if prompt
+    }
+
+
+def read_settings(folder: Path, *, dtype: Dtype | None = None) -> ModelConfig:
+    """Settings of a saved model.
+
+    Raises:
+        ArtifactError: not a settings file, or of a later format.
+    """
+    values = _read_settings_file(folder / SETTINGS_FILE)
+    adapter: TypeAdapter[Any] = TypeAdapter(ModelConfig)
+    try:
+        config: ModelConfig = adapter.validate_python(values.get("model"))
+    except ValidationError as error:
+        raise ArtifactError(f"settings in {str(folder)!r} do not hold: {error}") from error
+    if dtype is None:
+        return config
+    backbone = config.backbone.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"backbone": backbone})
+
+
+def default_instructions(folder: Path) -> dict[Role, str]:
+    """Instructions by role that a saved model learnt as the only ones."""
+    told = _read_settings_file(folder / SETTINGS_FILE).get("default_instructions") or {}
+    return {role: str(told[role]) for role in get_args(Role) if role in told}
+
+
+def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
+    """Vector widths of a saved model, the full one first, without loading the model.
+
+    Args:
+        settings_file: the `rayembed.json` of the model's folder.
+
+    Raises:
+        ArtifactError: not a settings file, or of another format.
+    """
+    found = _read_settings_file(settings_file).get("dimensions")
+    if not isinstance(found, list) or not found or not all(isinstance(d, int) for d in found):
+        raise ArtifactError(
+            f"{str(settings_file)!r} names no dimensions, found {found!r}; export the model again"
+        )
+    return tuple(found)
+
+
+def _read_settings_file(path: Path) -> dict[str, Any]:
+    values = read_json(path)
+    version = values.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(
+            f"{str(path)!r} has format_version {version!r}; this version of "
+            f"rayembed reads {FORMAT_VERSION}"
+        )
+    return values
+
+
+def load_head(head: Any, path: Path) -> None:
+    """Load saved weights into a model's head; a head without weights has no file.
+
+    Raises:
+        ArtifactError: the file is missing, damaged or of another layer.
+    """
+    import safetensors
+    import safetensors.torch
+
+    if not head.state_dict():
+        return
+    try:
+        state = safetensors.torch.load_file(path)
+        head.load_state_dict(state)
+    except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+        raise ArtifactError(f"cannot load the head {str(path)!r}: {error}") from error

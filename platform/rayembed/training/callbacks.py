@@ -1,0 +1,140 @@
+"""Callbacks of a stage's trainer: kept checkpoints, handed-on weights, scores, preemption."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from rayembed.config.validation import EarlyStoppingConfig
+from rayembed.distributed.collectives import largest, rank
+from rayembed.training.checkpoint_list import checkpoint_name
+from rayembed.training.trainer import Callback, Engine, StageTrainer
+from rayembed.training.validation.decision import choose
+from rayembed.training.validation.folder import STEP, ValidationFolder
+from rayembed.training.weights import write_weights
+
+LOOK_SECONDS = 5.0
+
+
+class KeepCheckpoints(Callback):
+    """Keeps every checkpoint as `step-<number>` in a local folder that all workers share."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def on_train_start(self, trainer: StageTrainer, step: int) -> None:
+        """Take note of the device of messages between workers."""
+        self._device = trainer.device
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Copy this worker's part, and wait for the others'."""
+        shutil.copytree(folder, self._folder / checkpoint_name(step), dirs_exist_ok=True)
+        largest(0, self._device)
+
+
+class WriteWeights(Callback):
+    """Writes the trained weights to storage at the end.
+
+    Args:
+        made_of: record of their inputs.
+    """
+
+    def __init__(self, path: str, made_of: Mapping[str, str]) -> None:
+        self._path, self._made_of = path, made_of
+
+    def on_train_start(self, trainer: StageTrainer, step: int) -> None:
+        """Take note of the engine."""
+        self._engine = trainer.engine
+
+    def on_train_end(self) -> None:
+        """Write what the engine has."""
+        state = whole_weights(self._engine)
+        if rank() == 0:
+            write_weights(self._path, state, self._made_of)
+
+
+def whole_weights(engine: Engine) -> dict[str, Tensor]:
+    """Copies on the CPU on worker 0, nothing on the others; all workers must call it."""
+    return {name: w.cpu().clone() for name, w in engine.trainable_weights() if rank() == 0}
+
+
+class Preemption(Callback):
+    """Makes a checkpoint when it becomes known that a node is drained or the run is stopped. Once.
+
+    Args:
+        announced: whether this worker knows it; all workers ask together, and it counts if one of
+            them does.
+        look_seconds: least time from one question to the next.
+    """
+
+    def __init__(self, announced: Callable[[], bool], look_seconds: float = LOOK_SECONDS) -> None:
+        self._ask, self._every = announced, look_seconds
+        self._announced = False
+
+    def on_train_start(self, trainer: StageTrainer, step: int) -> None:
+        """Start the clock."""
+        self._device, self._looked = trainer.device, time.monotonic()
+
+    def should_save(self, step: int) -> bool:
+        """Whether the end became known at this step; the same on all workers."""
+        # Worker 0's clock decides, so that all ask after the same step.
+        due = rank() == 0 and time.monotonic() - self._looked >= self._every
+        if self._announced or not largest(int(due), self._device):
+            return False
+        self._looked = time.monotonic()
+        self._announced = bool(largest(int(self._ask()), self._device))
+        return self._announced
+
+
+class WorkerValidation(Callback):
+    """Leaves weights to be scored, and stops the stage when their scores say so.
+
+    Args:
+        folder: the stage's.
+        steps: those that are to have a score.
+        made_of: record of the weights' inputs.
+    """
+
+    def __init__(
+        self,
+        folder: ValidationFolder,
+        steps: Sequence[int],
+        stopping: EarlyStoppingConfig | None,
+        made_of: Mapping[str, str],
+    ) -> None:
+        self._folder, self._steps, self._stopping = folder, frozenset(steps), stopping
+        self._made_of = made_of
+        self._scores: dict[int, float | None] = {}
+
+    def on_train_start(self, trainer: StageTrainer, step: int) -> None:
+        """Take note of the engine, and of the step whose weights are here already."""
+        self._engine, self._device, self._start = trainer.engine, trainer.device, step
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the scores of the steps up to this one end the stage, whose weights are left to
+        be scored if they are to be.
+        """
+        if step != self._start:
+            if step not in self._steps:
+                return False
+            state = whole_weights(self._engine)
+            if rank() == 0:
+                self._folder.submit(step, state, {**self._made_of, STEP: str(step)})
+        if self._stopping is None:
+            return False
+        ended = rank() == 0 and self._ends_by(step)
+        return bool(largest(int(ended), self._device))
+
+    def _ends_by(self, step: int) -> bool:
+        """Whether scores end the stage here. Those of later steps may lie there from before this
+        training went on from a checkpoint.
+        """
+        recorded = self._folder.steps()[1]
+        for other in sorted(recorded - self._scores.keys()):
+            record = self._folder.read(other) if other <= step else None
+            if record is not None:
+                self._scores[other] = record.score
+        choice = choose(self._scores, self._steps, self._stopping)
+        return choice.ends_at is not None

@@ -1,0 +1,67 @@
+"""The contrastive objective: batches of a plan's pairs, and the step over them."""
+
+import copy
+
+from torch import nn
+
+from rayembed.config.stage import StageConfig
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.plan.step_batch import StepBatch
+from rayembed.data.plan.stream import PairSteps
+from rayembed.distributed.collectives import rank, world_size
+from rayembed.distributed.grad_cache import Backward
+from rayembed.models.contract import (
+    EmbeddingModel,
+    PromptTokenizer,
+    Tokenizer,
+    TrainingTokenizer,
+)
+from rayembed.training.step import StepReport, StepSettings, run_step
+from rayembed.training.trainer import Objective
+
+
+class Contrastive(Objective):
+    """Queries near their positives, far from other candidates; the loss is the stage's."""
+
+    trace = "--trace-batch of the training job"
+
+    def batches(
+        self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int
+    ) -> PairSteps:
+        """Builder of this worker's share of each batch."""
+        tokenizer = stage_tokenizer(stage, model.tokenizer)
+        return PairSteps(plan, tokenizer, rank(), world_size())
+
+    def run_step(
+        self,
+        model: EmbeddingModel,
+        engine: nn.Module,
+        backward: Backward,
+        batch: StepBatch,
+        stage: StageConfig,
+        settings: StepSettings,
+    ) -> StepReport:
+        """Accumulate the gradients of the stage's loss; see `step.run_step`."""
+        return run_step(model, engine, backward, batch, stage, settings)
+
+    def source(self, plan: BatchPlan, step: int) -> str:
+        """The batch's data sets."""
+        names = sorted({pair.dataset for pair in plan.read_pairs(step)})
+        return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
+
+
+CONTRASTIVE = Contrastive()
+
+
+def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """The training tokenizer, with the stage's lengths if it sets any.
+
+    The given one is left as it is.
+    """
+    read = tokenizer.in_training() if isinstance(tokenizer, TrainingTokenizer) else tokenizer
+    wanted = {"query": stage.query_max_length, "document": stage.document_max_length}
+    if not any(wanted.values()):
+        return read
+    changed: PromptTokenizer = copy.copy(read)  # type: ignore[assignment] # all models' are
+    changed.max_lengths = {r: wanted[r] or length for r, length in changed.max_lengths.items()}
+    return changed

@@ -1,0 +1,173 @@
+"""What every worker of a stage's training is given: one picklable object that makes its trainer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayembed.assets.storage import exists
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.config.stage import StageConfig
+from rayembed.config.table import load
+from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.models.architecture import architecture_of
+from rayembed.models.contract import EmbeddingModel, TrainableModel
+from rayembed.training.callbacks import WorkerValidation, WriteWeights
+from rayembed.training.trainer import Callback, Objective, StageTrainer, Stream
+from rayembed.training.validation.decision import validated_steps
+from rayembed.training.validation.folder import ValidationFolder
+from rayembed.training.weights import check_made_of, load_weights, weights_digest
+
+
+class Job(ABC):
+    """Training of one stage, as passed to every worker."""
+
+    run: Any
+    """Settings: the model, the seed, the placement, a fingerprint."""
+    plan_folder: str
+    """Storage folder of the plan that batches are made from."""
+    weights: str
+    """Storage path of the trained weights; their presence marks the job as done."""
+    number: int
+    """Place of the stage in its run."""
+    start_checkpoint: str | None = None
+    """Storage folder of another run's checkpoint, with the same plan and model, to continue from
+    when this run has none (population-based training). None for a normal start."""
+    callbacks: tuple[Callback, ...] = ()
+    """Further callbacks of the trainer on every worker; picklable."""
+
+    @property
+    @abstractmethod
+    def stage(self) -> TrainLoopConfig:
+        """Steps and optimiser."""
+
+    @property
+    @abstractmethod
+    def pretrained(self) -> tuple[str, ...]:
+        """References of the pretrained models."""
+
+    @abstractmethod
+    def plan(self) -> Any:
+        """The plan, opened."""
+
+    @abstractmethod
+    def model(self) -> TrainableModel:
+        """The initial model on the CPU."""
+
+    @abstractmethod
+    def objective(self, plan: Any) -> Objective:
+        """What the stage is trained for."""
+
+    def start(self) -> str:
+        """Record of the initial weights; empty for the pretrained model's."""
+        return ""
+
+    def result(self, made_of: dict[str, str]) -> Callback:
+        """Callback that leaves the trained weights in storage."""
+        return WriteWeights(self.weights, made_of)
+
+    @property
+    def placement(self) -> Placement:
+        """Workers and hardware."""
+        placement: Placement = self.run.placement
+        return placement
+
+    def is_done(self) -> bool:
+        """Whether the trained weights are in storage, made by this run from this plan.
+
+        Raises:
+            ArtifactError: the weights there are of another run or of other data.
+        """
+        if not exists(self.weights):
+            return False
+        check_made_of(self.weights, self._made_of(self.plan()))
+        return True
+
+    def trainer(self, callbacks: Sequence[Callback], stream: Stream) -> StageTrainer:
+        """Trainer of this worker, which leaves the trained weights in storage.
+
+        Raises:
+            RayembedError: the plan or a pretrained model cannot be used.
+        """
+        plan = self.plan()
+        return StageTrainer(
+            self.stage,
+            self.placement,
+            self.model(),
+            self.objective(plan),
+            plan,
+            seed=self.run.seed,
+            number=self.number,
+            dtype=self.run.model.backbone.dtype,
+            run_fingerprint=self.run.fingerprint,
+            callbacks=[*callbacks, self.result(self._made_of(plan)), *self.callbacks],
+            stream=stream,
+        )
+
+    def _made_of(self, plan: Any) -> dict[str, str]:
+        """Inputs of the trained weights: the run, its data, the initial weights."""
+        return {
+            "run": self.run.fingerprint,
+            "plan": plan.fingerprint,
+            "start": self.start_checkpoint or self.start(),
+        }
+
+
+@dataclass(frozen=True)
+class StageJob(Job):
+    """One stage of a run, as passed to every worker."""
+
+    run: Run
+    number: int
+    plan_folder: str
+    start_weights: str | None
+    """Storage path of the previous stage's trainable weights; None for a fresh initialisation."""
+    weights: str
+    validated_in: str | None = field(default=None, kw_only=True)
+    """Storage folder of the stage, if its weights are scored during training: workers leave weights
+    there, of which the driver chooses. None: the last step's weights are the result."""
+    start_checkpoint: str | None = field(default=None, kw_only=True)
+    callbacks: tuple[Callback, ...] = field(default=(), kw_only=True)
+
+    @property
+    def stage(self) -> StageConfig:
+        """The stage's settings."""
+        return self.run.stages[self.number]
+
+    @property
+    def pretrained(self) -> tuple[str, ...]:
+        """References of the pretrained models."""
+        return tuple(self.run.model.parts.values())
+
+    def plan(self) -> BatchPlan:
+        """The stage's batch plan."""
+        return BatchPlan.open(self.plan_folder)
+
+    def model(self) -> EmbeddingModel:
+        """The run's model with the weights of the stage before."""
+        return load_weights(self.run, self.start_weights)
+
+    def objective(self, plan: BatchPlan) -> Objective:
+        """What the model's architecture is trained for."""
+        found: Objective = load(architecture_of(self.run.model).objective)
+        return found
+
+    def start(self) -> str:
+        """Digest of the weights of the stage before."""
+        return "" if self.start_weights is None else weights_digest(self.start_weights)
+
+    def result(self, made_of: dict[str, str]) -> Callback:
+        """Callback that leaves the last weights in storage; with validation, those of each scored
+        step.
+        """
+        config = self.run.evaluation.validation
+        if self.validated_in is None or config is None:
+            return super().result(made_of)
+        return WorkerValidation(
+            ValidationFolder(self.validated_in),
+            validated_steps(self.stage.steps, self.run.validation_interval(self.stage)),
+            config.early_stopping,
+            made_of,
+        )

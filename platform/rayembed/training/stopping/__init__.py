@@ -1,1 +1,0 @@
-"""Stopping a training run."""

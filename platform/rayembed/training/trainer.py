@@ -1,0 +1,312 @@
+"""One stage's training on one worker: any objective, with callbacks. Knows no Ray.
+
+Every worker makes a `StageTrainer` of the same settings and calls `fit`; all of them step together.
+"""
+
+import logging
+import shutil
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rayembed.config.placement import Placement
+from rayembed.config.train_loop import TrainLoopConfig
+from rayembed.data.plan.stream import prefetched
+from rayembed.distributed.collectives import rank, world_size
+from rayembed.distributed.grad_cache import Backward
+from rayembed.errors import DataError
+from rayembed.hardware import micro_batch_tokens, pass_cost_tokens
+from rayembed.models.contract import TrainableModel, load_trainable_state
+from rayembed.training.checkpoint import (
+    Checkpoint,
+    StatefulEngine,
+    expected_position,
+    save_checkpoint,
+    seed_worker,
+)
+from rayembed.training.dropped import DroppedSteps
+from rayembed.training.engine import DeepSpeedEngine, expert_group
+from rayembed.training.expert_parallel import spread_experts
+from rayembed.training.schedule import learning_rate_factor
+from rayembed.training.step import StepReport, StepSettings
+
+logger = logging.getLogger(__name__)
+
+MakeBatch = Callable[[int], Any]
+"""Builds this worker's batch of a step, counted from 0; picklable."""
+
+Stream = Callable[[MakeBatch, int, int], Generator[Any]]
+"""Generator of the batches from the first step to the second (exclusive), in order; closed when
+training ends, also by an error."""
+
+StepRecord = dict[str, Any]
+"""Metrics of one step, ready for JSON."""
+
+
+class Engine(StatefulEngine, Protocol):
+    """What a trainer and its callbacks need of an engine."""
+
+    model: TrainableModel
+
+    @property
+    def forward(self) -> nn.Module:
+        """Module to call for forward passes."""
+        ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Backpropagate a scalar; `last` marks the step's last call."""
+        ...
+
+    def step(self, learning_rate_factor: float) -> tuple[float, float]:
+        """Update the weights unless the gradient norm is not finite; the learning rate and the
+        norm.
+        """
+        ...
+
+    def trainable_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and whole weight, one after the other on all workers."""
+        ...
+
+
+class Objective(ABC):
+    """What a stage is trained for: how its batches are made, and how the gradients of one are.
+
+    An architecture names its objective by an import string, such as
+    `rayembed.training.contrastive:CONTRASTIVE`.
+    """
+
+    trace: str = ""
+    """Option of the job that shows the rows of `STAGE:STEP`; empty: the job has none."""
+
+    @abstractmethod
+    def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
+        """Builder of this worker's batches; each has its number as `step`."""
+
+    @abstractmethod
+    def run_step(
+        self,
+        model: Any,
+        engine: nn.Module,
+        backward: Backward,
+        batch: Any,
+        stage: Any,
+        settings: StepSettings,
+    ) -> StepReport:
+        """Accumulate the gradients of one step in the model's parameters.
+
+        Args:
+            engine: what forward passes go through.
+            backward: sends one scalar's gradient through its graph.
+        """
+
+    @abstractmethod
+    def source(self, plan: Any, step: int) -> str:
+        """What the batch of a step, from 0, was drawn from, as the end of `its batch is of …`."""
+
+
+class Callback:
+    """Base class of what accompanies a training; every method does nothing here.
+
+    All workers have the same callbacks and call them at the same moments, in their order, so a
+    method may be collective. What `should_stop` and `should_save` answer must be the same on all
+    workers.
+    """
+
+    def on_train_start(self, trainer: "StageTrainer", step: int) -> None:
+        """The engine is ready, and training goes on after `step` finished steps."""
+
+    def on_step_end(self, record: StepRecord) -> None:
+        """A step is done; `record` holds its metrics, `step` counts from 1.
+
+        Called before a run that diverges is ended, so that its last step is told too.
+        """
+
+    def should_stop(self, step: int) -> bool:
+        """Whether the stage ends after `step` finished steps.
+
+        Asked after each step, before a checkpoint of it is made, and once before the first.
+        """
+        return False
+
+    def should_save(self, step: int) -> bool:
+        """Whether a checkpoint is made out of turn; asked after the steps that have none due."""
+        return False
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """A local folder holds this worker's part of a checkpoint; it is removed afterwards.
+
+        Where a step was dropped its checkpoint follows after the next that was not.
+        """
+
+    def on_train_end(self) -> None:
+        """The stage is done: its last step, or the one after which a callback stopped it."""
+
+
+class StageTrainer:
+    """Trains one stage on this worker.
+
+    Args:
+        stage: steps, checkpoints and optimiser.
+        model: with its initial weights, on the CPU.
+        objective: makes batches of `plan` and runs steps.
+        plan: what batches are made from; a checkpoint belongs to its `fingerprint`.
+        seed: of dropout, and of draws that are the same on all workers.
+        number: of the stage within its run; dropout is drawn differently for each.
+        dtype: the model's.
+        run_fingerprint: of the run that checkpoints belong to.
+        stream: reads batches ahead.
+    """
+
+    def __init__(
+        self,
+        stage: TrainLoopConfig,
+        placement: Placement,
+        model: TrainableModel,
+        objective: Objective,
+        plan: Any,
+        *,
+        seed: int,
+        number: int = 0,
+        dtype: str = "float32",
+        run_fingerprint: str = "",
+        callbacks: Sequence[Callback] = (),
+        stream: Stream = prefetched,
+    ) -> None:
+        self.stage, self.placement, self.model = stage, placement, model
+        self.objective, self.plan, self.callbacks = objective, plan, callbacks
+        self.device = torch.device("cuda" if placement.use_gpu else "cpu")
+        self.position = expected_position(stage.name, run_fingerprint, plan.fingerprint)
+        """Position that a checkpoint must have to go on from, but for its step."""
+        self.engine: Engine
+        self._seed, self._number, self._dtype, self._stream = seed, number, dtype, stream
+
+    def fit(self, start: Checkpoint | None = None) -> DeepSpeedEngine:
+        """Train from the beginning or from a checkpoint; the engine after the last step.
+
+        Raises:
+            DataError: a batch of another step than the next, or too few batches.
+            DivergenceError: too many steps in a row were dropped.
+            RayembedError: the plan or the checkpoint cannot be used.
+        """
+        placement, model = self.placement, self.model
+        if start is not None:
+            load_trainable_state(model, start.weights())
+        if placement.expert_parallel > 1:  # before they take room on a device
+            spread_experts(model, expert_group(placement.expert_parallel))
+        model = model.to(self.device)
+        if placement.gradient_checkpointing:
+            model.enable_gradient_checkpointing()
+        seed_worker(self._seed, self._number)
+        kind = self.device.type
+        settings = StepSettings(
+            micro_batch_tokens=placement.micro_batch_tokens or micro_batch_tokens(kind),
+            grad_cache=placement.grad_cache,
+            device=self.device,
+            pass_cost_tokens=placement.pass_cost_tokens or pass_cost_tokens(kind, model),
+            seed=self._seed,
+        )
+        engine = DeepSpeedEngine(model, self.stage, placement, self._dtype, world_size())
+        position = self.position
+        if start is not None:
+            start.restore(engine)
+            position = start.position
+            logger.info("stage %s goes on after step %d", self.stage.name, position.step)
+        self.train(engine, settings, position.step, position.dropped_steps)
+        return engine
+
+    def train(
+        self, engine: Engine, settings: StepSettings, step: int = 0, dropped_steps: int = 0
+    ) -> None:
+        """Train an engine of the caller's after `step` finished steps; raises as `fit`."""
+        self.engine = engine
+        dropped = DroppedSteps(
+            self.stage,
+            self.placement.end_after_dropped_steps,
+            lambda number: self.objective.source(self.plan, number),
+            count=dropped_steps,
+            saved=step,
+            tells=rank() == 0,
+            trace=self.objective.trace,
+        )
+        for callback in self.callbacks:
+            callback.on_train_start(self, step)
+        if step < self.stage.steps and not self._stops(step):
+            make = self.objective.batches(self.plan, engine.model, self.stage, self._seed)
+            with closing(self._stream(make, step, self.stage.steps)) as batches:
+                self._steps(batches, settings, step, dropped)
+        for callback in self.callbacks:
+            callback.on_train_end()
+
+    def _steps(
+        self, batches: Generator[Any], settings: StepSettings, done: int, dropped: DroppedSteps
+    ) -> None:
+        stage, engine = self.stage, self.engine
+        engine.model.train()
+        due = False
+        ended = time.perf_counter()
+        for batch in batches:
+            if batch.step != done:
+                raise DataError(f"stage {stage.name!r}: got step {batch.step}, expected {done}")
+            waited = time.perf_counter() - ended
+            report = self.objective.run_step(
+                engine.model, engine.forward, engine.backward, batch, stage, settings
+            )
+            rate, norm = engine.step(learning_rate_factor(done, stage))
+            now = time.perf_counter()
+            done += 1
+            dropped.note(done, report.loss, norm, rate)
+            record = {
+                "stage": stage.name,
+                "step": done,
+                "loss": report.loss,
+                "learning_rate": rate,
+                "grad_norm": norm,
+                "dropped_steps": dropped.count,
+                "seconds": now - ended,
+                "wait_seconds": waited,
+                f"{stage.row_name}_per_second": stage.global_rows / (now - ended),
+                "tokens": report.tokens,
+                "padding_share": 1 - report.tokens / report.padded_tokens,
+                "micro_batches": report.micro_batches,
+                "workers": world_size(),
+                **report.metrics,
+            }
+            for callback in self.callbacks:
+                callback.on_step_end(record)
+            ended = time.perf_counter()
+            dropped.check(done)
+            ends = self._stops(done) or done == stage.steps
+            due = due or ends or done % stage.checkpoint_every_steps == 0 or self._saves(done)
+            # Nobody knows after a dropped step whether the model still computes, and the last good
+            # checkpoint must stay.
+            if due and (not dropped.in_a_row or done == stage.steps):
+                self._save(done, dropped.count)
+                dropped.saved(done)
+                due = False
+            if ends:
+                return
+        raise DataError(f"stage {stage.name!r}: batches ended at step {done} of {stage.steps}")
+
+    def _stops(self, step: int) -> bool:
+        answers = [callback.should_stop(step) for callback in self.callbacks]
+        return any(answers)
+
+    def _saves(self, step: int) -> bool:
+        answers = [callback.should_save(step) for callback in self.callbacks]
+        return any(answers)
+
+    def _save(self, step: int, dropped_steps: int) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+        try:
+            save_checkpoint(folder, self.engine, self.position.at(step, dropped_steps))
+            for callback in self.callbacks:
+                callback.on_checkpoint(step, folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
