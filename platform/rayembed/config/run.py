@@ -52,7 +52,7 @@ class Run(Document):
                     )
                 dataset = datasets[name]
                 in_batch = stage.batch.in_batch_negatives and dataset.in_batch_negatives
-                in_batch |= "similarity" in needs_of(stage)  # rows learn from each other
+                in_batch |= "similarity" in stage.loss.needs  # rows learn from each other
                 if not in_batch and not (stage.batch.num_negatives and dataset.has_negatives):
                     raise ValueError(
                         f"the data set {name!r} has no negatives in stage {stage.name!r}, so its "
@@ -111,7 +111,7 @@ class Run(Document):
         for stage in self.stages:
             used = [datasets[name] for name in stage.datasets]
             _check_similarity(stage, used)
-            if "teacher_scores" in needs_of(stage):
+            if "teacher_scores" in stage.loss.needs:
                 _check_teachers(stage, used)
         return self
 
@@ -305,14 +305,9 @@ def _check_clusters(stage: StageConfig, dataset: DatasetConfig) -> None:
         )
 
 
-def needs_of(stage: StageConfig) -> frozenset[str]:
-    """What the stage's loss needs of rows beyond their texts: `similarity`, `teacher_scores`."""
-    return getattr(stage.loss, "needs", frozenset())
-
-
 def _check_similarity(stage: StageConfig, used: Sequence[DatasetConfig]) -> None:
     """Raise when graded pairs would be taken for positives, or a loss over them has none."""
-    wanted = "similarity" in needs_of(stage)
+    wanted = "similarity" in stage.loss.needs
     graded = [dataset.name for dataset in used if dataset.source.is_graded]
     if graded and not wanted:
         raise ValueError(

@@ -1,12 +1,13 @@
 """Row order of a plan: selects usable rows and assigns each to steps and slots."""
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from rayembed.config.loss import LossConfig, Need
 from rayembed.data.parts import Part, PartIndex, read_index, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous, large_enough
 from rayembed.data.plan.sampling import DatasetRows
@@ -20,7 +21,7 @@ Such rows are left out and counted; a larger share indicates wrong settings. Typ
 Wikipedia's descriptions 3 and of its sentences 7 percent have a positive that scores so low that
 all 100 candidates exceed the limit."""
 
-_COLUMNS = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
+_COLUMNS: dict[Need, str] = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
 """Need of a loss → its column of records that not every plan has."""
 
 NO_NEGATIVE = "no negative"
@@ -84,10 +85,9 @@ class Order:
     """(steps, G) int64 positions among the data set's usable rows."""
 
 
-def columns_for(loss: Any) -> tuple[str, ...]:
+def columns_for(loss: LossConfig) -> tuple[str, ...]:
     """Columns of `parts.OPTIONAL` that a plan carries for a loss, by what this `needs`."""
-    needs: Collection[str] = getattr(loss, "needs", ())
-    return tuple(column for need, column in _COLUMNS.items() if need in needs)
+    return tuple(column for need, column in _COLUMNS.items() if need in loss.needs)
 
 
 def usable_rows(
