@@ -173,6 +173,34 @@ def test_negatives_above_the_positive_by_a_teacher_are_as_if_removed(in_batch, k
     assert any((found[name] - control[name]).abs().max() > 1e-3 for name in control)
 
 
+def test_grades_and_scores_of_records_reach_the_loss():
+    records = [
+        dataclasses.replace(
+            record,
+            similarity=number / PAIRS,
+            positive_score=0.5,
+            negatives=tuple(dataclasses.replace(n, score=0.9) for n in record.negatives),
+        )
+        for number, record in enumerate(made_up_records(PAIRS))
+    ]
+
+    def loss_of(config, given):
+        model = ToyModel()
+        batch = make_step_batch(0, given, config.batch.num_negatives, model.tokenizer)
+        module, settings = EngineModule(model), StepSettings(10**6, False, torch.device("cpu"))
+        return run_step(
+            model, module, lambda loss, _: loss.backward(), batch, config, settings
+        ).loss
+
+    graded = stage("cosent", in_batch=False, num_negatives=0)
+    assert loss_of(graded, records) > 0
+    equal = [dataclasses.replace(record, similarity=0.5) for record in records]
+    assert loss_of(graded, equal) == 0.0
+    masked = stage({"false_negatives": {}}, in_batch=False)
+    assert loss_of(stage({}, in_batch=False), records) > 0
+    assert loss_of(masked, records) == 0.0, "every negative is above its positive"
+
+
 def test_settings_without_effect_are_refused():
     with pytest.raises(ConfigError, match="loss_learning_rate has no effect"):
         stage("infonce", loss_learning_rate=0.1)

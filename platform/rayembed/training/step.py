@@ -3,7 +3,7 @@
 b rows of this worker, K negatives a row, U distinct texts of this worker, D embedding width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
@@ -122,7 +122,8 @@ def run_step(
         loss_parameters=_loss_parameters(engine, stage.loss),
     )
     _check_rows(batch, stage)
-    rows, targets = _rows(batch, settings.device), _Targets.of(batch, settings.device)
+    rows = _rows(batch, settings.device)
+    targets = _Targets.of(batch, settings.device, stage.loss.needs)
     metrics: dict[str, float] = {}
 
     def loss_of(
@@ -169,18 +170,19 @@ class _Targets:
     negative_score: Tensor
 
     @classmethod
-    def of(cls, batch: StepBatch, device: torch.device) -> "_Targets":
-        def tensor(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(array).to(device)
+    def of(cls, batch: StepBatch, device: torch.device, needs: Collection[str] = ()) -> "_Targets":
+        def tensor(array: np.ndarray, wanted: bool = True) -> Tensor:
+            there = torch.from_numpy(array)
+            return there.to(device) if wanted else there  # a device gets only what is read
 
         return cls(
             tensor(batch.query),
             tensor(batch.positive),
             tensor(batch.negatives),
             tensor(batch.not_negative_hash),
-            tensor(batch.similarity),
-            tensor(batch.positive_score),
-            tensor(batch.negative_score),
+            tensor(batch.similarity, "similarity" in needs),
+            tensor(batch.positive_score, "teacher_scores" in needs),
+            tensor(batch.negative_score, "teacher_scores" in needs),
         )
 
 
@@ -262,8 +264,10 @@ def _check_rows(batch: StepBatch, stage: StageConfig) -> None:
     Raises:
         DataError: one has no graded similarity.
     """
+    if "similarity" not in stage.loss.needs:
+        return
     without = [batch.dataset[row] for row in np.flatnonzero(np.isnan(batch.similarity))]
-    if "similarity" not in stage.loss.needs or not without:
+    if not without:
         return
     raise DataError(
         f"stage {stage.name!r}: {len(without)} of this worker's {len(batch.dataset)} rows of step "

@@ -27,9 +27,9 @@ MOST_DATA = 64
 """Maximum number of distinct data sets prepared for settings that a search may choose."""
 
 _MAY_CHANGE = re.compile(
-    r"stages\.[^.]+\.optimizer(\..+)?|stages\.[^.]+\.loss\.temperature|.*\blora\.dropout"
+    r"stages\.[^.]+\.optimizer(\.(?!kind$).+)?|stages\.[^.]+\.loss\.temperature|.*\blora\.dropout"
 )
-"""Settings that may change during a training."""
+"""Settings that may change during a training; another optimiser would lack its states."""
 
 
 @dataclass(frozen=True)

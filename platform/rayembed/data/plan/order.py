@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rayembed.config.loss import LossConfig
+from rayembed.config.loss import LossConfig, Need
 from rayembed.data.parts import Part, PartIndex, read_index, read_table
 from rayembed.data.plan.policies import blended, clustered, homogeneous, large_enough
 from rayembed.data.plan.sampling import DatasetRows
@@ -21,7 +21,7 @@ Such rows are left out and counted; a larger share indicates wrong settings. Typ
 Wikipedia's descriptions 3 and of its sentences 7 percent have a positive that scores so low that
 all 100 candidates exceed the limit."""
 
-_COLUMNS = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
+_COLUMNS: dict[Need, str] = {"similarity": "similarity", "teacher_scores": "positive_cross_score"}
 """Need of a loss → its column of records that not every plan has."""
 
 NO_NEGATIVE = "no negative"
