@@ -70,7 +70,7 @@ def ours(reference, settings, dtype, number, threads):
     """As `plain`, over `number` workers."""
     from rayembed.config.evaluation import ModelUnderTest
     from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
-    from rayembed.evaluation.model_spec import make_spec
+    from rayembed.evaluation.make_spec import make_spec
     from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
     from rayembed.evaluation.pooled.on_ray import Workers, run_on_workers, workers_on_ray
 

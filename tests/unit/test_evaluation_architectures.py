@@ -12,7 +12,7 @@ from word_model import WordSpec
 from rayembed.config.evaluation import ModelUnderTest
 from rayembed.config.model import ModelConfig
 from rayembed.config.settings import kind_of, members
-from rayembed.evaluation.model_spec import make_spec
+from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker

@@ -17,7 +17,7 @@ from rayembed.errors import WorkerError
 from rayembed.evaluation import code_version as software
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.code_version import code_version, meaning
-from rayembed.evaluation.model_spec import make_spec
+from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.pooled.here import run_here
 from rayembed.pipeline import evaluate as pipeline
 

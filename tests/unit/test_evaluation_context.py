@@ -15,7 +15,7 @@ from rayembed.errors import ArtifactError
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.folder_prompts import unsaved_prompts
 from rayembed.evaluation.loaded_spec import loaded_spec
-from rayembed.evaluation.model_spec import make_spec
+from rayembed.evaluation.make_spec import make_spec
 from rayembed.evaluation.mteb_model import model_meta
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker

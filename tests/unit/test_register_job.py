@@ -142,8 +142,8 @@ def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path
     assert aliases(store) == {"candidate": 1, "champion": 1}
     data = ModelCard.load(card).data
     assert {r.dataset_name: r.metric_value for r in data.eval_results} == {
-        f"MTEB {DESCRIPTION}": 0.5,
-        f"MTEB {TOPICS}": 0.6,
+        DESCRIPTION: 0.5,
+        TOPICS: 0.6,
     }
     assert str(home) not in card.read_text()
 

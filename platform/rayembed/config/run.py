@@ -24,6 +24,7 @@ from rayembed.config.validation import (
     ValidationConfig,
 )
 from rayembed.config.worker_numbers import check_shares
+from rayembed.errors import ConfigError
 
 
 class Run(Document):
@@ -371,3 +372,17 @@ def _no_negatives(stage: StageConfig, used: Sequence[DatasetConfig]) -> str:
         f"(data.datasets.{first}.mining.teacher=…), or set "
         f"stages.{stage.name}.batch.num_negatives=0"
     )
+
+
+def of_stages(run: Run, names: Sequence[str]) -> Run:
+    """The run with the named stages alone, in its own order; with all where none is named.
+
+    Raises:
+        ConfigError: a name that no stage has.
+    """
+    known = [stage.name for stage in run.stages]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"the run {run.name!r} has no stage {name!r}; {nearest(name, known)}")
+    kept = tuple(stage for stage in run.stages if stage.name in names or not names)
+    return run.model_copy(update={"stages": kept})

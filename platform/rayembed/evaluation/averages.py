@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from mteb.results import TaskResult
 
-from rayembed.evaluation.benchmark_lines import MEAN_OF_16, NOT_AMONG_THE_16
+from rayembed.evaluation.benchmark_lines import CATEGORIES, MEAN_OF_16, NOT_AMONG_THE_16
 from rayembed.evaluation.benchmarks import benchmark_tasks
 from rayembed.evaluation.jobs import TaskFactory
 
@@ -19,12 +19,6 @@ MEAN_OF_TASKS = "Mean (Task)"
 MEAN_OF_CATEGORIES = "Mean (TaskType)"
 MEAN_OF_18 = "Mean (18)"
 """Over all languages of MIRACL."""
-
-CATEGORIES: tuple[str, ...] = (
-    *("Retrieval", "Reranking", "Clustering", "PairClassification"),
-    *("Classification", "STS", "Summarization"),
-)
-"""The seven of MTEB(eng, v1), in the order of NV-Embed's Table 1; others come after them."""
 
 MIRACL_LANGUAGES: tuple[str, ...] = (
     *("ar", "bn", "de", "en", "es", "fa", "fi", "fr", "hi"),

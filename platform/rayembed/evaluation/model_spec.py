@@ -1,8 +1,6 @@
 """A model under evaluation before it is loaded: what travels to the workers that load it."""
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,10 +8,9 @@ from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.models import ModelMeta
 from mteb.types import PromptType
 
-from rayembed.config.evaluation import BM25, ModelUnderTest
-from rayembed.errors import ConfigError
+from rayembed.config.evaluation import ModelUnderTest
 from rayembed.evaluation.encode_spec import EncodeSpec
-from rayembed.evaluation.prompts import ModelPrompts, check_instructions, role_of
+from rayembed.evaluation.prompts import ModelPrompts, role_of
 
 EmbedTexts = Callable[[Sequence[str], EncodeSpec], np.ndarray]
 """Function from texts of one encode spec to their vectors (N, D) float32, in their order."""
@@ -125,57 +122,3 @@ class ContextualSpec(Protocol):
     def context_seed(self) -> int:
         """Seed of the draw of the documents."""
         ...
-
-
-def make_spec(
-    settings: ModelUnderTest,
-    *,
-    tracking_uri: str | None = None,
-    own_tasks: Iterable[str] = (),
-    device: str | None = None,
-) -> ModelSpec:
-    """The spec of the model that the settings name; no weights are loaded.
-
-    Args:
-        own_tasks: names of tasks that mteb does not have and instructions may be given for.
-        tracking_uri: MLflow's address, for `models:/…`; None: `MLFLOW_TRACKING_URI`.
-        device: on which it will be loaded, for the number type `auto`; None: as this machine has.
-
-    Raises:
-        ArtifactError: an incomplete folder, or a model that is not supported.
-        AssetError: the reference leads nowhere.
-        ConfigError: settings that do not fit the model; instructions for unknown tasks; `bm25`,
-            which embeds nothing.
-        TrackingError: MLflow is away.
-    """
-    from rayembed.evaluation.mteb_spec import mteb_spec
-    from rayembed.evaluation.rayembed_spec import rayembed_spec
-    from rayembed.evaluation.sentence_spec import sentence_spec
-
-    check_instructions(settings.prompts, own_tasks)
-    match loader_of(settings.reference):
-        case "bm25":
-            raise ConfigError("bm25 has no vectors; rayembed.evaluation.bm25.Bm25 searches itself")
-        case "sentence-transformers":
-            return sentence_spec(settings)
-        case "mteb":
-            return mteb_spec(settings)
-        case "rayembed":
-            return rayembed_spec(settings, tracking_uri=tracking_uri, device=device)
-
-
-def loader_of(reference: str) -> Literal["bm25", "mteb", "rayembed", "sentence-transformers"]:
-    """Loader of the model that a reference names.
-
-    `org/name` is a folder of this machine where there is one, else a model of mteb or of the hub.
-    """
-    if reference == BM25:
-        return "bm25"
-    if reference.startswith("st:"):
-        return "sentence-transformers"
-    if reference.startswith("mteb:"):
-        return "mteb"
-    plain = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?: \(.+\))?", reference)
-    if plain and not Path(reference).exists():
-        return "mteb"
-    return "rayembed"

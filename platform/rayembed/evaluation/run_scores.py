@@ -17,7 +17,8 @@ from rayembed.config.run import Run
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.code_version import code_version
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
-from rayembed.evaluation.model_spec import ModelSpec, make_spec
+from rayembed.evaluation.make_spec import make_spec
+from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.prompts import ModelPrompts
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.hardware import settled, wide_enough

@@ -2,11 +2,10 @@
 
 from typing import TextIO
 
-from rayembed.config.run import Run
+from rayembed.config.run import Run, of_stages
 from rayembed.data.plan.audit import folders_of, lineage
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.pipeline.run_folders import plan_of
-from rayembed.pipeline.training_job import of_stages
 from rayembed.tables import Table, console
 
 _SHOWN_CHARACTERS = 60

@@ -16,7 +16,8 @@ from rayembed.evaluation.air_bench.scores import write_dev_scores
 from rayembed.evaluation.benchmarks import MtebTask
 from rayembed.evaluation.bm25 import Bm25, bm25_meta
 from rayembed.evaluation.jobs import Done, TaskFactory
-from rayembed.evaluation.model_spec import ModelSpec, loader_of, make_spec
+from rayembed.evaluation.make_spec import loader_of, make_spec
+from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
 from rayembed.evaluation.run_scores import bm25_revision

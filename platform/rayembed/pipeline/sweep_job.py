@@ -9,13 +9,13 @@ from typing import Any, TextIO
 from rayembed.config.document import read_mapping
 from rayembed.config.named_benchmarks import with_named_benchmarks
 from rayembed.config.override import override
-from rayembed.config.run import Run
+from rayembed.config.run import Run, of_stages
 from rayembed.config.settings import nearest, parse
 from rayembed.config.space import as_text, is_domain, parse_space, read_space
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
-from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, of_stages, send_metrics
+from rayembed.pipeline.training_job import SEND_METRICS, STAGE, base_run, send_metrics
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 

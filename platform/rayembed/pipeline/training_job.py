@@ -4,13 +4,10 @@ Each of the functions below imports what it needs: `--help` takes no second, a d
 """
 
 import argparse
-from collections.abc import Sequence
 
 from rayembed.config.adaptation import AnyRun
-from rayembed.config.run import Run
-from rayembed.config.settings import nearest
+from rayembed.config.run import Run, of_stages
 from rayembed.config.sweep import Sweep
-from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
@@ -90,20 +87,6 @@ def send_metrics(run: AnyRun | Sweep, context: JobContext) -> None:
     from rayembed.pipeline.pending_metrics import send_pending
 
     send_pending(run, context.out)
-
-
-def of_stages(run: Run, names: Sequence[str]) -> Run:
-    """The run with the named stages alone, in its own order; with all where none is named.
-
-    Raises:
-        ConfigError: a name that no stage has.
-    """
-    known = [stage.name for stage in run.stages]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"the run {run.name!r} has no stage {name!r}; {nearest(name, known)}")
-    kept = tuple(stage for stage in run.stages if stage.name in names or not names)
-    return run.model_copy(update={"stages": kept})
 
 
 def base_run(recipe: str) -> Run:
