@@ -39,6 +39,7 @@ from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
 from rayembed.data.plan.stream import prefetched
 from rayembed.errors import ConfigError
+from rayembed.pipeline.checks import check_inputs
 from rayembed.models.load import load_model
 from rayembed.training.export import export
 from rayembed.training.job import StageJob
@@ -70,11 +71,18 @@ run = parse(Run, {
         "storage_path": str(folder / "out"), "micro_batch_tokens": 200, "workers": workers
     },
 })
+if rank == 0:
+    save_encoder(folder / "encoder")
+try:
+    if workers == 1:
+        check_inputs(run)
+except ConfigError as error:
+    print(error)
+    sys.exit(2)
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{folder}/meet-{kind}", rank=rank, world_size=workers
 )
 if rank == 0:
-    save_encoder(folder / "encoder")
     plans = prepare(run, PipelineContext(str(folder / "data"), 0, root=str(folder)))
     (folder / "plans.json").write_text(json.dumps(plans))
 torch.distributed.barrier()
@@ -88,11 +96,7 @@ class Losses(Callback):
         losses.append(record["loss"])
 
 
-try:
-    engine = job.trainer([Losses()], prefetched).fit()
-except ConfigError as error:
-    print(error)
-    sys.exit(2)
+job.trainer([Losses()], prefetched).fit()
 torch.distributed.barrier()  # the first worker writes
 assert job.is_done()
 if rank == 0:

@@ -104,7 +104,7 @@ def test_version_and_card_have_the_scores_of_its_weights(trained):
     )
     card = ModelCard.load(trained[0] / "models" / "blend" / "README.md")
     told = {result.dataset_name: result.metric_value for result in card.data.eval_results}
-    assert told == {f"MTEB {s.task}": s.value for s in scores.values()}
+    assert told == {s.task: s.value for s in scores.values()}
     assert "| `sentences` | retrieval | " in card.text
     assert version.description.startswith("# tiny")
 

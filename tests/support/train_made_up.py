@@ -18,7 +18,7 @@ from rayembed.training.checkpoint import (
     expected_position,
     seed_worker,
 )
-from rayembed.training.contrastive import Contrastive
+from rayembed.training.contrastive import EmbeddingObjective
 from rayembed.training.engine import DeepSpeedEngine
 from rayembed.training.step import StepSettings
 from rayembed.training.trainer import Callback, StageTrainer
@@ -26,7 +26,7 @@ from rayembed.training.trainer import Callback, StageTrainer
 PLAN = SimpleNamespace(fingerprint="plan")
 
 
-class MadeUp(Contrastive):
+class MadeUp(EmbeddingObjective):
     """Contrastive over the records of seed s in step s, of which each worker takes an equal share.
 
     Args:

@@ -14,11 +14,14 @@ from tiny_models import save_cross_encoder
 from toy_model import ToyTokenizer
 
 from rayembed.config.override import override
+from rayembed.config.settings import changed
+from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import Part, read_records, read_table, write_part
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.data.plan.write import write_plan
+from rayembed.data.prepare import prepare
 from rayembed.data.records import Negative, Record
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.infonce import InfoNCE
@@ -190,3 +193,34 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, ["stages.finetune.steps=2000"])
     with pytest.raises(ConfigError, match="are of several teachers"):
         override(recipe, [*mined, f"{pairs}.mining.further_teachers=[{{teacher: other}}]"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "teacher", "words"),
+    [
+        ("infonce", {}, "would take all for positives"),
+        ("infonce", {"consistency": {"teacher": "nowhere"}}, "consistency=null"),
+    ],
+)
+def test_graded_records_of_an_earlier_job_are_no_positives(
+    loss: str, teacher: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    source = graded_file(tmp_path)
+    _, earlier = made_records(tmp_path / "storage", source)
+    dataset = {"name": "own", "source": {"kind": "records", "path": earlier.folder}, **teacher}
+    run = changed(
+        get_recipe("biencoder"),
+        data={"datasets": [dataset]},
+        stages=[
+            {
+                "name": "s",
+                "datasets": {"own": 1},
+                "batch": {"global_pairs": 4, "in_batch_negatives": True},
+                "loss": {"kind": loss},
+                "optimizer": {"learning_rate": 1e-3},
+                "steps": 2,
+            }
+        ],
+    )
+    with pytest.raises(DataError, match=words):
+        prepare(run, PipelineContext(str(tmp_path / "storage"), 0))

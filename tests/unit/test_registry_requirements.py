@@ -35,7 +35,7 @@ def test_requirements_are_exact_and_on_an_index():
 def test_only_what_loading_and_embedding_reach_is_required():
     """Training, evaluation and Ray are in the code that travels, and are no part of a model."""
     modules = imported_modules()
-    assert {"mlflow", "torch", "peft", "xxhash", "sentence_transformers"} <= modules
+    assert {"mlflow", "torch", "peft", "xxhash", "sentence_transformers", "tokenizers"} <= modules
     assert not modules & {"rayembed", "json", "ray", "deepspeed", "mteb", "datasets", "typer"}
 
 

@@ -8,6 +8,7 @@ table's group, whose names are their kinds:
     my_loss = "my_package.loss:MyLoss"
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,8 @@ from pydantic import BeforeValidator, Field
 
 from rayembed.config.settings import Settings, kind_of
 from rayembed.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,28 @@ class Table:
     def classes(self) -> dict[str, type[Settings]]:
         """Settings class of each member by its kind, those of this package first.
 
-        Raises:
-            ConfigError: a member cannot be imported, is no settings class of this table, or has a
-                kind that another one has.
+        A member of another package that cannot be imported, is no settings class of this table or
+        has a kind that another one has is left out with a warning.
         """
         found: dict[str, type[Settings]] = {}
         for reference in self.built_in:
             _add(self, found, load(reference), reference)
         for point in sorted(entry_points(group=self.group), key=lambda point: point.name):
-            _add(self, found, _from_outside(self, point), f"{point.value} ({_package(point)})")
-            if point.name not in found:
-                raise ConfigError(
-                    f"the entry point {point.name!r} of {self.group!r} ({_package(point)}) names "
-                    f"{point.value}, whose kind is another; call both the same"
-                )
+            try:
+                self._add_outside(found, point)
+            except ConfigError as error:  # runs that want nothing of it go on
+                logger.warning("left out: %s", error)
         return found
+
+    def _add_outside(self, found: dict[str, type[Settings]], point: EntryPoint) -> None:
+        member = _from_outside(self, point)
+        _add(self, found, member, f"{point.value} ({_package(point)})")
+        if point.name not in found:
+            del found[str(kind_of(member))]
+            raise ConfigError(
+                f"the entry point {point.name!r} of {self.group!r} ({_package(point)}) names "
+                f"{point.value}, whose kind is another; call both the same"
+            )
 
     def union(self) -> Any:
         """Type of a setting that is one of the members, as pydantic takes it.
@@ -85,7 +95,7 @@ def _with_kind(default: str | None, value: Any) -> Any:
 def _from_outside(table: Table, point: EntryPoint) -> Any:
     try:
         return point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a package does when it is imported
         raise ConfigError(
             f"{_package(point)} adds {point.name!r} to {table.group!r}, but {point.value} cannot "
             f"be imported: {error}; mend the package or uninstall it"

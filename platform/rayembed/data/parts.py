@@ -171,6 +171,16 @@ def read_table(path: str, columns: Sequence[str] | None = None) -> pa.Table:
     return read_sealed(path, columns, remedy=remedy(path))
 
 
+def are_graded(parts: Sequence[Part]) -> bool:
+    """Whether any record has a graded similarity, so that its positive may be dissimilar.
+
+    Raises:
+        ArtifactError: a part is missing or broken.
+    """
+    names = ["id", "similarity"]  # a column stands in a part only where a record has a value
+    return any("similarity" in read_table(part.path, names).column_names for part in parts)
+
+
 def remedy(path: str) -> str:
     """Advice for an error about a missing or broken file of a preparation step or plan."""
     found = _FOLDER_OF_STEP.match(path)

@@ -13,13 +13,14 @@ an unfinished one is resumed. Independent of Ray.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
 from rayembed.assets.reading import is_on_hub
 from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import join
+from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun, Step, data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
@@ -29,6 +30,7 @@ from rayembed.data.clusters.cluster import make_clustered
 from rayembed.data.filtering.consistency import make_filtered
 from rayembed.data.held_out.part import make_part
 from rayembed.data.mining.mine import make_mined
+from rayembed.data.parts import are_graded
 from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
@@ -37,6 +39,7 @@ from rayembed.data.sources.convert import check_source, make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.sources.unread import unread_negatives, unread_warning
+from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     _check_unread(run, sources)
     steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
+    _check_grades(run, prepared)
     plans: dict[str, BatchPlan] = {}
     for stage in run.stages:
         config = PlanConfig(
@@ -160,6 +164,8 @@ def prepare_datasets(
         write_folder_audit(part.artifact)
     for folders in done.values():
         write_folder_audit(folders[-1])
+    for dataset in chosen:
+        _check_teachers_take(dataset, done[dataset.name][0])
     reach = get_args(Step).index(until)
     for dataset in chosen:
         folders = done[dataset.name]
@@ -175,6 +181,36 @@ def prepare_datasets(
         if (unread := unread_warning(folders[0].manifest)) is not None:
             log.warning("%s", unread)
     return done
+
+
+def _check_teachers_take(dataset: DatasetConfig, records: DatasetArtifact) -> None:
+    """Raise when a teacher would take graded records of an earlier job for positives."""
+    steps = [name for name in ("consistency", "mining", "clusters") if getattr(dataset, name)]
+    if steps and dataset.source.has_records and are_graded(records.parts):
+        raise DataError(
+            f"data set {dataset.name!r}: its records are graded pairs, which may be dissimilar, "
+            f"and {steps[0]} takes every pair for one of a query and its positive; set "
+            f"data.datasets.{dataset.name}.{steps[0]}=null"
+        )
+
+
+def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
+    """Raise when a loss would take graded records of an earlier job for positives."""
+    for stage in run.stages:
+        if "similarity" in stage.loss.needs:
+            continue
+        for dataset in run.data.datasets:
+            if (
+                dataset.name in stage.datasets
+                and dataset.source.has_records
+                and are_graded(prepared[dataset.name].parts)
+            ):
+                raise DataError(
+                    f"stage {stage.name!r}: records of the data set {dataset.name!r} are graded "
+                    f"pairs, dissimilar ones among them, and the loss {stage.loss.kind!r} would "
+                    "take all for positives; take a loss over graded pairs (cosent), or prepare "
+                    "them by a source of the kind sts, which keeps similar pairs alone"
+                )
 
 
 def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:

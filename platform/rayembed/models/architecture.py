@@ -10,7 +10,7 @@ from torch import nn
 from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.architecture import ArchitectureConfig
 from rayembed.config.backbone import BackboneConfig, Dtype
-from rayembed.config.model import ModelConfig, architecture_classes
+from rayembed.config.model import ModelConfig
 from rayembed.config.pooling import ProjectionConfig
 from rayembed.config.table import load
 from rayembed.errors import ConfigError
@@ -19,6 +19,7 @@ from rayembed.models.backbones import (
     check_backbone,
     empty_backbone,
     load_backbone,
+    loaded_architectures,
     num_positions,
 )
 from rayembed.models.contract import PromptTokenizer
@@ -211,8 +212,7 @@ def architecture_of(config: ArchitectureConfig) -> Architecture:
 
 def architectures() -> Iterator[Architecture]:
     """All architectures, those that take any encoder last."""
-    found = [_loaded(settings.architecture) for settings in architecture_classes()]
-    yield from sorted(found, key=lambda one: one.takes_any_encoder)
+    yield from sorted(loaded_architectures(), key=lambda one: bool(one.takes_any_encoder))
 
 
 def published_in(folder: Path) -> Published | None:

@@ -16,6 +16,8 @@ from rayembed.errors import ArtifactError, ConfigError
 from rayembed.hardware import auto_precision, settled
 from rayembed.models.attention import use_products
 
+logger = logging.getLogger(__name__)
+
 Mask = Literal["bidirectional", "causal", "own"]
 """Attention mask. `own`: the family's default, which for encoders is bidirectional."""
 
@@ -150,8 +152,19 @@ def check_for_transformers(folder: Path) -> None:
         ArtifactError: it is of an architecture's own layout, which transformers would take without
             a word and compute as another model.
     """
-    for known in architecture_classes():
-        load(known.architecture).check_for_transformers(folder)
+    for known in loaded_architectures():
+        known.check_for_transformers(folder)
+
+
+def loaded_architectures() -> Iterator[Any]:
+    """The object of every architecture; one of another package that fails is left out."""
+    for settings in architecture_classes():
+        try:
+            yield load(settings.architecture)
+        except ImportError as error:  # models of other kinds need it not
+            if settings.__module__.startswith("rayembed."):
+                raise
+            logger.warning("%s cannot be imported: %s", settings.architecture, error)
 
 
 def check_for_sentence_transformers(folder: Path) -> None:

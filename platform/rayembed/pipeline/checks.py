@@ -12,6 +12,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.evaluation import BM25, Prompts
 from rayembed.config.mining import Teacher
 from rayembed.config.run import Run
+from rayembed.config.table import load
 from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
@@ -23,10 +24,14 @@ from rayembed.evaluation.prompts import check_instructions as check_task_names
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import own_names, run_prompts
 from rayembed.evaluation.validation import check_validation, validation_prompts, validation_tasks
+from rayembed.models.architecture import architecture_of
 from rayembed.models.build import check_buildable
 from rayembed.models.contract import PromptTokenizer
 from rayembed.models.load import check_loadable
 from rayembed.training.contrastive import stage_tokenizer
+from rayembed.training.loss_parameters import LossParameters
+from rayembed.training.optimizer import parameter_groups
+from rayembed.training.trainer import Objective
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,11 @@ def check_inputs(run: Run) -> PromptTokenizer:
     folders = {name: resolve_model(at) for name, at in run.model.parts.items()}
     model = check_buildable(run.model, folders)
     tokenizer = model.tokenizer
+    objective: Objective = load(architecture_of(run.model).objective)
+    for stage in run.stages:
+        objective.check(stage)
+        loss = LossParameters(stage.loss) if stage.loss.parameter_names else None
+        parameter_groups(model, loss, stage.optimizer)  # whose patterns must match some weights
     check_widths(run, model.dimensions[0])
     check_instructions(run, tokenizer)
     for dataset in run.data.datasets:

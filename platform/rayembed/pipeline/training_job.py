@@ -9,6 +9,7 @@ from rayembed.config.adaptation import AnyRun
 from rayembed.config.run import Run, of_stages
 from rayembed.config.sweep import Sweep
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
+from rayembed.recipes.building_blocks import PUBLISHED_SCORES
 from rayembed.recipes.catalogue import get_recipe, recipe_names
 
 A_RECIPE = "a recipe (see --list) or a file that --dry-run printed"
@@ -68,7 +69,8 @@ def _list(context: JobContext) -> None:
 def _show(run: Run, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_dry_run
 
-    if run.scores.benchmarks or run.scores.tasks:  # own sets need no mteb, which takes seconds
+    # Own sets and the recipes' own benchmark need no mteb, which takes seconds.
+    if {*run.scores.benchmarks, *run.scores.tasks} - {*PUBLISHED_SCORES}:
         from rayembed.evaluation.plan import task_factories
 
         task_factories(run.scores)

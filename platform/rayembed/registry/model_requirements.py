@@ -9,6 +9,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
 import rayembed
+from rayembed.config.model import architecture_classes
 
 _ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")
 """Entry modules of loading. The second is imported by a name in a string."""
@@ -50,7 +51,9 @@ def imported_modules() -> frozenset[str]:
     """
     foreign: set[str] = set()
     ours: set[str] = set()
-    waiting = list(_ENTRIES)
+    # Tables name settings and code by texts, which no import statement shows.
+    members = [(c.__module__, c.architecture.partition(":")[0]) for c in architecture_classes()]
+    waiting = [*_ENTRIES, *(name for both in members for name in both)]
     while waiting:
         name = waiting.pop()
         top = name.partition(".")[0]

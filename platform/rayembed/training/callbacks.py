@@ -10,7 +10,7 @@ from torch import Tensor
 from rayembed.config.validation import EarlyStoppingConfig
 from rayembed.distributed.collectives import largest, rank
 from rayembed.training.checkpoint_list import checkpoint_name
-from rayembed.training.trainer import Callback, Engine, StageTrainer
+from rayembed.training.trainer import Callback, Engine, StageTrainer, StepRecord
 from rayembed.training.validation.decision import choose
 from rayembed.training.validation.folder import STEP, ValidationFolder
 from rayembed.training.weights import write_weights
@@ -107,10 +107,21 @@ class WorkerValidation(Callback):
         self._folder, self._steps, self._stopping = folder, frozenset(steps), stopping
         self._made_of = made_of
         self._scores: dict[int, float | None] = {}
+        self._submitted = False
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
         """Take note of the engine, and of the step whose weights are here already."""
         self._engine, self._device, self._start = trainer.engine, trainer.device, step
+        self._done, self._submitted = step, True
+
+    def on_step_end(self, record: StepRecord) -> None:
+        """Take note of the step, whose weights are not here yet."""
+        self._done, self._submitted = record["step"], False
+
+    def on_train_end(self) -> None:
+        """Leave the last weights, where another callback ended the stage between scored steps."""
+        if not self._submitted:
+            self._submit(self._done)
 
     def should_stop(self, step: int) -> bool:
         """Whether the scores of the steps up to this one end the stage, whose weights are left to
@@ -119,13 +130,17 @@ class WorkerValidation(Callback):
         if step != self._start:
             if step not in self._steps:
                 return False
-            state = whole_weights(self._engine)
-            if rank() == 0:
-                self._folder.submit(step, state, {**self._made_of, STEP: str(step)})
+            self._submit(step)
         if self._stopping is None:
             return False
         ended = rank() == 0 and self._ends_by(step)
         return bool(largest(int(ended), self._device))
+
+    def _submit(self, step: int) -> None:
+        state = whole_weights(self._engine)
+        if rank() == 0:
+            self._folder.submit(step, state, {**self._made_of, STEP: str(step)})
+        self._submitted = True
 
     def _ends_by(self, step: int) -> bool:
         """Whether scores end the stage here. Those of later steps may lie there from before this

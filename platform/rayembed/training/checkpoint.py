@@ -1,7 +1,7 @@
 """Checkpoints of a stage: full optimiser states, random state, position.
 
 A checkpoint is a folder that all workers fill: `state-<rank>.safetensors` with its share of the
-parameters (each one whole: fp32 weight, Adam's moments and step; those of the loss among them),
+parameters (each one whole: fp32 weight, the optimiser's states and step; the loss's among them),
 `random-<rank>.safetensors` and `position.json`, by which it is recognised. Nothing in it depends on
 how many workers there were or on the ZeRO stage, so a run goes on with other ones.
 """

@@ -10,6 +10,8 @@ from rayembed.data.plan.step_batch import StepBatch
 from rayembed.data.plan.stream import PairSteps
 from rayembed.distributed.collectives import rank, world_size
 from rayembed.distributed.grad_cache import Backward
+from rayembed.errors import ConfigError
+from rayembed.losses.contract import Contrastive, Pairwise
 from rayembed.models.contract import (
     EmbeddingModel,
     PromptTokenizer,
@@ -20,10 +22,18 @@ from rayembed.training.step import StepReport, StepSettings, run_step
 from rayembed.training.trainer import Objective
 
 
-class Contrastive(Objective):
+class EmbeddingObjective(Objective):
     """Queries near their positives, far from other candidates; the loss is the stage's."""
 
     trace = "--trace-batch of the training job"
+
+    def check(self, stage: StageConfig) -> None:
+        """Return when the stage's loss is one of embeddings."""
+        if not isinstance(stage.loss, Contrastive | Pairwise):
+            raise ConfigError(
+                f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}, which is no loss of "
+                "embeddings, and the model gives embeddings; take another loss, such as infonce"
+            )
 
     def batches(
         self, plan: BatchPlan, model: EmbeddingModel, stage: StageConfig, seed: int
@@ -50,7 +60,7 @@ class Contrastive(Objective):
         return f"the data sets {', '.join(names)}" if len(names) > 1 else f"the data set {names[0]}"
 
 
-CONTRASTIVE = Contrastive()
+CONTRASTIVE = EmbeddingObjective()
 
 
 def stage_tokenizer(stage: StageConfig, tokenizer: Tokenizer) -> Tokenizer:

@@ -85,6 +85,14 @@ class Objective(ABC):
     trace: str = ""
     """Option of the job that shows the rows of `STAGE:STEP`; empty: the job has none."""
 
+    def check(self, stage: Any) -> None:
+        """Return when the objective can train the stage; asked before data is prepared.
+
+        Raises:
+            ConfigError: its loss, or another setting, does not fit.
+        """
+        return None
+
     @abstractmethod
     def batches(self, plan: Any, model: Any, stage: Any, seed: int) -> MakeBatch:
         """Builder of this worker's batches; each has its number as `step`."""

@@ -17,7 +17,7 @@ from rayembed.distributed.grad_cache import Backward
 from rayembed.errors import ConfigError
 from rayembed.models.contract import Tokens, cost, to_device
 from rayembed.models.micro_batches import cut_by_length, padded_tokens
-from rayembed.training.contrastive import Contrastive
+from rayembed.training.contrastive import EmbeddingObjective
 from rayembed.training.step import StepReport, StepSettings
 
 
@@ -50,18 +50,21 @@ class PairBatches:
         return PairBatch(step, self.tokenizer.of_pairs(pairs), np.array(relevant, np.float32))
 
 
-class Pairs(Contrastive):
+class Pairs(EmbeddingObjective):
     """Each pair by itself; where batches come from is told as of any pairs."""
 
-    def batches(
-        self, plan: BatchPlan, model: CrossEncoder, stage: StageConfig, seed: int
-    ) -> PairBatches:
-        """Builder of this worker's share of each batch."""
+    def check(self, stage: StageConfig) -> None:
+        """Return when the stage's loss is one of scores."""
         if not isinstance(stage.loss, PairCrossEntropy):
             raise ConfigError(
                 f"stages.{stage.name}.loss.kind is {stage.loss.kind!r}; a cross_encoder gives no "
                 "embeddings, set it to pair_cross_entropy"
             )
+
+    def batches(
+        self, plan: BatchPlan, model: CrossEncoder, stage: StageConfig, seed: int
+    ) -> PairBatches:
+        """Builder of this worker's share of each batch."""
         return PairBatches(plan, model.tokenizer, rank(), world_size())
 
     def run_step(

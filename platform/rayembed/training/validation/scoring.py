@@ -136,8 +136,8 @@ class Scoring:
             left = {s: r.score for s, r in self._records.items() if s in there}
             gone, step = step, choose(left, left).step or max(there)
             logger.warning(
-                "stage %s: the weights of step %d, the best one, are gone since workers went on "
-                "with other ones; the best of those left is step %d",
+                "stage %s: the weights of step %d are gone since workers went on with other ones, "
+                "or ended before it; the best of those left is step %d",
                 *(self._stage, gone, step),
             )
         elif choice.step is None:
