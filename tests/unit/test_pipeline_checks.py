@@ -1,11 +1,13 @@
 """What is checked in the driver: assets that are opened without weights, room for instructions."""
 
 import json
+from typing import Literal
 
 import pytest
 from made_up_articles import run_over, write_articles
 from tiny_models import save_decoder, save_encoder
 
+from rayembed.config.loss import LossConfig
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare
@@ -49,6 +51,26 @@ def test_widths_of_a_loss_are_below_that_of_the_vectors(run):
         check_inputs(wide)
     with pytest.raises(ConfigError, match="names a value twice"):
         override(run, ["stages.one.loss.dimensions=[8,8]"])
+
+
+def test_patterns_of_rates_match_weights_of_model_or_loss(run):
+    loss = ["stages.one.loss={kind: siglip}"]
+    check_inputs(override(run, [*loss, "stages.one.optimizer.rates={'loss:bias': 0.1}"]))
+    wrong = override(run, ["stages.one.optimizer.rates={'embedings.*': 0.1}"])
+    with pytest.raises(ConfigError, match="no trained parameter matches 'embedings"):
+        check_inputs(wrong)
+
+
+class Scores(LossConfig):
+    """A loss of scores, which no model of embeddings gives."""
+
+    kind: Literal["scores"] = "scores"
+
+
+def test_a_loss_that_is_none_of_embeddings_is_told_before_data_are_made(run):
+    stage = run.stages[0].model_copy(update={"loss": Scores()})
+    with pytest.raises(ConfigError, match="no loss of embeddings"):
+        check_inputs(run.model_copy(update={"stages": (stage,)}))
 
 
 def test_widths_that_a_mixture_offers_are_learnt(run, folder, caplog):

@@ -233,6 +233,23 @@ def test_a_worker_hands_in_the_weights_of_the_steps_that_are_scored(folder):
     assert read_made_of(folder.weights(20)).items() >= {**MADE_OF, "step": "20"}.items()
 
 
+@pytest.mark.parametrize(("last", "there"), [(13, {10, 13}), (10, {10})])
+def test_weights_of_a_stage_that_another_callback_ends_are_handed_in_too(
+    folder, tmp_path, last, there
+):
+    engine = Engine()
+    mine = worker(folder, engine)
+    for step in range(1, last + 1):
+        engine.step = step
+        mine.on_step_end({"step": step})
+        mine.should_stop(step)
+    mine.on_train_end()
+    assert folder.steps()[0] == there
+    found = scoring(folder, keep="last")
+    found.training_is_done()
+    assert found.promote(str(tmp_path / "weights.safetensors")) == last
+
+
 def test_a_worker_ends_by_the_scores_of_steps_that_it_has_passed(folder):
     stopping = EarlyStoppingConfig(patience=1)
     found = scoring(folder, early_stopping={"patience": 1})

@@ -134,10 +134,11 @@ class Scoring:
             # After a restart with another number of workers an earlier step may be the best again
             # when its weights, which were not then, have been removed.
             left = {s: r.score for s, r in self._records.items() if s in there}
-            gone, step = step, choose(left, left).step or max(there)
+            best = None if self._config.keep == "last" else choose(left, left).step
+            gone, step = step, best or max(there)
             logger.warning(
                 "stage %s: the weights of step %d are gone since workers went on with other ones, "
-                "or ended before it; the best of those left is step %d",
+                "or ended before it; of those left step %d is taken",
                 *(self._stage, gone, step),
             )
         elif choice.step is None:
