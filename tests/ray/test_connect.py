@@ -106,7 +106,9 @@ def test_a_job_that_waits_for_ray_hears_both_signals_at_once(cluster):
             at = [at for at, line in told if line.startswith(f"{number.name}: the job is stopped")]
             assert at, text
             assert at[0] - sent < 2  # 0.2 s; Ray itself looks for signals once a second
-            assert text.endswith("stopped; go on so\n")
+            # Where a busy machine ends it late, Ray's own log says that a task was lost: one line.
+            ours = [line for line in text.splitlines() if not line.startswith("[20")]
+            assert ours[-1] == "stopped; go on so", text
             assert "PC: @" not in text
             assert "Traceback" not in text
     finally:
