@@ -52,6 +52,7 @@ run = parse(Run, {
     "model": {
         "kind": "cross_encoder",
         "backbone": {"path": str(folder / "encoder"), "dtype": "float32"},
+        "query_max_length": 40,
         "document_max_length": 40,
     },
     "data": {
