@@ -12,6 +12,7 @@ from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.worker_numbers import worker_numbers
 from rayembed.errors import ConfigError
+from rayembed.recipes.adaptation import quickstart
 from rayembed.recipes.catalogue import get_recipe
 
 
@@ -71,3 +72,11 @@ def test_the_number_of_workers_is_no_part_of_what_a_run_is():
     fixed, elastic = run_of(256, workers=2), run_of(256, workers=8, min_workers=1)
     assert fixed.fingerprint == elastic.fingerprint
     assert fixed.fingerprint != run_of(128, workers=2).fingerprint
+
+
+def test_an_adaptation_takes_no_rate_of_a_loss_that_has_no_parameters():
+    run = quickstart()
+    with pytest.raises(ConfigError, match="loss_learning_rate has no effect"):
+        override(run, ["training.optimizer.loss_learning_rate=0.1"])
+    with pytest.raises(ConfigError, match=r"the adaptation: optimizer\.warmup_steps"):
+        override(run, [f"training.optimizer.warmup_steps={run.training.steps}"])

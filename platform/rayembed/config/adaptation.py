@@ -150,7 +150,15 @@ class MaskedTraining(Settings):
 
     @model_validator(mode="after")
     def _can_learn(self) -> "MaskedTraining":
-        self.optimizer.check_steps(self.steps)
+        try:
+            self.optimizer.check_steps(self.steps)
+        except ValueError as error:
+            raise ValueError(f"the adaptation: {error}") from None
+        if self.optimizer.loss_learning_rate is not None:
+            raise ValueError(
+                "optimizer.loss_learning_rate has no effect, for the loss of masked words has no "
+                "parameters; set it to null"
+            )
         return self
 
 

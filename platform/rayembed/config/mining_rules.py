@@ -28,7 +28,7 @@ class MiningRule(Settings):
         Returns:
             (Q,) float64 array.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no limit")
 
 
 MINING_RULES = Table(

@@ -85,7 +85,7 @@ class Source(Settings):
         Raises:
             DataError, ConfigError, AssetError: as `data.sources.convert.check_source`.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} finds no data")
 
     def convert(self, conversion: Any) -> list[dict[str, Any]]:
         """Make records of all rows: the results of its tasks, whose parts lie in the folder.
@@ -93,7 +93,7 @@ class Source(Settings):
         Args:
             conversion: the data set, its files and where records go, a `Conversion`.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} makes no records")
 
     def held_out_folder(self) -> str | None:
         """Folder of the held-out part that its rows leave out already; None: there is none."""
@@ -105,11 +105,11 @@ class Source(Settings):
         Args:
             checked: what `check` found.
         """
-        raise NotImplementedError
+        raise TypeError(f"rows of {type(self).__name__} cannot be held out")
 
     def candidates(self, dataset: Any, item: Any) -> Iterator[Any]:
         """Each row of an item as a `Candidate`, for the choice of a held-out part."""
-        raise NotImplementedError
+        raise TypeError(f"rows of {type(self).__name__} cannot be held out")
 
 
 SOURCES = Table(

@@ -135,13 +135,13 @@ class Architecture:
             ArtifactError: no fast tokenizer there, or one without a token that is needed.
             ConfigError: maximum lengths that leave no room for text.
         """
-        raise NotImplementedError(f"{type(self).__name__} makes no tokenizer")
+        raise TypeError(f"{type(self).__name__} makes no tokenizer")
 
     def assemble(
         self, config: Any, parts: Parts, head: nn.Module, tokenizer: PromptTokenizer
     ) -> "TransformerModel":
         """The model around finished parts."""
-        raise NotImplementedError(f"{type(self).__name__} assembles no model")
+        raise TypeError(f"{type(self).__name__} assembles no model")
 
     def check_parts(self, config: Any, parts: Parts, folders: Folders) -> None:
         """Check that the parts fit the settings and each other; they may be on the meta device.

@@ -23,7 +23,7 @@ class Fragment:
     """The part of a matrix that lies in a worker's shard of a parameter group."""
 
     shape: torch.Size
-    """Of the whole matrix."""
+    """Shape of the whole matrix."""
     start: int
     """First element of the part within the matrix, row after row."""
     length: int

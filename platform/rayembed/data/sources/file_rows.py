@@ -101,7 +101,7 @@ class FileRows(FileSource, Source):
         Raises:
             RowError: there is none; the message is the reason, and counts rows in the manifest.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} makes no records of rows")
 
     def check(self, dataset: DatasetConfig) -> ResolvedDataset:
         """Find the files and check that they have the columns that the settings name."""

@@ -69,7 +69,7 @@ class BiEncoderArchitecture(Architecture):
     def remark_on_start(
         self, config: BiEncoderConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """That a folder of sentence-transformers pools in another way."""
+        """Remark that a folder of sentence-transformers pools in another way."""
         if (folder / SETTINGS_FILE).is_file() or not (folder / "modules.json").is_file():
             return None
         pooling = read_modules(folder).pooling

@@ -74,7 +74,7 @@ class NomicMoeArchitecture(Architecture):
     def remark_on_start(
         self, config: NomicMoeConfig, folder: Path, transformer: Path
     ) -> str | None:
-        """That rotary positions replace those that the start model has learnt."""
+        """Remark that rotary positions replace those that the start model has learnt."""
         if not loses_its_positions(transformer):
             return None
         return (

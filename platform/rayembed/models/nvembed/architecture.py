@@ -38,7 +38,7 @@ class NVEmbedArchitecture(Architecture):
         return NVEmbed(config, parts["backbone"], head, tokenizer)
 
     def remark_on_start(self, config: NVEmbedConfig, folder: Path, transformer: Path) -> str | None:
-        """That a saved model lays its tokens out in another way."""
+        """Remark that a saved model lays its tokens out in another way."""
         saved = read_settings(folder) if (folder / SETTINGS_FILE).is_file() else None
         if not isinstance(saved, NVEmbedConfig) or saved.token_layout == config.token_layout:
             return None
