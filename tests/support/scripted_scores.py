@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rayembed.config.run import Run
 from rayembed.training.validation.folder import ValidationResult
-from rayembed.training.validation.on_ray import Validation
+from rayembed.training.validation.scoring import Validation
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,10 @@ def _digit(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
 
 
+RuntimeChoice = Literal["auto", "local", "ray"]
+"""Where work is done: `local` is this process with a small pool beside it, `ray` a Ray cluster."""
+
+
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
@@ -52,6 +56,12 @@ class Placement(Settings):
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
+    runtime: RuntimeChoice = "auto"
+    """Where the run is done. `local`: data, training and scores in this process, with a small pool
+    beside it, which takes one worker; `ray`: on the cluster that `RAY_ADDRESS` names, or one that
+    is started for the run. `auto`: local where one worker is asked for, no cluster is named and
+    nothing else needs Ray (`step_processes`, `wait_for_nodes_seconds`, `validations_at_once`,
+    `validation_minutes`)."""
     workers: PositiveInt = 1
     """Data-parallel training processes; their maximum with `min_workers`."""
     min_workers: PositiveInt | None = None
@@ -134,6 +144,33 @@ class Placement(Settings):
                 f"{self.workers}, the most that the run takes; lower the one or raise the other"
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_process_is_one_worker(self) -> "Placement":
+        if self.runtime == "local" and self.needs_ray:
+            raise ValueError(
+                f"placement.runtime=local trains one worker in this process, but "
+                f"{', '.join(self.needs_ray)} needs Ray; leave that out, or set "
+                "placement.runtime=ray"
+            )
+        return self
+
+    @property
+    def needs_ray(self) -> list[str]:
+        """Settings, with their values, that one process cannot give."""
+        asked = {
+            "workers": self.workers > 1,
+            "step_processes": bool(self.step_processes),
+            "wait_for_nodes_seconds": bool(self.wait_for_nodes_seconds),
+            "validations_at_once": self.validations_at_once > 1,
+            "validation_minutes": self.validation_minutes is not None,
+        }
+        return [f"placement.{name}={getattr(self, name)}" for name, yes in asked.items() if yes]
+
+    @property
+    def threads(self) -> int:
+        """Torch threads of each worker."""
+        return self.threads_per_worker or max(1, int(self.cpus_per_worker))
 
     @property
     def fewest_workers(self) -> int:

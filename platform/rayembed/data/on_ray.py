@@ -15,15 +15,10 @@ import ray.data
 from ray.autoscaler import sdk as ray_sdk
 from ray.data import ActorPoolStrategy
 
-from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import Dtype
-from rayembed.config.data_run import DataRun, TeacherPlacement, data_of
-from rayembed.config.run import Run
+from rayembed.config.data_run import DataRun, TeacherPlacement
 from rayembed.data.artifacts import PipelineContext
-from rayembed.data.mlm.make import prepare_sequences
-from rayembed.data.mlm.texts import FoundTexts
 from rayembed.data.plan.on_ray import keep_order, result_or_error, results
-from rayembed.data.prepare import prepare
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
@@ -66,21 +61,6 @@ def _teachers_dtype(placement: TeacherPlacement) -> Dtype:
     precision: Precision = ray.get(task.remote(device))
     logger.info("teachers' dtype auto is %s", precision)
     return precision.dtype
-
-
-def prepare_data(run: Run) -> dict[str, str]:
-    """Prepare the data of all stages on the cluster: stage name → folder of its batch plan.
-
-    Raises:
-        ConfigError, DataError: as `prepare`, also from within Ray's workers.
-    """
-    return prepare(run, ray_pipeline_context(data_of(run)))
-
-
-def prepare_corpus(run: Adaptation, found: Sequence[FoundTexts]) -> str:
-    """Prepare the data of an adaptation on the cluster; the folder of its plan."""
-    storage = run.placement.storage_path
-    return prepare_sequences(run, PipelineContext(storage, run.seed, execute_with_ray_data), found)
 
 
 def execute_with_ray_data(

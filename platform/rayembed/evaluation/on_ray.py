@@ -36,10 +36,11 @@ def measured_on_ray(
         num_gpus=1.0 if placement.use_gpu else 0.0,
         max_retries=2,
     )(_measure)
-    threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
     options["device"] = "cuda" if placement.use_gpu else "cpu"
     try:
-        found: Measured = ray.get(task.remote(threads, measure, str(reference), *given, **options))
+        found: Measured = ray.get(
+            task.remote(placement.threads, measure, str(reference), *given, **options)
+        )
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:

@@ -6,16 +6,16 @@ from typing import Any
 
 from rayembed.assets.resolver import resolve_model
 from rayembed.config.adaptation import Adaptation
-from rayembed.data.mlm.make import find_corpus
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.mlm.make import find_corpus, prepare_sequences
 from rayembed.data.mlm.plan import SequencePlan
-from rayembed.data.on_ray import prepare_corpus
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
-from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.precision import as_begun, settled_on_ray
+from rayembed.pipeline.precision import as_begun, settled
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
+from rayembed.pipeline.runtime import Runtime, runtime_of
 from rayembed.pipeline.storage import placed
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance
@@ -23,14 +23,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
-from rayembed.training.masked import AdaptationJob
-from rayembed.training.on_ray import (
-    check_placement,
-    check_placement_now,
-    export_encoder_on_ray,
-    train_on_ray,
-    worker_hardware,
-)
+from rayembed.training.masked import AdaptationJob, export_encoder
 
 logger = logging.getLogger(__name__)
 
@@ -67,24 +60,26 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    connect()
-    check_placement_now(run.placement)
-    run = settled_on_ray(run)
+    runtime = runtime_of(run.placement)
+    runtime.start()
+    runtime.check_now(run.placement)
+    run = settled(run, runtime.precision)
     check_adaptable(resolve_model(run.model.backbone.path), run.model)
-    plan = SequencePlan.open(prepare_corpus(run, find_corpus(run)))
-    check_placement(run.placement)
+    context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
+    plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
+    runtime.check(run.placement)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.files.keep()
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags={})
     status: Status = "FAILED"
     try:
-        found = collect_provenance(worker_hardware(run.placement))
+        found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = dict(plan.manifest)
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(MetricsLog(folders.local / METRICS_FILE))
-        outcome = _train(run, plan, folders, tracker)
+        outcome = _train(run, plan, folders, tracker, runtime)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -97,19 +92,23 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
 
 
 def _train(
-    run: Adaptation, plan: SequencePlan, folders: RunFolders, tracker: Tracker
+    run: Adaptation,
+    plan: SequencePlan,
+    folders: RunFolders,
+    tracker: Tracker,
+    runtime: Runtime,
 ) -> AdaptedEncoder:
     stage = run.training.name
     weights, encoder = folders.weights(stage), folders.model(ENCODER)
     log = MetricsLog(folders.local / METRICS_FILE)
-    train_on_ray(
+    runtime.train(
         AdaptationJob(run, plan.files.folder, weights),
         folders.stage(stage),
         log.path,
         0,
         metrics_place=folders.metrics,
     )
-    export_encoder_on_ray(run, weights, encoder)
+    runtime.export(export_encoder, run, weights, encoder)
     loss_curve(log.records(), folders.local / "loss.png")
     tracker.log_artifact(folders.local / "loss.png")
     tracker.set_tags({"rayembed.encoder": encoder})

@@ -1,15 +1,14 @@
-"""The work of a data job on Ray: check, connect, do the steps, tell where the results are."""
+"""The work of a data job: check, do the steps, tell where the results are."""
 
 from collections.abc import Collection
 
 from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun, Step
 from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.on_ray import ray_pipeline_context
 from rayembed.data.prepare import check_sources, prepare_datasets
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.storage import placed
 
 
@@ -26,7 +25,8 @@ def do_steps(run: DataRun, names: Collection[str], until: Step) -> dict[str, lis
     if until != "records":
         check_teachers(dataset for dataset in run.data.datasets if dataset.name in names)
     sources = check_sources(run, names)
-    connect()
-    done = prepare_datasets(run, ray_pipeline_context(run), names, until, sources)
+    runtime = runtime_of(run.placement)
+    runtime.start()
+    done = prepare_datasets(run, runtime.data_context(run), names, until, sources)
     print_prepared(run, done)
     return done

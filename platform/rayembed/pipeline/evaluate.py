@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from rayembed.assets.storage import check_writable, join
@@ -19,10 +18,10 @@ from rayembed.evaluation.jobs import Done, TaskFactory
 from rayembed.evaluation.make_spec import loader_of, make_spec
 from rayembed.evaluation.model_spec import ModelSpec
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import bm25_revision
 from rayembed.evaluation.score import ModelScores, Store, meta_of, score
-from rayembed.pipeline.on_ray import connect
+from rayembed.pipeline.runtime import runtime_of
 from rayembed.pipeline.storage import absolute_storage, placed
 from rayembed.registry.tracking_uri import resolve_tracking_uri
 
@@ -89,8 +88,9 @@ def evaluate(run: EvaluationRun) -> EvaluationResult:
         air[done.job].outcome, air[done.job].error = done.outcome, done.error
 
     def pool(*given: Any) -> Any:
-        connect()  # only where something is left to do
-        return partial(run_jobs, workers=workers_of(run))(*given)
+        runtime = runtime_of(run.placement)
+        runtime.start()  # only where something is left to do
+        return runtime.pool(workers_of(run))(*given)
 
     keep = run.placement.keep_embeddings
     store = Store(

@@ -1,4 +1,4 @@
-"""Ray as the pipeline meets it: a cluster to join, or a job on one.
+"""Ray as the pipeline meets it: a cluster to join as a run's runtime, or a job on one.
 
 A job is submitted, followed to its end, and stopped when we are stopped. The same submission serves
 a laptop and a cluster; `run_on_local_head` only adds a head where none runs. The head itself is in
@@ -11,15 +11,22 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from rayembed.config.data_run import DataRun
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
 from rayembed.pipeline.stopping import keep_hearing
 from rayembed.registry.provenance import with_commit
+
+if TYPE_CHECKING:
+    from rayembed.data.artifacts import PipelineContext
+    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.score import Pool
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +92,46 @@ def connect() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+
+
+class OnRay:
+    """A Ray cluster as the place where a run is done; a `Runtime`."""
+
+    def __init__(self) -> None:
+        from rayembed.data.on_ray import execute_with_ray_data
+        from rayembed.training.on_ray import (
+            check_placement,
+            check_placement_now,
+            train_on_ray,
+            train_stage_on_ray,
+            worker_hardware,
+            worker_precision,
+        )
+
+        self.start, self.execute = connect, execute_with_ray_data
+        self.check_now, self.check = check_placement_now, check_placement
+        self.precision, self.hardware = worker_precision, worker_hardware
+        self.train_stage, self.train = train_stage_on_ray, train_on_ray
+
+    def data_context(self, run: DataRun) -> "PipelineContext":
+        """Context whose tasks the whole cluster runs."""
+        from rayembed.data.on_ray import ray_pipeline_context
+
+        return ray_pipeline_context(run)
+
+    def export(
+        self, export: Callable[..., None], run: Any, weights: str | None, folder: str
+    ) -> None:
+        """Call `export(run, weights, folder)` in a task on a node with room for a worker."""
+        from rayembed.training.on_ray import export_on_ray
+
+        export_on_ray(export, run, weights, folder)
+
+    def pool(self, workers: "Workers") -> "Pool":
+        """Pool of workers on the cluster."""
+        from rayembed.evaluation.pooled.on_ray import run_jobs
+
+        return partial(run_jobs, workers=workers)
 
 
 def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:

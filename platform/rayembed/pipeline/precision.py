@@ -1,21 +1,24 @@
 """The number type of a run that leaves it to the hardware (`model.backbone.dtype=auto`)."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from rayembed.config.adaptation import Adaptation
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.document import read_mapping
+from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.config.settings import changed, parse
 from rayembed.config.sweep import Sweep
 from rayembed.errors import ConfigError
 from rayembed.hardware import Precision
 from rayembed.registry.run_folder import RUN_FILE
-from rayembed.training.on_ray import worker_precision
 
 logger = logging.getLogger(__name__)
+
+PrecisionOf = Callable[[Placement], Precision]
 
 AnyRun = TypeVar("AnyRun", Run, Adaptation)
 
@@ -35,17 +38,20 @@ def as_begun(run: AnyRun, folder: Path) -> AnyRun:
     return run if found not in ("bfloat16", "float32") else _settled(run, found)
 
 
-def settled_on_ray(run: AnyRun) -> AnyRun:
+def settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
     """The run with the number type that its workers' nodes compute fast, said in one line.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.
+
+    Args:
+        precision_of: the runtime's answer for a placement.
 
     Raises:
         ConfigError: settings that do not go together in that type.
     """
     if run.model.backbone.dtype == "float32":
         return run
-    precision = worker_precision(run.placement)
+    precision = precision_of(run.placement)
     _tell(run.model.backbone.dtype, precision)
     return _settled(run, precision.dtype)
 
@@ -63,12 +69,12 @@ def sweep_as_begun(sweep: Sweep, begun: Sweep) -> Sweep:
     return sweep.model_copy(update={"runs": runs})
 
 
-def sweep_settled_on_ray(sweep: Sweep) -> Sweep:
+def sweep_settled(sweep: Sweep, precision_of: PrecisionOf) -> Sweep:
     """The sweep with the number type that its workers' nodes compute fast, one for all trials."""
     asked = {run.model.backbone.dtype for run in sweep.runs.values()} - {"float32"}
     if not asked:
         return sweep
-    precision = worker_precision(sweep.base.placement)
+    precision = precision_of(sweep.base.placement)
     for dtype in sorted(asked):
         _tell(dtype, precision)
     runs = {label: _settled(run, precision.dtype) for label, run in sweep.runs.items()}

@@ -2,16 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from rayembed.assets.resolver import resolve
 from rayembed.assets.storage import join, remove_folder
 from rayembed.config.run import Run
 from rayembed.config.yaml_text import write_yaml
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
-from rayembed.evaluation.score import ModelScores, Store, score
+from rayembed.evaluation.score import ModelScores, Pool, Store, score
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
@@ -20,20 +19,26 @@ logger = logging.getLogger(__name__)
 
 
 class RunScorer:
-    """Takes the scores of a run's models. Results lie in the run's folder."""
+    """Takes the scores of a run's models. Results lie in the run's folder.
+
+    Args:
+        pool: the runtime's pool of workers.
+    """
 
     untrained = "untrained"
     """Name of the model before training, in storage and in results."""
 
-    def __init__(self, run: Run, folders: RunFolders) -> None:
+    def __init__(self, run: Run, folders: RunFolders, pool: Callable[[Workers], Pool]) -> None:
         self._run, self._folders = run, folders
         self._tasks = task_factories(run.scores)
         placement = run.placement
-        self._workers = Workers(
-            number=placement.fewest_workers,
-            cpus=placement.cpus_per_worker,
-            threads=placement.threads_per_worker,
-            gpu=placement.use_gpu,
+        self._pool = pool(
+            Workers(
+                number=placement.fewest_workers,
+                cpus=placement.cpus_per_worker,
+                threads=placement.threads_per_worker,
+                gpu=placement.use_gpu,
+            )
         )
 
     def score(
@@ -67,10 +72,9 @@ class RunScorer:
             without_context=without_context,
         )
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
-        pool = partial(run_jobs, workers=self._workers)
         embeddings = join(self._folders.storage, "embeddings")
         store = Store(self._folders.results, embeddings)
-        scored = score(model, self._tasks, pool, store, about=about)
+        scored = score(model, self._tasks, self._pool, store, about=about)
         for _, error in scored.failed:
             raise error
         # They were for tasks with the same texts, and for a run that is killed meanwhile.

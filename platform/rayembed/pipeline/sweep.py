@@ -8,18 +8,20 @@ import yaml
 
 from rayembed.assets.storage import exists, join, read_bytes, write_atomic
 from rayembed.assets.stored_folder import StoredFolder
+from rayembed.config.data_run import data_of
 from rayembed.config.document import fingerprint
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
 from rayembed.config.space import apply
 from rayembed.config.sweep import Sweep
 from rayembed.config.yaml_text import read_yaml
-from rayembed.data.on_ray import prepare_data
+from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, RayembedError, StorageError, WorkerError
 from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.precision import sweep_as_begun, sweep_settled_on_ray
+from rayembed.pipeline.precision import sweep_as_begun, sweep_settled
 from rayembed.pipeline.report import Outcome
 from rayembed.pipeline.run_folders import fetched_folder, locked_sweep
 from rayembed.pipeline.storage import absolute_storage
@@ -32,7 +34,7 @@ from rayembed.registry.mlflow_run import flatten
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.training.elastic.on_ray import free_nodes
-from rayembed.training.on_ray import check_placement, check_placement_now
+from rayembed.training.on_ray import check_placement, check_placement_now, worker_precision
 from rayembed.tuning.concurrency import trials_at_once
 from rayembed.tuning.events import Pointer, start_of
 from rayembed.tuning.on_ray import TuneJob, check_dashboard, run_trials
@@ -96,7 +98,7 @@ def _sweep(
     if not placement.wait_for_nodes_seconds:
         trials_at_once(placement, free_nodes(), validates=validates)
     check_dashboard()
-    sweep = sweep_settled_on_ray(sweep)
+    sweep = sweep_settled(sweep, worker_precision)
     trials = known_trials(sweep)
     _prepare(sweep, [trial.run for trial in trials])
     trial_store = TrialStore(files.place)
@@ -178,7 +180,8 @@ def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
         if key not in tokenizers:
             tokenizers[key] = check_inputs(run)
     for run in needed:
-        check_row_instructions(run, prepare_data(run), tokenizers[_assets(run)])
+        plans = prepare(run, ray_pipeline_context(data_of(run)))
+        check_row_instructions(run, plans, tokenizers[_assets(run)])
     logger.info("the data are prepared: %d different ones for all trials", len(needed))
 
 

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rayembed.assets.storage import write_atomic
+from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
-from rayembed.data.on_ray import prepare_data
 from rayembed.data.plan.audit import data_provenance, data_warnings
-from rayembed.data.prepare import check_files_at_hand
+from rayembed.data.prepare import check_files_at_hand, prepare
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
 from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
-from rayembed.pipeline.on_ray import connect
-from rayembed.pipeline.precision import as_begun, settled_on_ray
+from rayembed.pipeline.on_ray import OnRay
+from rayembed.pipeline.precision import as_begun, settled
 from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.pipeline.runtime import Runtime, runtime_of
 from rayembed.pipeline.storage import placed
 from rayembed.pipeline.validation import (
     VALIDATION_FILE,
@@ -38,14 +39,8 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
+from rayembed.training.export import export
 from rayembed.training.job import StageJob
-from rayembed.training.on_ray import (
-    check_placement,
-    check_placement_now,
-    export_on_ray,
-    train_stage_on_ray,
-    worker_hardware,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +92,7 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
     with _claimed(run, wait=False) as (claimed, folders):
         if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
-        outcome, complete = _train(claimed, folders, _register, trial)
+        outcome, complete = _train(claimed, folders, _register, runtime_of(run.placement), trial)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
@@ -128,7 +123,7 @@ def train_trial(run: Run, trial: TrialOf) -> TrialResult:
         )
 
     with _claimed(run, wait=True) as (claimed, folders):
-        return _train(claimed, folders, end, trial)[0]
+        return _train(claimed, folders, end, OnRay(), trial)[0]
 
 
 @contextmanager
@@ -143,6 +138,7 @@ def _train(
     run: Run,
     folders: RunFolders,
     end: End[T],
+    runtime: Runtime,
     trial: TrialOf | None = None,
 ) -> tuple[T, bool]:
     """Result that `end` makes of the run's scores, and whether MLflow has everything."""
@@ -151,14 +147,14 @@ def _train(
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_files_at_hand(run)
-    connect()
+    runtime.start()
     validates = run.evaluation.validation is not None
-    check_placement_now(run.placement, validates=validates)
-    run = settled_on_ray(run)
+    runtime.check_now(run.placement, validates=validates)
+    run = settled(run, runtime.precision)
     tokenizer = check_inputs(run)
-    plans = prepare_data(run)
+    plans = prepare(run, runtime.data_context(data_of(run)))
     check_row_instructions(run, plans, tokenizer)
-    check_placement(run.placement, validates=validates)
+    runtime.check(run.placement, validates=validates)
     # Only now the name is taken: a mistake in the settings must not use it up.
     claim_run_folder(folders.local, run)
     folders.keep_plans(plans)
@@ -169,14 +165,14 @@ def _train(
     metrics = MetricsLog(folders.local / METRICS_FILE)
     status: Status = "FAILED"
     try:
-        found = collect_provenance(worker_hardware(run.placement))
+        found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
         found["data_warnings"] = _data_warnings(plans)
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, held_out, folders, tracker, trial)
+        scores = _train_and_score(run, plans, held_out, folders, tracker, runtime, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
@@ -194,6 +190,7 @@ def _train_and_score(
     held_out: Sequence[HeldOutSet],
     folders: RunFolders,
     tracker: Tracker,
+    runtime: Runtime,
     trial: TrialOf | None = None,
 ) -> dict[ScoreKey, ModelScores]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
@@ -206,9 +203,9 @@ def _train_and_score(
             trial.on_scores(name, values, step)
 
     scores: dict[ScoreKey, ModelScores] = {}
-    scorer = RunScorer(with_sets(run, held_out), folders)
+    scorer = RunScorer(with_sets(run, held_out), folders, runtime.pool)
     if run.takes_scores and run.evaluation.before_training:
-        export_on_ray(run, None, folders.model(scorer.untrained))
+        runtime.export(export, run, None, folders.model(scorer.untrained))
         scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
         tell("eval", scores[UNTRAINED].scores, 0)
         folders.files.keep()
@@ -226,7 +223,7 @@ def _train_and_score(
             validated_in=None if validation is None else place,
             start_checkpoint=trial.start_checkpoint if trial and not index else None,
         )
-        train_stage_on_ray(
+        runtime.train_stage(
             job,
             place,
             folders.local / METRICS_FILE,
@@ -240,7 +237,7 @@ def _train_and_score(
             kept = kept_step(weights) or str(stage.steps)
             tracker.set_tags({f"rayembed.kept_step.{stage.name}": kept})
         offset += stage.steps
-        export_on_ray(run, weights, folders.model(stage.name))
+        runtime.export(export, run, weights, folders.model(stage.name))
         if run.takes_scores:
             key = ScoreKey(stage.name)
             scores[key] = scorer.score(folders.model(stage.name), stage.name)

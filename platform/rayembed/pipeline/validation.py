@@ -15,7 +15,7 @@ from rayembed.evaluation.validation import (
 )
 from rayembed.registry.metrics_log import LogReader, Record
 from rayembed.training.validation.folder import STEP, ValidationFolder, ValidationResult
-from rayembed.training.validation.on_ray import Validation
+from rayembed.training.validation.scoring import Validation
 from rayembed.training.weights import load_weights, read_made_of
 
 VALIDATION_FILE = "validation.jsonl"

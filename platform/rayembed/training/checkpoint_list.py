@@ -24,6 +24,9 @@ from rayembed.training.checkpoint import find_damage
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINTS = "train"
+"""Folder of a stage's checkpoints and of Train's list of them, within the stage's folder."""
+
 LIST_FILE = "checkpoint_manager_snapshot.json"
 """File name of Train's checkpoint list."""
 
@@ -70,6 +73,21 @@ def repair_checkpoint_list(folder: str, ray_version: str) -> bool:
         if name not in whole:
             remove_folder(join(folder, name))
     return bool(damaged)
+
+
+def list_newest(folder: str, keep: int, ray_version: str) -> None:
+    """Put the newest whole checkpoints on Train's list, and remove the others.
+
+    Args:
+        folder: as in `repair_checkpoint_list`.
+        keep: how many stay.
+    """
+    there = _checkpoints(folder)
+    whole = [name for name in there if find_damage(join(folder, name)) is None]
+    _write(folder, whole[-keep:], ray_version)
+    for name in there:
+        if name not in whole[-keep:]:
+            remove_folder(join(folder, name))
 
 
 def listed_checkpoints(folder: str) -> list[str]:

@@ -31,14 +31,13 @@ from rayembed.training.capacity import (
     worker_resources,
     workers_that_fit,
 )
-from rayembed.training.checkpoint_list import repair_checkpoint_list
+from rayembed.training.checkpoint_list import CHECKPOINTS, repair_checkpoint_list
 from rayembed.training.elastic.on_ray import (
     START_SECONDS,
     ElasticTrainer,
     StoppableTrainer,
     end_with_checkpoint,
 )
-from rayembed.training.export import export
 from rayembed.training.failures.on_ray import (
     AGAIN,
     cause,
@@ -47,7 +46,6 @@ from rayembed.training.failures.on_ray import (
     reason,
 )
 from rayembed.training.job import Job, StageJob
-from rayembed.training.masked import export_encoder
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.progress import Progress
 from rayembed.training.train_function.on_ray import (
@@ -55,16 +53,14 @@ from rayembed.training.train_function.on_ray import (
     train_function,
     worker_environment,
 )
-from rayembed.training.validation.on_ray import Validation, ValidationOnRay
+from rayembed.training.validation.on_ray import ValidationOnRay
+from rayembed.training.validation.scoring import Validation
 
 logger = logging.getLogger(__name__)
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 CONTROLLER_DEATHS = 3
 """Maximum deaths of Train's controller before the run fails."""
-
-_TRAIN = "train"
-"""Folder of Train's checkpoints within a stage's folder."""
 
 _WORKER_START_SECONDS = 60
 """Ray Train's default worker start timeout in seconds."""
@@ -213,7 +209,7 @@ def _trainer(
             elastic_resize_monitor_interval_s=placement.resize_interval_seconds,
         ),
         run_config=ray.train.RunConfig(
-            name=_TRAIN,
+            name=CHECKPOINTS,
             storage_path=path,
             storage_filesystem=filesystem if is_remote(folder) else None,
             failure_config=failure_config(placement),
@@ -230,7 +226,7 @@ def _trainer(
 def _fit(trainer: StoppableTrainer, sink: Any, job: Job, folder: str, metrics_log: Path) -> None:
     with Progress(job.stage, metrics_log):
         try:
-            _train_to_the_end(trainer, job, join(folder, _TRAIN))
+            _train_to_the_end(trainer, job, join(folder, CHECKPOINTS))
         except KeyboardInterrupt:
             end_with_checkpoint(trainer, sink, job.stage.name)
             raise
@@ -298,26 +294,20 @@ def _fetch_models(references: Sequence[str], placement: Placement) -> None:
     )
 
 
-def export_on_ray(run: Run, weights: str | None, folder: str) -> None:
-    """Export the model with the given weights (None: untrained) to a storage folder, as a Ray task.
+def export_on_ray(
+    export: Callable[..., None], run: Run | Adaptation, weights: str | None, folder: str
+) -> None:
+    """Call `export(run, weights, folder)`, which writes a model to storage, as a Ray task.
 
     A task on any node writes it, because it needs memory for the whole model.
+
+    Args:
+        weights: path of trained weights in storage; None: the model is untrained.
 
     Raises:
         RayembedError: what `export` raises, unwrapped from Ray's error.
         WorkerError: the task was lost, also when it was tried again.
     """
-    _export(export, run, weights, folder)
-
-
-def export_encoder_on_ray(run: Adaptation, weights: str, folder: str) -> None:
-    """Export an adaptation's encoder to a storage folder, as a Ray task."""
-    _export(export_encoder, run, weights, folder)
-
-
-def _export(
-    export: Callable[..., None], run: Run | Adaptation, weights: str | None, folder: str
-) -> None:
     task = ray.remote(num_cpus=run.placement.cpus_per_worker, max_retries=2)(export)
     _wait_for(
         [task.remote(run, weights, folder)],

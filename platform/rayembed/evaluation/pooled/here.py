@@ -17,6 +17,8 @@ from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.encoding_worker import EncodingWorker
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
+from rayembed.evaluation.pooled.progress import ProgressLog
+from rayembed.evaluation.pooled.workers import Workers
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,30 @@ def run_here(
             progress(name, done, known)
 
         yield finish(job, partial(PooledModel, spec, worker, progress=tell))
+
+
+def run_shown(
+    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
+) -> Iterator[Done]:
+    """Do what `run_here` does with one worker's threads and device, and log the progress."""
+    import torch
+
+    texts: dict[str, tuple[int, int]] = {}
+    log = ProgressLog(jobs)
+
+    def tell(name: str, done: int, known: int) -> None:
+        texts[name] = done, known
+        log.show(texts)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(workers.torch_threads)
+    try:
+        device = "cuda" if workers.gpu else "cpu"
+        for done in run_here(jobs, spec, store, device=device, progress=tell):
+            log.finished.add(done.job.name)
+            yield done
+    finally:
+        torch.set_num_threads(threads)
 
 
 def finish(job: Job, make_model: Callable[[], Any]) -> Done:

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -22,43 +21,11 @@ from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, PoolProgress, ProgressLog
+from rayembed.evaluation.pooled.workers import Workers
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_TELLS = 1.0
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Number of workers and the resources of each."""
-
-    number: int = 1
-    cpus: float = 1.0
-    """CPUs reserved for each worker."""
-    threads: int | None = None
-    """Threads of torch in each worker; None: `cpus`, rounded down, at least 1."""
-    gpu: bool = False
-    """Whether each worker has a GPU."""
-    tasks_at_once: int | None = None
-    """Tasks that run side by side; None: one more than workers, so that none waits while a task
-    computes its score, at most 8."""
-    cpus_per_task: float = 0.0
-    """CPUs reserved for each running task."""
-    tries: int = 5
-    """Tries of texts whose worker dies, also of those that only waited for it: which of them it
-    died over cannot be told."""
-
-    @property
-    def runners(self) -> int:
-        """Tasks that run side by side."""
-        return self.tasks_at_once or min(self.number + 1, 8)
-
-    @property
-    def in_one_process(self) -> bool:
-        """Whether one process embeds and scores: further ones would share its cores and only add
-        their imports. Beside a GPU they fit classifiers while it embeds.
-        """
-        return self.number == 1 and not self.gpu and self.tasks_at_once is None
 
 
 @contextmanager
@@ -71,13 +38,14 @@ def workers_on_ray(
         PlacementError: the cluster has not got what they need.
         RayembedError: the model cannot be loaded.
     """
-    threads = workers.threads or max(1, int(workers.cpus))
     # Calls are not tried again by Ray: the pool gives them to a worker that lives.
     actor = ray.remote(
         num_cpus=workers.cpus, num_gpus=1 if workers.gpu else 0, max_restarts=-1, max_task_retries=0
     )(Worker)
     device = "cuda" if workers.gpu else "cpu"
-    handles = [actor.remote(spec, store, device, threads) for _ in range(workers.number)]
+    handles = [
+        actor.remote(spec, store, device, workers.torch_threads) for _ in range(workers.number)
+    ]
     try:
         try:
             for error in ray.get([handle.ready.remote() for handle in handles]):
@@ -122,13 +90,12 @@ def _run_in_one_process(
     process dies, another one does those that are left; a job over which it dies again and again is
     given up.
     """
-    threads = workers.threads or max(1, int(workers.cpus))
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
     left = {job.name: job for job in longest_first(jobs)}
     log, deaths, given_up = ProgressLog(jobs), 0, 0
     while left:
-        stream = task.remote(list(left.values()), spec, store, threads, progress)
+        stream = task.remote(list(left.values()), spec, store, workers.torch_threads, progress)
         try:
             for done in _as_they_come(stream, log, progress):
                 del left[done.job.name]

@@ -39,9 +39,8 @@ _ANSWER_SECONDS = 5.0
 
 def worker_environment(placement: Placement) -> dict[str, str]:
     """Environment variables of the training workers."""
-    threads = placement.threads_per_worker or max(1, int(placement.cpus_per_worker))
     values = {
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(placement.threads),
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     }

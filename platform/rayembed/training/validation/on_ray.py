@@ -9,7 +9,7 @@ scores go with the checkpoints that are removed, while early stopping needs them
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,29 +18,14 @@ import ray
 from rayembed.config.run import Run
 from rayembed.errors import RayembedError
 from rayembed.training.capacity import validation_resources
-from rayembed.training.validation.decision import validated_steps
-from rayembed.training.validation.folder import ValidationFolder, ValidationResult
-from rayembed.training.validation.scoring import Scoring
+from rayembed.training.validation.folder import ValidationFolder
+from rayembed.training.validation.scoring import Scoring, Validation
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 _RETRIES = 1
 """Number of retries of a task that was lost with its process or node."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Scoring of a stage's weights, handed in by a caller that knows models and tasks."""
-
-    score: Callable[[Run, str, str], dict[str, float]]
-    """Score by task, of (run, path of weights in storage, torch's device); runs in a Ray task."""
-    data: str
-    """Fingerprint of what is scored on."""
-    deciding: Callable[[Mapping[str, float]], float]
-    """One score of those by task; higher is better."""
-    on_scored: Callable[[ValidationResult], None]
-    """Callback in the driver for each step that has got its scores."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +48,9 @@ class ValidationOnRay:
     def __init__(
         self, run: Run, stage_index: int, stage_folder: str, validation: Validation
     ) -> None:
-        config = run.evaluation.validation
-        assert config is not None
-        stage = run.stages[stage_index]
         self._run, self._validation = run, validation
         self._folder = ValidationFolder(stage_folder)
-        self._scoring = Scoring(
-            stage.name,
-            self._folder,
-            validated_steps(stage.steps, run.validation_interval(stage)),
-            config,
-            validation.data,
-            validation.deciding,
-            validation.on_scored,
-        )
+        self._scoring = Scoring.of(run, stage_index, self._folder, validation)
         self._running: dict[Any, _Task] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="validation", daemon=True)

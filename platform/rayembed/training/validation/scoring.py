@@ -6,7 +6,9 @@ Knows no Ray: `on_ray.py` runs the tasks and brings what came of them.
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
+from rayembed.config.run import Run
 from rayembed.config.validation import ValidationConfig
 from rayembed.errors import ArtifactError
 from rayembed.training.validation.decision import (
@@ -15,10 +17,26 @@ from rayembed.training.validation.decision import (
     choose,
     promoted_step,
     still_needed,
+    validated_steps,
 )
 from rayembed.training.validation.folder import ValidationFolder, ValidationResult
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Scoring of a stage's weights, handed in by a caller that knows models and tasks."""
+
+    score: Callable[[Run, str, str], dict[str, float]]
+    """Score by task, of (run, path of weights in storage, torch's device); it may run in another
+    process."""
+    data: str
+    """Fingerprint of what is scored on."""
+    deciding: Callable[[Mapping[str, float]], float]
+    """One score of those by task; higher is better."""
+    on_scored: Callable[[ValidationResult], None]
+    """Callback in the driver for each step that has got its scores."""
 
 
 class Scoring:
@@ -57,6 +75,17 @@ class Scoring:
                 )
             if record.score is not None:
                 on_scored(record)
+
+    @classmethod
+    def of(
+        cls, run: Run, number: int, folder: ValidationFolder, validation: Validation
+    ) -> "Scoring":
+        """Validation of stage `number` of a run that has one, with its weights in `folder`."""
+        config, stage = run.evaluation.validation, run.stages[number]
+        assert config is not None
+        steps = validated_steps(stage.steps, run.validation_interval(stage))
+        given = validation.data, validation.deciding, validation.on_scored
+        return cls(stage.name, folder, steps, config, *given)
 
     @property
     def choice(self) -> Choice:

@@ -1,0 +1,40 @@
+"""Preparation in this process, with a small pool beside it where there is much to do."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from joblib import Parallel, cpu_count, delayed
+
+from rayembed.data.work_items import Needs, Result, Task
+
+_SECONDS_ALONE = 5.0
+"""Seconds of work after which a pool is started: its processes need about two for their imports."""
+
+
+def execute_here(task: Task, items: Sequence[Any], needs: Needs = "cpu") -> Iterator[Result]:
+    """Run a task on items on this machine; results in the items' order. An `Execute`.
+
+    What needs a GPU or all cores is done in this process, item by item; the rest too, until it
+    takes long enough for a pool of as many processes as there are CPUs.
+
+    Raises:
+        RayembedError: what the task raises.
+    """
+    if needs != "cpu":
+        import torch
+
+        device = ["cuda"] if torch.cuda.is_available() else []
+        for item in items:
+            yield task(item, *device)
+        return
+    waiting, began = deque(items), time.monotonic()
+    processes = cpu_count()
+    while waiting and (
+        processes == 1 or len(waiting) == 1 or time.monotonic() - began < _SECONDS_ALONE
+    ):
+        yield task(waiting.popleft())
+    if waiting:
+        with Parallel(min(processes, len(waiting)), return_as="generator") as pool:
+            yield from pool(delayed(task)(item) for item in waiting)

@@ -1,0 +1,68 @@
+"""The own process as the place where a run is done: no Ray, one worker, a small pool for data."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from rayembed.config.data_run import DataRun
+from rayembed.config.placement import Placement
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.here import execute_here
+from rayembed.evaluation.pooled.here import run_shown
+from rayembed.evaluation.pooled.workers import Workers
+from rayembed.evaluation.score import Pool
+from rayembed.hardware import Precision, auto_precision
+from rayembed.registry.provenance import node_hardware
+from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
+from rayembed.training.here import train_here, train_stage_here
+
+
+class Here:
+    """The runtime of this process; a `Runtime`."""
+
+    execute = staticmethod(execute_here)
+    train = staticmethod(train_here)
+    train_stage = staticmethod(train_stage_here)
+
+    def start(self) -> None:
+        """Do nothing: this process runs."""
+
+    def check_now(self, placement: Placement, *, validates: bool = False) -> None:
+        """Check that this machine has the CPUs and the GPU of a worker."""
+        nodes = [_this_machine()]
+        check_capacity(placement, nodes)
+        if validates:
+            check_validation_capacity(placement, nodes)
+
+    def check(self, placement: Placement, *, validates: bool = False) -> None:
+        """Do nothing: this machine is what it was at `check_now`."""
+
+    def precision(self, placement: Placement) -> Precision:
+        """Number type that this machine computes fast."""
+        return auto_precision("cuda" if placement.use_gpu else "cpu")
+
+    def hardware(self, placement: Placement) -> dict[str, Any]:
+        """Hardware of this machine."""
+        return node_hardware()
+
+    def data_context(self, run: DataRun) -> PipelineContext:
+        """Context whose tasks this machine runs."""
+        storage = run.placement.storage_path
+        return PipelineContext(storage, run.seed, execute_here, root=run.data.root)
+
+    def export(
+        self, export: Callable[..., None], run: Any, weights: str | None, folder: str
+    ) -> None:
+        """Call `export(run, weights, folder)` in this process."""
+        export(run, weights, folder)
+
+    def pool(self, workers: Workers) -> Pool:
+        """Pool of this process."""
+        return partial(run_shown, workers=workers)
+
+
+def _this_machine() -> Node:
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}

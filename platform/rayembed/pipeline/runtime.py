@@ -1,0 +1,104 @@
+"""Where the work of a run is done: in this process, or on a Ray cluster."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rayembed.config.data_run import DataRun, TeacherPlacement
+from rayembed.config.evaluation_run import EvaluationPlacement
+from rayembed.config.placement import Placement
+from rayembed.data.work_items import Execute
+
+if TYPE_CHECKING:
+    from rayembed.data.artifacts import PipelineContext
+    from rayembed.evaluation.pooled.workers import Workers
+    from rayembed.evaluation.score import Pool
+    from rayembed.hardware import Precision
+    from rayembed.training.job import Job, StageJob
+    from rayembed.training.validation.scoring import Validation
+
+logger = logging.getLogger(__name__)
+
+
+class Runtime(Protocol):
+    """What a run asks of the place where it is done."""
+
+    @property
+    def execute(self) -> Execute:
+        """Runs a data step's tasks that need no teacher."""
+        ...
+
+    def start(self) -> None:
+        """Be ready for work."""
+
+    def check_now(self, placement: Placement, *, validates: bool = False) -> None:
+        """Check the placement before data is prepared, unless nodes are still to come.
+
+        Raises:
+            PlacementError: what was asked is not there.
+        """
+
+    def check(self, placement: Placement, *, validates: bool = False) -> None:
+        """Check the placement before training; may wait for nodes. Raises as `check_now`."""
+
+    def precision(self, placement: Placement) -> "Precision":
+        """Number type that a worker computes fast."""
+        ...
+
+    def hardware(self, placement: Placement) -> dict[str, Any] | None:
+        """Hardware of a worker; None if unknown."""
+        ...
+
+    def data_context(self, run: DataRun) -> "PipelineContext":
+        """Context of the preparation of data."""
+        ...
+
+    def train_stage(
+        self,
+        job: "StageJob",
+        folder: str,
+        metrics_log: Path,
+        offset: int,
+        *,
+        metrics_place: str | None = None,
+        validation: "Validation | None" = None,
+    ) -> None:
+        """Train a stage; arguments and errors are those of `training.here.train_stage_here`."""
+
+    def train(
+        self,
+        job: "Job",
+        folder: str,
+        metrics_log: Path,
+        offset: int,
+        *,
+        metrics_place: str | None = None,
+    ) -> None:
+        """Train a job without validation, as `train_stage`."""
+
+    def export(
+        self, export: Callable[..., None], run: Any, weights: str | None, folder: str
+    ) -> None:
+        """Call `export(run, weights, folder)`, which needs memory for the whole model."""
+
+    def pool(self, workers: "Workers") -> "Pool":
+        """Pool that does jobs of an evaluation."""
+        ...
+
+
+def runtime_of(placement: Placement | EvaluationPlacement | TeacherPlacement) -> Runtime:
+    """The runtime that a placement asks for; `auto` is decided here."""
+    named = os.environ.get("RAY_ADDRESS")
+    local = placement.runtime == "local" or (
+        placement.runtime == "auto" and not named and not placement.needs_ray
+    )
+    if local:
+        from rayembed.pipeline.here import Here
+
+        logger.info("this process does the work, without Ray (placement.runtime)")
+        return Here()
+    from rayembed.pipeline.on_ray import OnRay
+
+    return OnRay()

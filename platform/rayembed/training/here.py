@@ -1,0 +1,280 @@
+"""A stage in this process, without Ray: one worker, with checkpoints that Ray Train can go on from.
+
+The same trainer, callbacks and files as of a worker on Ray, so a run may change between the two.
+"""
+
+import atexit
+import gc
+import logging
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+
+import pyarrow.fs
+import torch
+import torch.distributed as dist
+
+from rayembed.assets.resolver import resolve_model
+from rayembed.assets.storage import is_remote, join, open_storage, upload_folder
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.data.plan.stream import prefetched
+from rayembed.distributed.random_state import capture, restore
+from rayembed.errors import PlacementError, RayembedError
+from rayembed.training.capacity import validation_resources
+from rayembed.training.checkpoint import Checkpoint
+from rayembed.training.checkpoint_list import (
+    CHECKPOINTS,
+    checkpoint_name,
+    list_newest,
+    listed_checkpoints,
+    repair_checkpoint_list,
+)
+from rayembed.training.job import Job, StageJob
+from rayembed.training.metrics_sink import MetricsSink
+from rayembed.training.progress import Progress
+from rayembed.training.trainer import Callback, StepRecord
+from rayembed.training.validation.folder import ValidationFolder
+from rayembed.training.validation.scoring import Scoring, Validation
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def train_stage_here(
+    job: StageJob,
+    folder: str,
+    metrics_log: Path,
+    offset: int,
+    *,
+    metrics_place: str | None = None,
+    validation: Validation | None = None,
+) -> None:
+    """Train a stage in this process until its weights are in storage; a finished one is skipped.
+
+    An interrupt (SIGINT, SIGTERM) is answered after the step in progress, with a checkpoint.
+
+    Args:
+        folder: the stage's folder in storage, for checkpoints.
+        metrics_log: file on this machine that gets a line a step.
+        offset: steps of the stages before.
+        metrics_place: where the log is copied to with each checkpoint; None: nowhere.
+        validation: how weights are scored when `job.validated_in` is set.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+        KeyboardInterrupt: the training was interrupted.
+    """
+    if job.validated_in is None or job.is_done():
+        train_here(job, folder, metrics_log, offset, metrics_place=metrics_place)
+        return
+    assert validation is not None
+    scored = ValidationHere(job.run, job.number, job.validated_in, validation)
+    log = metrics_log, offset, metrics_place
+    _train(job, folder, *log, scored)
+    scored.finish(job.weights)
+
+
+def train_here(
+    job: Job, folder: str, metrics_log: Path, offset: int, *, metrics_place: str | None = None
+) -> None:
+    """Train in this process until the job's weights are in storage; arguments and errors are those
+    of `train_stage_here`.
+    """
+    if job.is_done():
+        logger.info("stage %s is done: %s", job.stage.name, job.weights)
+        return
+    _train(job, folder, metrics_log, offset, metrics_place)
+
+
+def _train(
+    job: Job,
+    folder: str,
+    metrics_log: Path,
+    offset: int,
+    metrics_place: str | None,
+    *further: Callback,
+) -> None:
+    for reference in job.pretrained:
+        resolve_model(reference)
+    checkpoints = join(folder, CHECKPOINTS)
+    repair_checkpoint_list(checkpoints, version("ray"))
+    sink = MetricsSink(str(metrics_log), metrics_place)
+    with Progress(job.stage, metrics_log), _one_worker(job.placement), _Interrupts() as stops:
+        kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops)
+        trainer = job.trainer([kept, *further], prefetched)
+        names = listed_checkpoints(checkpoints)
+        newest = join(checkpoints, names[-1]) if names else job.start_checkpoint
+        if newest is None:
+            trainer.fit()
+        else:
+            with _on_disk(newest) as place:
+                start = Checkpoint(place, trainer.position, from_other_run=not names)
+                trainer.fit(start)
+    # Weights and optimiser states, before the next thing needs room.
+    del trainer, kept
+    gc.collect()
+
+
+class _Interrupts:
+    """Inside the block a first interrupt is noted, and raised by whoever finds the right moment.
+
+    The handler that was there before tells the user, and decides about a second one.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._former: dict[int, object] = {}
+
+    def __enter__(self) -> "_Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._former[number] = handler
+                    signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._former[number](number, frame)  # type: ignore[operator]
+        except KeyboardInterrupt:
+            if self.heard:
+                raise
+            self.heard = True
+
+
+class _Kept(Callback):
+    """Writes steps into the run's log and checkpoints into storage; ends an interrupted training
+    when its checkpoint is there.
+    """
+
+    def __init__(
+        self, sink: MetricsSink, offset: int, folder: str, keep: int, stops: _Interrupts
+    ) -> None:
+        self._sink, self._offset, self._folder, self._keep = sink, offset, folder, keep
+        self._stops = stops
+
+    def on_step_end(self, record: StepRecord) -> None:
+        """Log the step."""
+        self._sink.append(record, self._offset)
+
+    def should_save(self, step: int) -> bool:
+        """Whether the training was interrupted."""
+        return self._stops.heard
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Store the checkpoint and forget those that are too old.
+
+        Raises:
+            StorageError: the storage does not take it.
+            KeyboardInterrupt: the training was interrupted.
+        """
+        self._sink.keep()
+        upload_folder(folder, join(self._folder, checkpoint_name(step)))
+        list_newest(self._folder, self._keep, version("ray"))
+        if self._stops.heard:
+            logger.info("the checkpoint of step %d is made", step)
+            raise KeyboardInterrupt
+
+
+class ValidationHere(Callback):
+    """Scores weights between two steps of the training; its random numbers stay as they were.
+
+    Args:
+        number: of the stage in its run.
+        stage_folder: in storage, where weights to score are left.
+    """
+
+    def __init__(self, run: Run, number: int, stage_folder: str, validation: Validation) -> None:
+        self._run, self._validation = run, validation
+        self._folder = ValidationFolder(stage_folder)
+        self._scoring = Scoring.of(run, number, self._folder, validation)
+
+    def should_stop(self, step: int) -> bool:
+        """Score what was left after an earlier step; never stops, the stage's own rule does."""
+        self._score()
+        return False
+
+    def finish(self, target: str) -> int:
+        """The step whose weights were put at `target`, after the scores that decide were taken.
+
+        Raises:
+            ArtifactError: the storage refuses what it must do.
+        """
+        self._scoring.training_is_done()
+        self._score()
+        return self._scoring.promote(target)
+
+    def _score(self) -> None:
+        state = capture()
+        try:
+            for step in self._scoring.due(()):
+                self._score_step(step)
+        finally:
+            restore(state)
+        self._scoring.tidy()
+
+    def _score_step(self, step: int) -> None:
+        content, began = self._folder.content(step), time.monotonic()
+        device = "cuda" if validation_resources(self._run.placement).get("GPU") else "cpu"
+        try:
+            scores = self._validation.score(self._run, self._folder.weights(step), device)
+        except RayembedError as error:
+            problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            self._scoring.failed(step, content, problem, time.monotonic() - began)
+        else:
+            self._scoring.scored(step, content, scores, time.monotonic() - began)
+
+
+@contextmanager
+def _one_worker(placement: Placement) -> Iterator[None]:
+    """Make this process the only worker: its threads, and a process group of one for DeepSpeed.
+
+    Raises:
+        PlacementError: the process is one of several workers already.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if placement.use_gpu else "cpu")
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not dist.is_initialized():
+        backend = "nccl" if placement.use_gpu else "gloo"
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        # It stays for later stages, as DeepSpeed keeps it.
+        atexit.register(dist.destroy_process_group)
+    if dist.get_world_size() != 1:
+        raise PlacementError(
+            f"this process is one of {dist.get_world_size()} of a torch.distributed group, and "
+            "placement.runtime=local trains in one process alone; call it outside of such a group, "
+            "or set placement.workers, which starts workers itself"
+        )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(placement.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _on_disk(folder: str) -> Iterator[Path]:
+    """A folder of storage on this machine's disk."""
+    if not is_remote(folder):
+        yield Path(folder)
+        return
+    filesystem, path = open_storage(folder)
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as place:
+        pyarrow.fs.copy_files(path, place, source_filesystem=filesystem)
+        yield Path(place)
