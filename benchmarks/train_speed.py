@@ -6,7 +6,8 @@ this CPU computes fast (bfloat16 where it has units for it, else float32):
 
 - `peer`: SentenceTransformerTrainer with MultipleNegativesRankingLoss, bfloat16 by autocast;
 - `bare`: our step in a plain loop with torch's AdamW; no Ray, no DeepSpeed, no plan;
-- `full`: the same stage as a job runs it: steps of a plan, Ray Train, DeepSpeed.
+- `job`: the same stage as a job runs it in its own process: steps of a plan, DeepSpeed;
+- `ray`: the same on a Ray cluster of this machine, by Ray Train.
 
 Each side runs in a process of its own, in turn, `--rounds` times; start-up and the first steps are
 not counted. Run: python benchmarks/train_speed.py --batch 64 256
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 
 WARMUP = 2
-SIDES = ("peer", "bare", "full")
+SIDES = ("peer", "bare", "job", "ray")
 MAX_LENGTH = 128
 MICRO_BATCH_TOKENS = 1024
 
@@ -167,25 +168,35 @@ def bare(batch, steps):
     return rate(seconds, batch)
 
 
-def full(batch, steps):
+def job(batch, steps):
+    return staged(batch, steps, "local")
+
+
+def ray(batch, steps):
+    return staged(batch, steps, "ray")
+
+
+def staged(batch, steps, runtime):
     import logging
 
-    from rayembed.data.on_ray import prepare_data
-    from rayembed.pipeline.on_ray import connect
+    from rayembed.config.data_run import data_of
+    from rayembed.config.override import override
+    from rayembed.data.prepare import prepare
+    from rayembed.pipeline.runtime import runtime_of
     from rayembed.registry.metrics_log import MetricsLog
     from rayembed.training.job import StageJob
-    from rayembed.training.on_ray import train_stage_on_ray
 
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         lines = [json.dumps({"query": q, "positive": d}) for q, d in pairs(batch * steps)]
         (folder / "pairs.jsonl").write_text("\n".join(lines))
-        run = make_run(folder, batch, steps)
-        connect()
-        plan = prepare_data(run)["only"]
+        run = override(make_run(folder, batch, steps), [f"placement.runtime={runtime}"])
+        place = runtime_of(run.placement)
+        place.start()
+        plan = prepare(run, place.data_context(data_of(run)))["only"]
         job = StageJob(run, 0, plan, None, str(folder / "weights.safetensors"))
-        train_stage_on_ray(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
+        place.train_stage(job, str(folder / "stage"), folder / "metrics.jsonl", 0)
         records = MetricsLog(folder / "metrics.jsonl").records()
     return rate([record["seconds"] for record in records], batch)
 

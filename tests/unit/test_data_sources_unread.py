@@ -226,10 +226,10 @@ def test_rows_short_of_negatives_are_told_when_the_data_is_prepared(
 
 
 def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypatch: Any) -> None:
-    def connect() -> None:
+    def start(_: object) -> None:
         raise InterruptedError("Ray would start")
 
-    monkeypatch.setattr("rayembed.pipeline.train.connect", connect)
+    monkeypatch.setattr("rayembed.pipeline.here.Here.start", start)
     written(tmp_path / "rows.jsonl", ROWS)
     to_storage = f"placement.storage_path={tmp_path / 'out'}"
     run = override(make_run(tmp_path, path="rows.jsonl"), [to_storage])

@@ -18,7 +18,6 @@ from rayembed.evaluation import code_version as software
 from rayembed.evaluation import rayembed_spec
 from rayembed.evaluation.code_version import code_version, meaning
 from rayembed.evaluation.make_spec import make_spec
-from rayembed.evaluation.pooled.here import run_here
 from rayembed.pipeline import evaluate as pipeline
 
 REAL = software.version
@@ -146,11 +145,6 @@ def asked(tmp_path, monkeypatch):
         rayembed_spec, "encode", lambda m, t, **options: texts.extend(t) or encode(m, t, **options)
     )
 
-    def run_jobs(jobs, spec, store, workers):
-        return run_here(jobs, spec, store)
-
-    monkeypatch.setattr(pipeline, "run_jobs", run_jobs)
-    monkeypatch.setattr(pipeline, "connect", lambda: None)
     values = {
         "model": {"reference": str(folder)},
         "own_sets": [{"name": "own", "path": str(own)}],

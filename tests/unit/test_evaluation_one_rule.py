@@ -18,7 +18,6 @@ from rayembed.config.override import override
 from rayembed.config.settings import parse
 from rayembed.config.yaml_text import read_yaml
 from rayembed.evaluation.folder_prompts import folder_prompts, unsaved_prompts
-from rayembed.evaluation.pooled.here import run_here
 from rayembed.evaluation.prompts_table import literal_prompts
 from rayembed.evaluation.run_scores import prompts_for, run_prompts
 from rayembed.evaluation.validation import validate, validation_prompts, validation_tasks
@@ -28,9 +27,10 @@ from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.models.load import check_loadable, load_model
 from rayembed.models.nvembed.config import NVEmbedConfig
-from rayembed.pipeline import evaluate as pipeline
-from rayembed.pipeline import run_scorer
+from rayembed.pipeline.evaluate import evaluate
 from rayembed.pipeline.run_folders import RunFolders
+from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.pipeline.runtime import runtime_of
 from rayembed.samples.references import TASK_NAMES
 
 INSTRUCTIONS = {
@@ -92,18 +92,11 @@ def trained(request, tmp_path_factory):
     return run, folder / "model", articles
 
 
-def in_this_process(caller):
-    """Replaces the workers on Ray of a caller of `score`."""
-    return patch.object(
-        caller, "run_jobs", lambda jobs, spec, store, workers: run_here(jobs, spec, store)
-    )
-
-
 def by_training(run, folder, storage):
     """Scores as a training run takes those of a stage's model."""
     folders = RunFolders(StoredFolder(str(storage), storage))
-    with in_this_process(run_scorer):
-        return run_scorer.RunScorer(run, folders).score(str(folder), "tiny").scores
+    scorer = RunScorer(run, folders, runtime_of(run.placement).pool)
+    return scorer.score(str(folder), "tiny").scores
 
 
 def by_validation(run, folder):
@@ -127,8 +120,7 @@ def by_evaluate_model(folder, articles, storage, **settings):
         ],
         "placement": {"storage_path": str(storage)},
     }
-    with patch.object(pipeline, "connect", lambda: None), in_this_process(pipeline):
-        scored = pipeline.evaluate(with_own_sets(parse(EvaluationRun, asked))).scored
+    scored = evaluate(with_own_sets(parse(EvaluationRun, asked))).scored
     record = read_yaml((scored.local / "prompts.yaml").read_text())
     return scored.scores, record["prompts"]
 

@@ -19,12 +19,11 @@ from rayembed.hardware import Precision, auto_precision, settled, wide_enough
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.load import load_model, saved_dtype
-from rayembed.pipeline import precision
 from rayembed.pipeline.precision import (
     as_begun,
-    settled_on_ray,
+    run_settled,
     sweep_as_begun,
-    sweep_settled_on_ray,
+    sweep_settled,
 )
 from rayembed.recipes.catalogue import get_recipe
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
@@ -32,6 +31,18 @@ from rayembed.training.on_ray import worker_precision
 
 HERE = Precision("float32", "this CPU emulates bfloat16 (9 times slower)")
 ELSEWHERE = Precision("bfloat16", "this CPU has units for it (2.4 times float32)")
+
+
+def here(_):
+    """What a runtime answers on such a machine."""
+    return HERE
+
+
+def elsewhere(_):
+    """What a runtime answers on such a machine."""
+    return ELSEWHERE
+
+
 H200, V100 = ("NVIDIA H200", (9, 0)), ("Tesla V100", (7, 0))
 
 
@@ -177,19 +188,17 @@ def test_the_workers_nodes_are_asked(monkeypatch):
 def test_a_run_goes_on_in_the_type_that_it_began_with(monkeypatch, tmp_path):
     run = get_recipe("biencoder")
     assert run.model.backbone.dtype == "auto"
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: HERE)
     assert as_begun(run, tmp_path) == run
-    begun = settled_on_ray(as_begun(run, tmp_path))
+    begun = run_settled(as_begun(run, tmp_path), here)
     assert begun.model.backbone.dtype == "float32"
     claim_run_folder(tmp_path, begun)
 
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: ELSEWHERE)
-    again = settled_on_ray(as_begun(run, tmp_path))
+    again = run_settled(as_begun(run, tmp_path), elsewhere)
     assert check_run_folder(tmp_path, again)
     assert again.model.backbone.dtype == "float32"
     # Without a look at the folder it would be another run.
     with pytest.raises(ArtifactError, match="another run"):
-        check_run_folder(tmp_path, settled_on_ray(run))
+        check_run_folder(tmp_path, run_settled(run, elsewhere))
 
 
 def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
@@ -197,15 +206,13 @@ def test_a_sweep_goes_on_in_the_type_that_it_began_with(monkeypatch, caplog):
     run = get_recipe("biencoder")
     fixed = override(run, ["model.backbone.dtype=bfloat16"])
     sweep = Sweep(name="s", runs={"a": run, "b": run, "c": fixed}, space={"seed": ("0", "1")})
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: HERE)
-    begun = sweep_settled_on_ray(sweep)
+    begun = sweep_settled(sweep, here)
     assert _types(begun) == ["float32", "float32", "bfloat16"]
     assert len(caplog.records) == 2, "each type is told once"
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: ELSEWHERE)
     again = sweep_as_begun(sweep, begun)
     assert again.fingerprint == begun.fingerprint
-    assert sweep_settled_on_ray(again) == again
-    assert _types(sweep_settled_on_ray(sweep)) == ["bfloat16"] * 3
+    assert sweep_settled(again, elsewhere) == again
+    assert _types(sweep_settled(sweep, elsewhere)) == ["bfloat16"] * 3
 
 
 def _types(sweep: Sweep) -> list[str]:
@@ -232,10 +239,9 @@ def test_a_model_that_is_loaded_as_saved_has_asked_for_no_type(monkeypatch, tmp_
 def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):
     caplog.set_level(logging.INFO, "rayembed.pipeline.precision")
     run = get_recipe("biencoder")
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: HERE)
-    settled_on_ray(run)
-    settled_on_ray(override(run, ["model.backbone.dtype=bfloat16"]))
-    settled_on_ray(override(run, ["model.backbone.dtype=float32"]))
+    run_settled(run, here)
+    run_settled(override(run, ["model.backbone.dtype=bfloat16"]), here)
+    run_settled(override(run, ["model.backbone.dtype=float32"]), here)
     assert [record.message for record in caplog.records] == [
         "model.backbone.dtype auto is float32: this CPU emulates bfloat16 (9 times slower)",
         "model.backbone.dtype is bfloat16, but this CPU emulates bfloat16 (9 times slower) on the "
@@ -246,8 +252,6 @@ def test_the_type_of_a_run_is_said_in_one_line(monkeypatch, caplog):
 def test_settings_that_do_not_go_together_in_the_type_are_refused(monkeypatch):
     asked = ["placement.workers=2", "placement.expert_parallel=2", "placement.zero_stage=0"]
     run = override(get_recipe("nomic-quickstart"), asked)
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: HERE)
-    settled_on_ray(run)
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: ELSEWHERE)
+    run_settled(run, here)
     with pytest.raises(ConfigError, match="zero_stage 0 in bfloat16"):
-        settled_on_ray(run)
+        run_settled(run, elsewhere)

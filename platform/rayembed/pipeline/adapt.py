@@ -12,7 +12,7 @@ from rayembed.data.mlm.plan import SequencePlan
 from rayembed.evaluation.plots import loss_curve
 from rayembed.models.nomic_moe.adaptation import check_adaptable
 from rayembed.pipeline.adaptation_tables import corpus_table
-from rayembed.pipeline.precision import as_begun, settled
+from rayembed.pipeline.precision import as_begun, run_settled
 from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.runtime import Runtime, runtime_of
@@ -63,7 +63,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     runtime = runtime_of(run.placement)
     runtime.start()
     runtime.check_now(run.placement)
-    run = settled(run, runtime.precision)
+    run = run_settled(run, runtime.precision)
     check_adaptable(resolve_model(run.model.backbone.path), run.model)
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))

@@ -38,7 +38,7 @@ def as_begun(run: AnyRun, folder: Path) -> AnyRun:
     return run if found not in ("bfloat16", "float32") else _settled(run, found)
 
 
-def settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
+def run_settled(run: AnyRun, precision_of: PrecisionOf) -> AnyRun:
     """The run with the number type that its workers' nodes compute fast, said in one line.
 
     One that names bfloat16 where these emulate it is warned of, with the measured factor.

@@ -18,7 +18,7 @@ from rayembed.pipeline.checks import check_inputs, check_row_instructions
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
-from rayembed.pipeline.precision import as_begun, settled
+from rayembed.pipeline.precision import as_begun, run_settled
 from rayembed.pipeline.registration import Training, register_trained
 from rayembed.pipeline.report import Outcome, print_outcome
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
@@ -150,7 +150,7 @@ def _train(
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
-    run = settled(run, runtime.precision)
+    run = run_settled(run, runtime.precision)
     tokenizer = check_inputs(run)
     plans = prepare(run, runtime.data_context(data_of(run)))
     check_row_instructions(run, plans, tokenizer)
