@@ -19,7 +19,7 @@ pytestmark = pytest.mark.job
 
 
 @pytest.fixture(scope="module")
-def adapted(cluster, tmp_path_factory):
+def adapted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_masked(folder / "bert", "xlm-roberta")
     write_corpus(folder)

@@ -1,6 +1,6 @@
 """What a user can get wrong: told plainly, once, before a name is taken or a worker starts.
 
-All jobs run in this process and in one Ray, as `jobs/train_nvembed.py` runs them.
+All jobs run in this process, as `jobs/train_nvembed.py` runs them.
 """
 
 import json
@@ -12,7 +12,7 @@ from tiny_job import write_inputs
 
 from rayembed.pipeline.training_job import training_job
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 NAME = "bad"
 
@@ -25,12 +25,13 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def refused(folder, cluster, capfd):
+def refused(folder, capfd):
     """A function that runs a job and checks all but the message, which it gives back."""
 
     def run(*assignments: str, code: int) -> str:
         arguments = [f"--set={assignment}" for assignment in assignments]
-        argv = ["--recipe", f"{folder}/run.yaml", "--name", NAME, *arguments]
+        place = "--set=placement.runtime=auto"
+        argv = ["--recipe", f"{folder}/run.yaml", "--name", NAME, place, *arguments]
         assert training_job("none")(argv) == code
         printed = capfd.readouterr()
         assert "Traceback" not in printed.err + printed.out
@@ -60,13 +61,7 @@ GOOD = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(40)]
         (["model.lora.target_modules=[q_prj]"], 2, "'q_prj'"),
         (["placement.storage_path=/proc/nothing"], 1, "/proc/nothing"),
         (["placement.tracking_uri=http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
-        (
-            ["placement.workers=64", "stages.retrieval.batch.global_pairs=64",
-             "stages.blend.batch.global_pairs=64"],
-            1,
-            "placement.workers=64 need 1 CPU each: only 4 fit",
-        ),
-        (["placement.cpus_per_worker=5"], 1, "no node is large enough for one worker"),
+        (["placement.cpus_per_worker=5000"], 1, "no node is large enough for one worker"),
         (["stages.retrieval.batch.global_pairs=512"], 1, "512"),
         (["evaluation.baselines=[bm25, /nowhere]"], 1, "evaluation.baselines.1 cannot be used"),
         (
@@ -80,11 +75,18 @@ GOOD = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(40)]
             "data.datasets.sentences.query_instruction: ",
         ),
     ],
-    ids=["misspelt", "asset", "adapters", "storage", "mlflow", "workers", "node", "rows",
+    ids=["misspelt", "asset", "adapters", "storage", "mlflow", "node", "rows",
          "baseline", "teacher", "instruction"],
 )  # fmt: skip
 def test_settings(refused, assignments, code, message):
     assert message in refused(*assignments, code=code)
+
+
+@pytest.mark.ray
+def test_workers_that_do_not_fit(cluster, refused):
+    pairs = "stages.retrieval.batch.global_pairs=64", "stages.blend.batch.global_pairs=64"
+    told = refused("placement.workers=64", *pairs, code=1)
+    assert "placement.workers=64 need 1 CPU each: only 4 fit" in told
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def arguments(folder: Path) -> list[str]:
 
 
 @pytest.mark.ray
-def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path, cluster) -> None:
+def test_a_job_does_its_steps_and_a_second_run_does_no_work(folder: Path) -> None:
     done = run_here("cluster_pairs", *arguments(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     folders = {p.parent.parent.name: p.parent for p in folder.glob("out/data/*/*/manifest.json")}

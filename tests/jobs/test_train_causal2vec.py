@@ -15,7 +15,7 @@ from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
 from rayembed.registry.metrics_log import MetricsLog
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 
 def tiny_run(folder):
@@ -51,7 +51,7 @@ def tiny_run(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(cluster, tmp_path_factory):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_decoder(folder / "llm", tokenizer=metaspace_tokenizer(add_bos=True))
     save_encoder(folder / "encoder")

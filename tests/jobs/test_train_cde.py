@@ -12,7 +12,7 @@ from rayembed.models.build import build_model
 from rayembed.models.encoding import corpus_context, encode
 from rayembed.models.load import load_model
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 
 def tiny_run(folder):
@@ -38,7 +38,7 @@ def tiny_run(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(cluster, tmp_path_factory):
+def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     save_cde_stages(folder)
     write_word_articles(folder / "articles.json")

@@ -1,8 +1,8 @@
 """The training job with its storage in S3: whole there, and found by a machine that knows nothing.
 
-Every submission has an empty cache folder, as another head node would. They share this process and
-one Ray, because starting processes is what a tiny job spends its time on; from its command line the
-job runs in test_train_job.py.
+Every submission has an empty cache folder, as another head node would. They share this process,
+because starting processes is what a tiny job spends its time on; from its command line and on Ray
+the job runs in test_train_job.py.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 import pytest
-from s3_server import BUCKET
+from s3_server import BUCKET, s3_server
 from tiny_job import make_run, write_inputs
 
 from rayembed import hardware
@@ -24,24 +24,25 @@ from rayembed.errors import ArtifactError
 from rayembed.hardware import Precision
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
-from rayembed.pipeline import precision
+from rayembed.pipeline.here import Here
 from rayembed.pipeline.train import train
 from rayembed.registry.metrics_log import MetricsLog
 from rayembed.training.metrics_sink import MetricsSink
 from rayembed.training.weights import read_made_of
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 STORAGE = f"s3://{BUCKET}/outputs"
 RUN = f"{STORAGE}/runs/tiny"
 
 
 @pytest.fixture(scope="module")
-def storage(cluster):
-    """An empty bucket that Ray knows; the environment is as before afterwards."""
+def storage():
+    """An empty bucket; the environment is as before afterwards."""
     before = dict(os.environ)
-    os.environ.update(cluster)
-    yield
+    with s3_server() as variables:
+        os.environ.update(variables)
+        yield
     os.environ.clear()
     os.environ.update(before)
 
@@ -53,7 +54,7 @@ def elsewhere(storage, tmp_path_factory):
     write_inputs(folder)
 
     # Less is scored than in test_train_job.py: two models lie and are found as four do.
-    settings = [f"placement.storage_path={STORAGE}"]
+    settings = [f"placement.storage_path={STORAGE}", "placement.runtime=local"]
     settings += [f"placement.tracking_uri=sqlite:///{folder}/mlflow.db"]
     settings += ["evaluation.before_training=false", "evaluation.baselines=[]"]
     settings += ["model.backbone.dtype=auto"]
@@ -118,7 +119,7 @@ def test_elsewhere_it_does_only_what_is_not_done(trained, elsewhere, monkeypatch
     begun = read_yaml(read_bytes(f"{RUN}/run.yaml").decode())["model"]["backbone"]["dtype"]
     assert begun in ("float32", "bfloat16")
     other = Precision("float32" if begun == "bfloat16" else "bfloat16", "so it is there")
-    monkeypatch.setattr(precision, "worker_precision", lambda placement: other)
+    monkeypatch.setattr(Here, "precision", lambda self, placement: other)
     kept = ["retrieval/weights.safetensors", "models/retrieval/made-of.json"]
     kept += [name for name in list_files(RUN, recursive=True) if name.startswith("evaluation/")]
     before = {name: _written(join(RUN, name)) for name in kept}

@@ -12,10 +12,10 @@ from tiny_job import run_here
 from rayembed.data.artifacts import open_artifact
 from rayembed.data.parts import read_records
 
-pytestmark = [pytest.mark.job, pytest.mark.ray]
+pytestmark = pytest.mark.job
 
 
-def test_base_trained_and_bm25_stand_side_by_side(cluster, tmp_path: Path) -> None:
+def test_base_trained_and_bm25_stand_side_by_side(tmp_path: Path) -> None:
     run = own_run(tmp_path)
     (tmp_path / "run.yaml").write_text(run.to_yaml())
     done = run_here("train_biencoder", "--recipe", f"{tmp_path}/run.yaml")

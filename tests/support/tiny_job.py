@@ -83,6 +83,7 @@ def make_run(folder: Path) -> Run:
                 },
             },
             "placement": {
+                "runtime": "ray",
                 "storage_path": str(folder / "outputs"),
                 "zero_stage": 2,
                 "micro_batch_tokens": 512,
@@ -148,7 +149,7 @@ def submit(
 
 
 def run_here(job: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What the script of `jobs` would do as a process, in this one and on its Ray.
+    """What the script of `jobs` would do as a process, in this one.
 
     A process of its own costs half a minute of a core before the job begins: imports, a Ray, and
     workers that import it all again.

@@ -2,13 +2,16 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from own_pairs import own_run
+from s3_server import BUCKET, s3_server
 
+from rayembed.assets.storage import list_files, read_bytes
 from rayembed.config.data_run import TeacherPlacement, data_of
 from rayembed.config.evaluation_run import EvaluationPlacement
 from rayembed.config.placement import Placement
@@ -138,6 +141,20 @@ def test_an_interrupted_training_makes_a_checkpoint_and_goes_on_bit_for_bit(
     found, steps = train(made, tmp_path / "run")
     assert steps == list(range(1, STEPS + 1))
     assert equal(found, whole)
+
+
+def test_checkpoints_in_object_storage_are_gone_on_from(made, whole, tmp_path, monkeypatch):
+    with s3_server() as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        place = f"s3://{BUCKET}/run"
+        job = StageJob(made[0], 0, made[1], None, f"{place}/weights.safetensors")
+        interrupted = replace(job, callbacks=(Interrupts(7, signal.SIGINT),))
+        with pytest.raises(KeyboardInterrupt):
+            train_stage_here(interrupted, place, tmp_path / METRICS_FILE, 0)
+        assert f"train/step-{7:07d}/position.json" in list_files(place, recursive=True)
+        train_stage_here(job, place, tmp_path / METRICS_FILE, 0)
+        assert equal(safetensors.torch.load(read_bytes(job.weights)), whole)
 
 
 def test_without_the_random_state_of_its_checkpoint_it_would_differ(

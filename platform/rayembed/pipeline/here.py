@@ -1,11 +1,13 @@
 """The own process as the place where a run is done: no Ray, one worker, a small pool for data."""
 
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.placement import Placement
@@ -28,7 +30,10 @@ class Here:
     train_stage = staticmethod(train_stage_here)
 
     def start(self) -> None:
-        """Do nothing: this process runs."""
+        """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        disable_progress_bar()
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
         """Check that this machine has the CPUs and the GPU of a worker."""
