@@ -98,10 +98,13 @@ def test_the_terminal_shows_every_row_and_bold_only_for_the_best():
         assert word in shown
 
 
-def test_smoothing_is_a_centred_mean_and_keeps_straight_lines():
+def test_smoothing_keeps_straight_lines_and_follows_no_outermost_value():
     line = np.linspace(3.0, 1.0, 200)
     np.testing.assert_allclose(smoothed(line), line)
-    np.testing.assert_allclose(smoothed(np.array([1.0, 4.0, 1.0])), [1.0, 2.0, 1.0])
+    np.testing.assert_allclose(smoothed(np.array([1.0, 4.0, 1.0])), [2.0, 2.0, 2.0])
+    jumps = np.zeros(100)
+    jumps[[0, -1]] = 10.0
+    assert smoothed(jumps).max() < 4.0
     noise = np.random.default_rng(0).normal(size=400)
     assert smoothed(noise).std() < 0.4 * noise.std()
     assert smoothed(np.array([])).shape == (0,)

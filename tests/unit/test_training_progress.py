@@ -1,6 +1,7 @@
 """The lines that a job's log shows while a stage is trained."""
 
 import logging
+import time
 
 from rayembed.config.override import override
 from rayembed.recipes.catalogue import get_recipe
@@ -40,27 +41,47 @@ def test_the_log_of_an_earlier_version_knows_no_workers(tmp_path, caplog):
     assert changes_told(log, caplog, (3, 2)) == []
 
 
+def shown(log, caplog, *steps, name="biencoder", setting="stages.finetune.steps=1000"):
+    """Lines of a submission that trains steps given as numbers or (number, metrics)."""
+    caplog.set_level(logging.INFO, logger="rayembed")
+    caplog.clear()
+    with Progress(override(get_recipe(name), [setting]).stages[0], log.path):
+        for number, metrics in steps:
+            log.append("finetune", number, number, {**STEP, **metrics})
+    return [line for line in caplog.messages if line.startswith("stage finetune  step ")]
+
+
 def test_dropped_steps_are_told_and_do_not_spoil_the_mean(tmp_path, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    caplog.set_level(logging.INFO, logger="rayembed")
-    for number, (loss, dropped) in enumerate([(2.0, 0.0), (float("nan"), 1.0), (4.0, 1.0)], 1):
-        log.append("finetune", number, number, {**STEP, "loss": loss, "dropped_steps": dropped})
-        with Progress(get_recipe("biencoder").stages[0], log.path):
-            pass
-    lines = [line for line in caplog.messages if "step " in line]
-    assert [line.endswith("1 dropped") for line in lines] == [False, True, True]
-    assert "loss 3.000" in lines[-1]
+    (line,) = shown(log, caplog, (1, {"loss": 2.0, "dropped_steps": 0.0}))
+    assert "dropped" not in line
+    lost = {"loss": float("nan"), "dropped_steps": 1.0}
+    (line,) = shown(log, caplog, (2, {"loss": 2.0}), (3, lost), (4, {**lost, "loss": 4.0}))
+    assert line.endswith("1 dropped")
+    assert "loss 3.000" in line
 
 
-def test_the_time_left_has_its_days(tmp_path, caplog):
+def test_the_first_step_counts_neither_for_rates_nor_for_the_time_left(tmp_path, caplog):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    for number in (1, 2):
-        log.append("finetune", number, number, STEP)
-    run = override(get_recipe("biencoder"), ["stages.finetune.steps=20002"])
-    caplog.set_level(logging.INFO, logger="rayembed")
-    with Progress(run.stages[0], log.path):
-        pass
-    line = caplog.messages[-1]  # 20,000 steps of 10 s
-    assert "step 2/20002" in line
+    (line,) = shown(log, caplog, (1, {"seconds": 500.0}))
+    assert not line.endswith("left")
+    steps = (2, {"seconds": 500.0}), (3, {}), (4, {})
+    (line,) = shown(log, caplog, *steps, setting="stages.finetune.steps=20004")
+    assert "step 4/20004" in line
     assert "60 tokens/s" in line
-    assert line.endswith("2 days, 7:33:20 left")
+    assert line.endswith("2 days, 7:33:20 left"), "20,000 steps of 10 s"
+
+
+def test_no_step_of_an_earlier_submission_is_shown_again(tmp_path, caplog):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    shown(log, caplog, (34, {}), (35, {}))
+    assert shown(log, caplog) == []
+    (line,) = shown(log, caplog, (21, {}))
+    assert "step 21/1000" in line
+
+
+def test_something_is_told_while_there_is_no_step(tmp_path, caplog):
+    caplog.set_level(logging.INFO, logger="rayembed")
+    with Progress(get_recipe("biencoder").stages[0], tmp_path / "log.jsonl", every_seconds=0.01):
+        time.sleep(0.3)
+    assert caplog.messages.count("stage finetune: no step yet after 0 s") > 1

@@ -116,8 +116,9 @@ class Scoring:
         if not self._keep(record):
             return
         by_task = ", ".join(f"{task} {value:.4f}" for task, value in scores.items())
+        by_task = f" ({by_task})" if len(scores) > 1 else ""
         logger.info(
-            "stage %s  step %d  validation %.4f (%s), %.1f s; best so far: step %s",
+            "stage %s  step %d  validation %.4f%s, %.1f s; best so far: step %s",
             *(self._stage, step, score, by_task, seconds, self.choice.step),
         )
         self._on_scored(record)
