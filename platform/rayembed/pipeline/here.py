@@ -23,15 +23,25 @@ from rayembed.training.here import train_here, train_stage_here
 
 
 class Here:
-    """The runtime of this process; a `Runtime`."""
+    """The runtime of this process; a `Runtime`.
+
+    Args:
+        use_gpu: whether its worker has a GPU.
+    """
 
     execute = staticmethod(execute_here)
     train = staticmethod(train_here)
     train_stage = staticmethod(train_stage_here)
 
+    def __init__(self, *, use_gpu: bool = False) -> None:
+        self._use_gpu = use_gpu
+
     def start(self) -> None:
         """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        # Read when DeepSpeed is imported, which peft does too; it would warn of a guess.
+        os.environ.setdefault("DS_ACCELERATOR", "cuda" if self._use_gpu else "cpu")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         disable_progress_bar()
 

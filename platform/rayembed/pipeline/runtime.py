@@ -98,7 +98,8 @@ def runtime_of(placement: Placement | EvaluationPlacement | TeacherPlacement) ->
         from rayembed.pipeline.here import Here
 
         logger.info("this process does the work, without Ray (placement.runtime)")
-        return Here()
+        use_gpu = not isinstance(placement, TeacherPlacement) and placement.use_gpu
+        return Here(use_gpu=use_gpu)
     from rayembed.pipeline.on_ray import OnRay
 
     return OnRay()

@@ -246,7 +246,6 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     Raises:
         PlacementError: the process is one of several workers already.
     """
-    os.environ.setdefault("DS_ACCELERATOR", "cuda" if placement.use_gpu else "cpu")
     os.environ.setdefault("LOCAL_RANK", "0")
     if not dist.is_initialized():
         backend = "nccl" if placement.use_gpu else "gloo"
