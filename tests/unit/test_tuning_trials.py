@@ -70,6 +70,11 @@ def test_trials_have_names_by_what_they_are(tmp_path):
     assert not {trial.key for trial in other} & {trial.key for trial in trials}
 
 
+def test_a_sweep_needs_ray(tmp_path):
+    with pytest.raises(ConfigError, match=r"placement\.runtime=local works in one process"):
+        check_sweep(make_sweep(tmp_path, changes=["placement.runtime=local"]))
+
+
 def test_a_trial_scores_no_baselines_and_is_the_same_training(tmp_path):
     sweep = make_sweep(tmp_path, {RATE: "grid(0.01)"})
     (trial,) = known_trials(sweep)

@@ -23,6 +23,7 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 _WITHOUT_EFFECT = (
     "expert_parallel",
     "grad_cache",
+    "mirrors",
     "registered_model",
     "validation_cpus",
     "validation_gpus",

@@ -133,6 +133,10 @@ class Placement(Settings):
     """MLflow's address, `http(s)://…` or `sqlite:///…`; None: a SQLite file in `storage_path`."""
     experiment: str = "rayembed"
     """MLflow experiment."""
+    mirrors: tuple[Literal["tensorboard", "wandb"], ...] = ()
+    """Trackers that get the curves of a training run beside MLflow: TensorBoard (files in the run's
+    folder), Weights & Biases (`experiment` is its project; `WANDB_MODE`, `WANDB_API_KEY` and others
+    are its own). Extras of the same names install them."""
     registered_model: Annotated[str, AfterValidator(check_model_name)] | None = None
     """Name in MLflow's registry; None: the run's name."""
 

@@ -34,6 +34,7 @@ from rayembed.pipeline.validation import (
     write_validation_log,
 )
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
+from rayembed.registry.mirrors import Mirrors, check_mirrors
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
@@ -46,6 +47,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Tell = Callable[[str, dict[str, float], int], None]
+"""Takes the name of a curve (`validation`, `eval`), scores and the step of the run."""
+
 End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, ModelScores], Mapping[str, Any]], T]
 """Makes of a run's scores and its provenance what the caller wants."""
 
@@ -56,9 +60,8 @@ class TrialOf:
 
     tags: Mapping[str, str]
     """Tags of its MLflow run: the sweep, and the settings that are tried."""
-    on_scores: Callable[[str, dict[str, float], int], None]
-    """Takes the name of a curve (`validation`, `eval`), scores and the step of the run, as soon as
-    they are known; again those that an earlier process of the trial had."""
+    on_scores: Tell
+    """Told of scores as soon as they are known; again of those that an earlier process had."""
     start_checkpoint: str | None = None
     """Folder in storage of a checkpoint, of another run of the same data and model, from which the
     first stage goes on; None: it begins."""
@@ -146,6 +149,7 @@ def _train(
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
+    check_mirrors(run)
     check_files_at_hand(run)
     runtime.start()
     validates = run.evaluation.validation is not None
@@ -163,6 +167,7 @@ def _train(
     tags = {} if trial is None else trial.tags
     tracker = Tracker.open_for_run(run, tracking_uri, folders.local, tags=tags)
     metrics = MetricsLog(folders.local / METRICS_FILE)
+    mirrors = Mirrors(run, folders.local, metrics.path)
     status: Status = "FAILED"
     try:
         found = collect_provenance(runtime.hardware(run.placement))
@@ -172,13 +177,21 @@ def _train(
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
         tracker.start_forwarding(metrics)
-        scores = _train_and_score(run, plans, held_out, folders, tracker, runtime, trial)
+
+        def tell(name: str, values: dict[str, float], step: int) -> None:
+            tracker.log_scores(name, values, step)
+            mirrors.log_scores(name, values, step)
+            if trial is not None:
+                trial.on_scores(name, values, step)
+
+        scores = _train_and_score(run, plans, held_out, folders, tracker, runtime, tell, trial)
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
         raise
     finally:
+        mirrors.close()
         complete = tracker.close(status)
         folders.keep_at_the_end(status)
     return outcome, complete
@@ -191,17 +204,12 @@ def _train_and_score(
     folders: RunFolders,
     tracker: Tracker,
     runtime: Runtime,
-    trial: TrialOf | None = None,
+    tell: Tell,
+    trial: TrialOf | None,
 ) -> dict[ScoreKey, ModelScores]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
     names no tasks and holds nothing out.
     """
-
-    def tell(name: str, values: dict[str, float], step: int) -> None:
-        tracker.log_scores(name, values, step)
-        if trial is not None:
-            trial.on_scores(name, values, step)
-
     scores: dict[ScoreKey, ModelScores] = {}
     scorer = RunScorer(with_sets(run, held_out), folders, runtime.pool)
     if run.takes_scores and run.evaluation.before_training:

@@ -117,6 +117,11 @@ def check_sweep(sweep: Sweep) -> None:
         ConfigError: a setting, a value, a metric or a scheduler that does not fit.
     """
     check_metric(sweep)
+    if sweep.base.placement.runtime == "local":
+        raise ConfigError(
+            "placement.runtime=local works in one process, but Ray Tune runs the trials of a "
+            "sweep; leave it at auto"
+        )
     trials = known_trials(sweep)
     if not trials or sweep.scheduler.kind == "pbt":
         trials = list(_corner_trials(sweep))

@@ -1,0 +1,160 @@
+"""A run's curves in TensorBoard and Weights & Biases, by their own libraries, beside MLflow.
+
+The metrics log is what counts: whatever keeps such a copy from being written is a warning.
+"""
+
+import hashlib
+import importlib.util
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayembed.config.run import Run
+from rayembed.errors import ConfigError
+from rayembed.registry.metrics_log import KEYS, LogReader, Record, record_of
+
+logger = logging.getLogger(__name__)
+
+_EVERY_SECONDS = 5.0
+
+
+class Writer(Protocol):
+    """One tracker."""
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log values at a step of the run."""
+
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class TensorBoard:
+    """Event files in the run's folder, written anew from the metrics log by each submission."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = folder / "tensorboard"
+        for old in place.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer: Any = SummaryWriter(str(place))
+        logger.info("TensorBoard: tensorboard --logdir %s", place)
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log values at a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases that later submissions go on with; `WANDB_…` variables decide where
+    it is.
+    """
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        import wandb
+
+        # A name that is used in two storages is two runs.
+        name = hashlib.sha256(f"{run.fingerprint} {folder.absolute()}".encode()).hexdigest()[:16]
+        self._run = wandb.init(
+            project=run.placement.experiment,
+            name=run.name,
+            id=name,
+            dir=str(folder),
+            resume="allow",
+            config=run.model_dump(mode="json"),
+        )
+        self._run.define_metric("*", step_metric="global_step")
+        self._sent = int(self._run.summary.get("global_step") or 0)
+        if self._run.url:
+            logger.info("Weights & Biases: %s", self._run.url)
+
+    def write(self, values: Mapping[str, float], step: int) -> None:
+        """Log values at a step that no earlier submission has sent."""
+        if step > self._sent:
+            self._run.log({**values, "global_step": step})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish(quiet=True)
+
+
+_WRITERS: Mapping[str, Callable[[Run, Path], Writer]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def check_mirrors(run: Run) -> None:
+    """Return when the libraries of the run's further trackers are installed.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in run.placement.mirrors:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(
+                f"placement.mirrors names {name}, which is not installed: pip install "
+                f"'rayembed[{name}]', or take it out"
+            )
+
+
+class Mirrors:
+    """The further trackers of a run, fed from its metrics log by a thread; without any, nothing."""
+
+    def __init__(self, run: Run, folder: Path, log: Path) -> None:
+        self._writers: list[Writer] = []
+        for name in run.placement.mirrors:
+            try:
+                self._writers.append(_WRITERS[name](run, folder))
+            except Exception as error:  # noqa: BLE001 # of a library, its server or a login
+                logger.warning("%s gets no copy of this run's curves: %s", name, error)
+        self._reader = LogReader(log, record_of)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="mirrors", daemon=True)
+        if self._writers:
+            self._thread.start()
+
+    def log_scores(self, name: str, scores: Mapping[str, float], step: int) -> None:
+        """Log scores as `<name>/<task>` at a step of the run."""
+        self._write([({f"{name}/{task}": value for task, value in scores.items()}, step)])
+
+    def close(self) -> None:
+        """Send the rest of the log, and end."""
+        self._stop.set()
+        if self._writers:
+            self._thread.join()
+            self._pass_on()
+        for writer in list(self._writers):
+            self._safely(writer.close)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(_EVERY_SECONDS):
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        records = self._reader.read()
+        self._write([(_metrics(record), int(record["global_step"])) for record in records])
+
+    def _write(self, points: Sequence[tuple[Mapping[str, float], int]]) -> None:
+        with self._lock:
+            for writer in list(self._writers):
+                for values, step in points:
+                    self._safely(writer.write, values, step)
+
+    def _safely(self, call: Callable[..., None], *given: Any) -> None:
+        try:
+            call(*given)
+        except Exception as error:  # noqa: BLE001 # of a library or its server
+            if not self._stop.is_set():
+                logger.warning("a copy of the run's curves cannot be written: %s", error)
+                self._writers.clear()
+
+
+def _metrics(record: Record) -> dict[str, float]:
+    values = {f"train/{name}": value for name, value in record.items() if name not in KEYS}
+    return {name: value for name, value in values.items() if math.isfinite(value)}
