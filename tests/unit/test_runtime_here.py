@@ -106,8 +106,9 @@ def whole(made, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Those of signals are put back: after one was heard they stay."""
+    """Python's own for SIGINT, which xdist ignores; all are put back, as those that heard stay."""
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in former.items():
         signal.signal(number, handler)
