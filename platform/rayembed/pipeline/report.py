@@ -51,7 +51,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if version.alias_uri == version.uri:
         out.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")
-    out.print(f"Plots      {outcome.run_folder}/loss.png, scores.png; table: scores.md")
+    further = "" if outcome.table is None else ", scores.png; table: scores.md"
+    out.print(f"Plots      {outcome.run_folder}/loss.png{further}")
     for warning in outcome.data_warnings:
         out.print(f"Data       {warning}")
     if not mlflow_complete:

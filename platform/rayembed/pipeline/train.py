@@ -42,6 +42,7 @@ from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
 from rayembed.training.export import export
 from rayembed.training.job import StageJob
+from rayembed.training.trainer import Callback
 
 logger = logging.getLogger(__name__)
 
@@ -81,13 +82,14 @@ class TrialResult:
     """Id of the MLflow run."""
 
 
-def train(run: Run, trial: TrialOf | None = None) -> Outcome:
+def train(run: Run, trial: TrialOf | None = None, *, callbacks: Sequence[Callback] = ()) -> Outcome:
     """Train a run or resume it; return its result after its table was printed.
 
     Everything that a user can get wrong is checked before a worker starts.
 
     Args:
         trial: of a sweep, whose best one the run is.
+        callbacks: further ones of the trainer of each stage, on every worker.
 
     Raises:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
@@ -95,7 +97,9 @@ def train(run: Run, trial: TrialOf | None = None) -> Outcome:
     with _claimed(run, wait=False) as (claimed, folders):
         if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
-        outcome, complete = _train(claimed, folders, _register, runtime_of(run.placement), trial)
+        outcome, complete = _train(
+            claimed, folders, _register, runtime_of(run.placement), trial, callbacks
+        )
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
@@ -143,6 +147,7 @@ def _train(
     end: End[T],
     runtime: Runtime,
     trial: TrialOf | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[T, bool]:
     """Result that `end` makes of the run's scores, and whether MLflow has everything."""
     run = as_begun(run, folders.local)
@@ -184,7 +189,9 @@ def _train(
             if trial is not None:
                 trial.on_scores(name, values, step)
 
-        scores = _train_and_score(run, plans, held_out, folders, tracker, runtime, tell, trial)
+        scores = _train_and_score(
+            run, plans, held_out, folders, tracker, runtime, tell, trial, callbacks
+        )
         outcome = end(run, folders, tracker, scores, found)
         status = "FINISHED"
     except KeyboardInterrupt:
@@ -206,6 +213,7 @@ def _train_and_score(
     runtime: Runtime,
     tell: Tell,
     trial: TrialOf | None,
+    callbacks: Sequence[Callback],
 ) -> dict[ScoreKey, ModelScores]:
     """Scores of the untrained model, of each stage's, and of the baselines; none where the run
     names no tasks and holds nothing out.
@@ -229,6 +237,7 @@ def _train_and_score(
             start_weights,
             weights,
             validated_in=None if validation is None else place,
+            callbacks=tuple(callbacks),
             start_checkpoint=trial.start_checkpoint if trial and not index else None,
         )
         runtime.train_stage(

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -250,7 +251,9 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     if not dist.is_initialized():
         backend = "nccl" if placement.use_gpu else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
+        shown = sys.excepthook
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        sys.excepthook = shown  # torch's puts a rank before every line of a traceback
         # It stays for later stages, as DeepSpeed keeps it.
         atexit.register(dist.destroy_process_group)
     if dist.get_world_size() != 1:

@@ -1,0 +1,272 @@
+"""rayembed in Python: the same run as the job's, from whatever holds the pairs."""
+
+import subprocess
+import sys
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import safetensors.torch
+import torch
+from own_pairs import write_pairs
+from tiny_models import save_encoder
+
+import rayembed
+from rayembed import api
+from rayembed.data.given_rows import rows_file, table_of_rows
+from rayembed.errors import ConfigError, DataError
+from rayembed.losses.cosent import CoSENT
+from rayembed.losses.infonce import InfoNCE
+from rayembed.pipeline.training_job import training_job
+from rayembed.training.trainer import Callback
+
+SHORT = {"model.query_max_length": 32, "model.document_max_length": 32}
+FAST = {**SHORT, "model.backbone.dtype": "float32", "evaluation.baselines": []}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("api")
+    save_encoder(folder / "encoder")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    return write_pairs(folder / "pairs.jsonl")
+
+
+class Steps(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_step_end(self, record):
+        self.seen.append(record["step"])
+
+
+@pytest.fixture(scope="module")
+def trained(folder, rows):
+    """A training of pairs in memory, and its callback."""
+    steps = Steps()
+    pairs = [(row["query"], row["positive"]) for row in rows]
+    made = rayembed.train(
+        folder / "encoder",
+        pairs,
+        epochs=3,
+        batch_size=16,
+        learning_rate=0.01,
+        query_instruction="find",
+        output=folder / "out",
+        callbacks=[steps],
+        settings=FAST,
+    )
+    return made, steps
+
+
+def weights(place):
+    return safetensors.torch.load_file(f"{place}/finetune/weights.safetensors")
+
+
+def test_pairs_become_a_better_model_with_scores(trained):
+    made, steps = trained
+    scores = {name: row["pairs-held-out"] for name, row in made.scores.items()}
+    assert scores["stage 1: finetune"] > scores["untrained"] + 0.1
+    assert steps.seen == list(range(1, made.run.stages[0].steps + 1))
+    assert made.run.stages[0].steps == round(3 * (249 - 24) / 16)
+    assert made.version.startswith(f"models:/{made.run.name}/")
+    assert "| stage 1: finetune |" in made._repr_markdown_()
+
+
+def test_one_text_is_one_vector(trained):
+    model = trained[0].model
+    one, several = model.encode("Paris bridge"), model.encode(["Paris bridge", "cats"])
+    assert one.shape == (32,)
+    np.testing.assert_allclose(several[0], one, atol=1e-6)
+    assert model.similarity("cats", ["cats", "dogs"]).shape == (2,)
+    query = model.encode_query("cats")
+    assert not np.allclose(query, model.encode_document("cats")), "the instruction was learnt"
+    np.testing.assert_allclose(model.encode("cats", role="query", instruction="find"), query)
+    np.testing.assert_allclose(rayembed.encode(trained[0].folder, "cats", role="query"), query)
+
+
+@pytest.mark.parametrize(
+    ("texts", "role", "told"),
+    [
+        (["cats", None], "query", "texts are str, not None"),
+        ([3], "document", "texts are str, not 3"),
+        ("cats", "quary", "role='quary' is not"),
+    ],
+)
+def test_what_is_no_text_is_refused(trained, texts, role, told):
+    with pytest.raises((ConfigError, DataError), match=told):
+        trained[0].model.encode(texts, role=role)
+
+
+def test_the_same_call_does_nothing_twice_and_a_job_gives_the_same_weights(
+    trained, folder, rows, capsys
+):
+    made, _ = trained
+    steps, pairs = Steps(), [(row["query"], row["positive"]) for row in rows]
+    again = rayembed.train(
+        folder / "encoder",
+        pairs,
+        epochs=3,
+        batch_size=16,
+        learning_rate=0.01,
+        query_instruction="find",
+        output=folder / "out",
+        callbacks=[steps],
+        settings=FAST,
+    )
+    assert again.folder == made.folder
+    assert steps.seen == []
+    settings = {
+        **FAST,
+        "data.datasets.pairs.source.path": folder / "pairs.jsonl",
+        "data.datasets.pairs.query_instruction": "find",
+        "model.backbone.path": folder / "encoder",
+        "stages.finetune.batch.global_pairs": 16,
+        "stages.finetune.steps": made.run.stages[0].steps,
+        "stages.finetune.optimizer.learning_rate": 0.01,
+        "stages.finetune.optimizer.warmup_steps": made.run.stages[0].steps // 10,
+        "placement.storage_path": folder / "job",
+    }
+    words = [f"--set={path}={value}" for path, value in settings.items()]
+    assert training_job("biencoder")(["--name", "job", *words]) == 0
+    by_job = weights(folder / "job" / "runs" / "job")
+    for name, weight in weights(folder / "out" / "runs" / made.run.name).items():
+        assert torch.equal(by_job[name], weight), name
+
+
+def test_graded_pairs_are_trained_on_by_a_loss_over_such(folder, rows):
+    pairs = [(row["query"], row["positive"], i % 5) for i, row in enumerate(rows[:80])]
+    given = {"output": folder / "out", "settings": FAST}
+    made = rayembed.train(folder / "encoder", pairs, steps=2, loss=CoSENT(scale=10.0), **given)
+    assert made.run.stages[0].loss == CoSENT(scale=10.0)
+    assert made.scores == {}
+
+
+def test_mined_rows_are_trained_on_with_their_negatives(folder, rows):
+    pairs = [(row["query"], row["positive"]) for row in rows[:60]]
+    mined = rayembed.mine(pairs, teacher=folder / "encoder", num_negatives=2, output=folder / "out")
+    assert {row["query"] for row in mined} <= {query for query, _ in pairs}
+    positives = {positive for _, positive in pairs}
+    assert any(row["negatives"] for row in mined)
+    for row in mined:
+        assert set(row["negatives"]) <= positives - {row["positive"]}
+    run = _run_of(mined, folder)
+    assert run.stages[0].batch.num_negatives == 2
+    assert run.data.datasets[0].source.negatives == "negatives"
+
+
+def _run_of(pairs, folder, **given):
+    """The run that `train` would do."""
+    nothing = dict.fromkeys(
+        ("loss", "steps", "epochs", "batch_size", "learning_rate", "query_instruction", "name")
+    )
+    path = rows_file(pairs, str(folder / "out"))
+    further = {"storage": str(folder / "out"), "workers": 1, "settings": FAST, **given}
+    return api.training_run(str(folder / "encoder"), path, **{**nothing, **further})
+
+
+def test_settings_follow_the_number_of_rows(folder):
+    many = [(f"query {i}", f"document {i}") for i in range(3000)]
+    run = _run_of(many, folder)
+    assert run.stages[0].steps == round(2700 / 64)
+    assert run.stages[0].optimizer.warmup_steps == 4
+    assert run.data.datasets[0].held_out.share == 0.1
+    assert _run_of(many[:60], folder).data.datasets[0].held_out.share == 0.19
+    few = _run_of(many[:20], folder)
+    assert few.data.datasets[0].held_out is None
+    assert few.stages[0].batch.global_pairs == 8
+    assert _run_of(many, folder, steps=7).stages[0].steps == 7
+    assert _run_of(many, folder, loss=InfoNCE(temperature=0.5)).stages[0].loss.temperature == 0.5
+    with pytest.raises(ConfigError, match="one of them is enough"):
+        _run_of(many, folder, steps=7, epochs=1)
+
+
+def test_a_set_in_memory_is_scored_as_one_on_disk(trained, folder):
+    texts = {f"d{i}": f"{i} cats dogs river {i}" for i in range(12)}
+    judged = {
+        "queries": {"q1": "number 1 cats", "q2": "number 7 river"},
+        "corpus": texts,
+        "qrels": {"q1": {"d1": 1}, "q2": {"d7": 1}},
+    }
+    here = rayembed.evaluate(trained[0], judged, output=folder / "out")
+    (place,) = (folder / "out" / "data" / "given").glob("set-*")
+    assert rayembed.evaluate(trained[0].folder, place, output=folder / "out") == here
+    with pytest.raises(DataError, match="a set in memory has corpus, qrels, queries"):
+        rayembed.evaluate(trained[0], {"queries": {}}, output=folder / "out")
+
+
+ROWS = [{"query": "a", "positive": "b"}, {"query": "c", "positive": "d"}]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", "b"), ("c", "d")],
+        [["a", "b"], ["c", "d"]],
+        ROWS,
+        iter(ROWS),
+        pd.DataFrame(ROWS),
+        datasets.Dataset.from_list(ROWS),
+        datasets.Dataset.from_list([*ROWS, *ROWS]).select([0, 3]),
+        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+    ],
+    ids=["tuples", "lists", "dicts", "iterator", "pandas", "dataset", "selected", "streamed"],
+)
+def test_pairs_in_memory_are_one_file_whatever_holds_them(rows, tmp_path):
+    path = rows_file(rows, str(tmp_path))
+    assert path == rows_file(ROWS, str(tmp_path))
+    assert rows_file(ROWS[:1], str(tmp_path)) != path
+
+
+def test_negatives_and_scores_of_tuples_have_their_columns():
+    assert table_of_rows([("a", "b", "n", ["m", "o"])]).to_pylist() == [
+        {"query": "a", "positive": "b", "negatives": ["n", "m", "o"]}
+    ]
+    assert table_of_rows([("a", "b", 3)]).to_pylist() == [
+        {"sentence1": "a", "sentence2": "b", "score": 3.0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([], "there are no rows"),
+        (pd.DataFrame({"query": []}), "there are no rows"),
+        (7, "rows are a path, a DataFrame"),
+        (["ab"], "row 0 is 'ab'; rows are tuples"),
+        ([("a", "b"), "cd"], "row 1 is 'cd'"),
+        ([("a", "b"), ("c",)], r"row 1 is \('c',\), but the first row asks for as long"),
+        ([("a", "b", 1), ("c", "d", "e")], r"asks for \(text, text, score\)"),
+        ([("a", "b"), ("c", 5)], "row 1: positive is 5, not a text"),
+        ([("a", "b", 1j)], "negatives are texts"),
+        ([{"query": "a"}, {"query": 3}], "a column holds values of several kinds"),
+    ],
+)
+def test_rows_that_are_not_alike_are_refused(rows, told):
+    with pytest.raises(DataError, match=told):
+        table_of_rows(rows)
+
+
+def test_wrong_columns_and_files_are_told_before_anything_starts(folder):
+    given = {"output": folder / "bad", "settings": FAST}
+    with pytest.raises(ConfigError, match="anchor"):
+        rayembed.train(folder / "encoder", [{"anchor": "a", "positive": "b"}] * 60, **given)
+    with pytest.raises(DataError, match=r"lost\.jsonl"):
+        rayembed.train(folder / "encoder", "lost.jsonl", **given)
+    assert not (folder / "bad" / "runs").exists() or not list((folder / "bad" / "runs").glob("*/"))
+
+
+def test_the_import_is_light_and_knows_its_version():
+    code = "import sys, rayembed; print(rayembed.__version__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    version, loaded = done.stdout.split()
+    assert version[0].isdigit()
+    assert loaded == "False"
+    assert "train" in dir(rayembed)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        rayembed.trian  # noqa: B018
