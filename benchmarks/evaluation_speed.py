@@ -72,7 +72,8 @@ def ours(reference, settings, dtype, number, threads):
     from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
     from rayembed.evaluation.make_spec import make_spec
     from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
-    from rayembed.evaluation.pooled.on_ray import Workers, run_on_workers, workers_on_ray
+    from rayembed.evaluation.pooled.on_ray import run_on_workers, workers_on_ray
+    from rayembed.evaluation.pooled.workers import Workers
 
     spec = make_spec(ModelUnderTest(reference=reference, dtype=dtype))
     workers = Workers(number=number, cpus=threads)

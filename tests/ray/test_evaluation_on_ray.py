@@ -21,12 +21,14 @@ from rayembed.errors import ArtifactError, AssetError, ConfigError, WorkerError
 from rayembed.evaluation.jobs import ScoreTask
 from rayembed.evaluation.on_ray import measured_on_ray
 from rayembed.evaluation.plan import task_factories
-from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.pooled.on_ray import run_jobs
+from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
+from rayembed.training.export import export
 from rayembed.training.on_ray import export_on_ray
 from rayembed_papers.context.sizes import scores_by_size
 
@@ -117,7 +119,7 @@ def test_an_export_whose_process_dies_is_an_error_that_says_what_to_do(
     run = run_over(tmp_path / "articles.json")
     monkeypatch.setattr("rayembed.training.on_ray.export", dies)
     with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
-        export_on_ray(run, None, str(tmp_path / "model"))
+        export_on_ray(export, run, None, str(tmp_path / "model"))
     with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
         measured_on_ray(dies, "x", placement=run.placement)
 

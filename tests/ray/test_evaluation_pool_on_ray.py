@@ -14,7 +14,8 @@ from word_model import WordSpec
 from rayembed.errors import ArtifactError, PlacementError, WorkerError
 from rayembed.evaluation.jobs import TASK_RESULT, ScoreTask
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
-from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.pooled.on_ray import run_jobs
+from rayembed.evaluation.pooled.workers import Workers
 
 pytestmark = pytest.mark.ray
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])

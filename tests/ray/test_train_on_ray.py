@@ -28,9 +28,11 @@ from tiny_models import save_decoder
 from waiting_job import WaitingJob
 
 from rayembed.assets.storage import exists, join, list_files, read_bytes
+from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.on_ray import prepare_data
+from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.prepare import prepare
 from rayembed.errors import ArtifactError, DataError, PlacementError
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.checkpoint_list import checkpoint_name, listed_checkpoints
@@ -136,9 +138,13 @@ def found_in(folder: str, run: Run, log: Path):
     return safetensors.torch.load(read_bytes(join(folder, "weights.safetensors"))), steps
 
 
+def prepare_on_ray(run: Run) -> dict[str, str]:
+    return prepare(run, ray_pipeline_context(data_of(run)))
+
+
 @pytest.fixture(scope="module")
 def plan(cluster, folder):
-    return prepare_data(make_run(folder))["only"]
+    return prepare_on_ray(make_run(folder))["only"]
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,11 @@ from one_thread import one_thread
 from scripted_scores import ScriptedScores, validation_by
 from tiny_models import save_decoder
 
+from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.config.settings import parse
-from rayembed.data.on_ray import prepare_data
+from rayembed.data.on_ray import ray_pipeline_context
+from rayembed.data.prepare import prepare
 from rayembed.pipeline.validation import score_weights, validation_of
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.training.job import StageJob
@@ -101,9 +103,13 @@ def folder(tmp_path_factory):
     return folder
 
 
+def prepare_on_ray(run: Run) -> dict[str, str]:
+    return prepare(run, ray_pipeline_context(data_of(run)))
+
+
 @pytest.fixture(scope="module")
 def plan(cluster, folder):
-    return prepare_data(make_run(folder, validation=None))["only"]
+    return prepare_on_ray(make_run(folder, validation=None))["only"]
 
 
 def train(run: Run, plan: str, place: Path, validation=None) -> dict[str, torch.Tensor]:
@@ -186,7 +192,7 @@ def test_scores_end_a_stage_early(cluster, folder, plan):
     run = make_run(
         folder, steps=steps, validation=settings(early_stopping={"patience": 2, "min_delta": 0.01})
     )
-    plan = prepare_data(run)["only"]
+    plan = prepare_on_ray(run)["only"]
     place = folder / "out" / "early"
     told: list[ValidationResult] = []
     weights = train(run, plan, place, validation_by(script, told))

@@ -11,7 +11,8 @@ from rayembed.evaluation.pooled import on_ray
 from rayembed.evaluation.pooled.dispatch import on_ray as dispatch
 from rayembed.evaluation.pooled.dispatch.on_ray import RayPool
 from rayembed.evaluation.pooled.embedding_store import Bucket, TextUnit
-from rayembed.evaluation.pooled.on_ray import Workers, run_jobs
+from rayembed.evaluation.pooled.on_ray import run_jobs
+from rayembed.evaluation.pooled.workers import Workers
 
 
 class Method:
