@@ -257,7 +257,8 @@ def training_run(
     """
     if steps is not None and epochs is not None:
         raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
-    look = _look_at(path)
+    form = {name: settings.get(f"{_DATASET}.source.{name}") for name in ("delimiter", "encoding")}
+    look = _look_at(path, **form)
     rows, columns, negatives = look.rows, look.columns, look.negatives
     graded = {"sentence1", "sentence2", "score"} <= columns
     found: dict[str, Any] = {
@@ -304,7 +305,7 @@ class _Look:
     """Distinct cells of the column `positive`; rows, where there is none."""
 
 
-def _look_at(path: str) -> _Look:
+def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look:
     """Read the rows once, for what follows from their number.
 
     Raises:
@@ -314,7 +315,7 @@ def _look_at(path: str) -> _Look:
     from rayembed.data.sources.rows import Row, read_rows
 
     look, seen = _Look(), set[int]()
-    for piece in list_pieces(path):
+    for piece in list_pieces(path, delimiter=delimiter, encoding=encoding):
         for row in read_rows(piece):
             look.rows += 1
             if not isinstance(row, Row):

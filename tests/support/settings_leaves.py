@@ -56,6 +56,8 @@ def other_value(leaf: Leaf) -> Any:  # noqa: PLR0911 - one return a type
     """A valid value that differs; None where the type admits no other."""
     choices = _choices(leaf.annotation)
     if choices:
+        if isinstance(leaf.value, tuple):
+            return [choice for choice in choices if choice not in leaf.value]
         others = [choice for choice in choices if choice != leaf.value]
         return others[0] if others else None
     if _is_a_kind(leaf.value):

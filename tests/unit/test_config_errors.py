@@ -29,6 +29,15 @@ def some_groups(run: Run):
     ]
 
 
+def by_name(settings, path):
+    """The path with elements of lists by their names, where they have some."""
+    for part in path:
+        below = settings[part] if isinstance(part, int) else getattr(settings, part, None)
+        name = getattr(below, "name", None) if isinstance(part, int) else None
+        yield str(name or part)
+        settings = below
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_a_misspelt_setting_at_any_level_names_its_path_and_the_nearest(name):
     run = get_recipe(name)
@@ -42,7 +51,10 @@ def test_a_misspelt_setting_at_any_level_names_its_path_and_the_nearest(name):
             put(values, (*path, wrong), 1)
             with pytest.raises(ConfigError) as in_file:
                 parse(Run, values)
-            assert expected in str(in_file.value).splitlines()
+            told = ".".join([*by_name(run, path), wrong])
+            assert (
+                f"no setting '{told}'; did you mean '{field}'?" in str(in_file.value).splitlines()
+            )
             with pytest.raises(ConfigError) as on_command_line:
                 override(run, [f"{dotted}=1"])
             assert str(on_command_line.value) == expected
@@ -63,7 +75,7 @@ def test_a_value_of_the_wrong_type_names_its_path_and_itself(name):
         put(values, leaf.path, "many")
         with pytest.raises(ConfigError) as error:
             parse(Run, values)
-        assert f"{leaf.dotted} = 'many': must be" in str(error.value)
+        assert f"{'.'.join(by_name(run, leaf.path))} = 'many': must be" in str(error.value)
         tried += 1
     assert tried > 20
 
@@ -88,7 +100,7 @@ CASES = [
     ("placement.zero_stage=4", r"must be 0, 1, 2 or 3"),
     ("model.lora.target_modules=[]", "model.lora.target_modules"),
     ("stages.blend.optimizer.betas=[0.9, 1.0]", r"betas\.1 = '1.0': must be less than 1"),
-    ("stages.blend.optimizer.betas=[0.9]", r"stages\.1\.optimizer\.betas\.1' is required"),
+    ("stages.blend.optimizer.betas=[0.9]", r"stages\.blend\.optimizer\.betas\.1' is required"),
     ("model.instruction_template=Query: ", "instruction_template: 'Query: ' lacks"),
     ("name=../elsewhere", "name = '../elsewhere'"),
     ("stages.blend.name=retrieval", "stages: two stages have the name 'retrieval'"),

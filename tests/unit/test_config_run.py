@@ -279,7 +279,7 @@ def test_settings_are_frozen_and_finite():
     with pytest.raises(ValueError, match="frozen"):
         run.seed = 1
     for value in ("nan", "inf", "1e400"):
-        with pytest.raises(ConfigError, match=r"stages\.0\.optimizer\.learning_rate"):
+        with pytest.raises(ConfigError, match=r"stages\.finetune\.optimizer\.learning_rate"):
             override(run, [f"stages.finetune.optimizer.learning_rate={value}"])
 
 

@@ -101,7 +101,7 @@ def test_labels_of_all_types_and_rows_that_give_no_record(tmp_path: Path) -> Non
         {"text": "none", "label": None},
         {"text": "empty", "label": []},
         {"text": "", "label": True},
-        {"text": 3, "label": True},
+        {"text": ["x"], "label": True},
         {"text": "held out", "label": True},
     ]
     held_out = HeldOut(texts=frozenset([text_hash("held out")]))

@@ -165,12 +165,14 @@ def test_wrong_types_are_rejected_row_by_row_with_the_reason(tmp_path: Path) -> 
         {"query": "q", "positive": {"a": 1}},
         {"query": "q", "positive": [1]},
         {"query": ["q"], "positive": "p"},
-        {"query": "q", "positive": "p", "lang": 4},
+        {"query": "q", "positive": "p", "lang": ["en"]},
         {"positive": "p"},
     ]
     write_jsonl(tmp_path / "a.jsonl", good + bad)
     source = {"kind": "pairs", "path": str(tmp_path / "a.jsonl"), "language": "lang"}
-    with pytest.raises(DataError, match=r"5 of 11 rows .*max_rejected_share 0.4.*\n.*neither"):
+    with pytest.raises(
+        DataError, match=r"5 of 11 rows .*the share 0\.4 .*max_rejected_share to 0\.46.*\n.*neither"
+    ):
         made_records(tmp_path / "out", source | {"max_rejected_share": 0.4})
     records, made = made_records(tmp_path / "out", source | {"max_rejected_share": 0.5})
     assert len(records) == 6
@@ -263,7 +265,7 @@ def test_names_of_relations_and_bad_rows_of_inference(
         {"s1": "same", "s2": "same", "gold": "entailment", "lang": "en"},
         {"s1": "held", "s2": "out", "gold": "entailment", "lang": "en"},
         {"s1": "", "s2": "x", "gold": "entailment", "lang": "en"},
-        {"s1": "p", "s2": 3, "gold": "entailment", "lang": "en"},
+        {"s1": "p", "s2": ["x"], "gold": "entailment", "lang": "en"},
         {"s1": "p", "s2": "several", "gold": ["a", "b"], "lang": "en"},
     ]
     write_jsonl(tmp_path / "a.jsonl", rows)

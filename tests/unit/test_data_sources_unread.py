@@ -230,6 +230,7 @@ def test_files_at_hand_are_looked_at_before_ray_starts(tmp_path: Path, monkeypat
         raise InterruptedError("Ray would start")
 
     monkeypatch.setattr("rayembed.pipeline.here.Here.start", start)
+    monkeypatch.setattr("rayembed.pipeline.train.check_inputs", lambda run: None)
     written(tmp_path / "rows.jsonl", ROWS)
     to_storage = f"placement.storage_path={tmp_path / 'out'}"
     run = override(make_run(tmp_path, path="rows.jsonl"), [to_storage])

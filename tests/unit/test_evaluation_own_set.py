@@ -269,7 +269,7 @@ def test_what_is_missing_is_named(tmp_path):
     ("settings", "message"),
     [
         ({"name": "SciFact"}, "that of another task"),
-        ({"name": "my/set"}, "name = 'my/set'.*pattern"),
+        ({"name": "my/set"}, "name = 'my/set'.*must begin with a letter"),
         ({"name": "Own", "language": "english"}, "has the language 'english'.*such as eng-Latn"),
     ],
 )

@@ -40,7 +40,11 @@ class OptimizerConfig(Settings):
     """Decoupled weight decay; not on biases, norms and other vectors, nor on a loss's parameters.
     """
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up from zero."""
+    """Steps of linear warm-up from zero; 0: by `warmup_share`."""
+    warmup_share: float | None = Field(
+        default=None, ge=0.0, lt=1.0, exclude_if=lambda share: share is None
+    )
+    """Share of the steps that warm up where `warmup_steps` is 0; None: none."""
     schedule: AnySchedule = Field(default=SCHEDULES.default)
     """Schedule after the warm-up: `linear` or `cosine` decay to zero at the last step, `constant`,
     or `wsd`, which is constant and then decays."""
@@ -76,6 +80,10 @@ class OptimizerConfig(Settings):
         """
         raise TypeError(f"{type(self).__name__} cannot be built")
 
+    def warmup(self, steps: int) -> int:
+        """Steps of warm-up of so many in all."""
+        return self.warmup_steps or min(round((self.warmup_share or 0.0) * steps), steps - 1)
+
     def check_steps(self, steps: int) -> None:
         """Check that warm-up and schedule fit so many steps.
 
@@ -84,7 +92,8 @@ class OptimizerConfig(Settings):
         """
         if self.warmup_steps >= steps:
             raise ValueError(
-                f"optimizer.warmup_steps {self.warmup_steps} must be below its {steps} steps"
+                f"optimizer.warmup_steps {self.warmup_steps} must be below its {steps} steps; "
+                "lower it, or set it to 0 and optimizer.warmup_share=0.1, which fits any number"
             )
         decay = self.decay_steps
         if decay is not None and not self.schedule.decays:

@@ -116,6 +116,9 @@ class Placement(Settings):
     end_after_dropped_steps: PositiveInt = 5
     """Consecutive steps with a non-finite loss or gradient that end the run. Such a step changes no
     weights, and no checkpoint is made until a step succeeds."""
+    checkpoint_minutes: PositiveFloat | None = 5.0
+    """Minutes after which a checkpoint is made though none is due by `checkpoint_every_steps`, so
+    that a stop costs no more; None: only by steps."""
     keep_checkpoints: PositiveInt = 2
     """Number of latest checkpoints kept in each stage; if one is damaged, the previous one is used.
     """

@@ -45,7 +45,7 @@ def parse(cls: type[SettingsT], values: Any) -> SettingsT:
         return cls.model_validate(values)
     except ValidationError as error:
         items = [dict(item) for item in error.errors()]
-        lines = [_describe(cls, item) for item in items if not _follows(item, items)]
+        lines = [_describe(cls, item, values) for item in items if not _follows(item, items)]
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -69,6 +69,25 @@ def kind_of(cls: type[Settings]) -> str | None:
     return None if kind is None or kind.is_required() else str(kind.default)
 
 
+def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
+    """The path with elements of lists by their name, as `--set` takes them."""
+    named: list[str] = []
+    for part in path:
+        below = values
+        if isinstance(values, Mapping):
+            below = values.get(part)
+        elif isinstance(values, list | tuple) and part.isdigit() and int(part) < len(values):
+            below = values[int(part)]
+        elif isinstance(values, Settings):
+            below = getattr(values, part, None)
+        else:
+            below = None
+        name = below.get("name") if isinstance(below, Mapping) else getattr(below, "name", None)
+        named.append(name if part.isdigit() and isinstance(name, str) else part)
+        values = below
+    return tuple(named)
+
+
 def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
     """Whether a list counts as too short only because pydantic dropped its invalid elements."""
     depth = len(item["loc"])
@@ -77,8 +96,9 @@ def _follows(item: Mapping[str, Any], items: list[dict[str, Any]]) -> bool:
     )
 
 
-def _describe(cls: type[Settings], item: Mapping[str, Any]) -> str:
+def _describe(cls: type[Settings], item: Mapping[str, Any], values: Any) -> str:
     owner, kept = _walk(cls, tuple(item["loc"]))
+    kept = _by_name(kept, values)
     path = ".".join(kept)
     match item["type"]:
         case "extra_forbidden":
@@ -108,6 +128,8 @@ def _expected(item: Mapping[str, Any]) -> str:
             return "is a group of settings, each set by its own name"
         case "tuple_type":
             return "is a list, written [a, b]"
+        case "string_pattern_mismatch":
+            return "must begin with a letter or digit and hold these and the signs . _ - alone"
     return str(item["msg"]).replace("Input should be", "must be")
 
 

@@ -140,5 +140,12 @@ class FileSource(Settings):
     relative paths are taken from `data.root`."""
     max_rejected_share: float = Field(default=DEFAULT_REJECTED_SHARE, ge=0.0, le=1.0)
     """Maximum share of rows without the expected contents; the job fails above it."""
+    delimiter: str | None = Field(
+        default=None, min_length=1, max_length=1, exclude_if=lambda one: one is None
+    )
+    """Sign between the cells of CSV files, such as `;`; None: a comma, in TSV files a tab."""
+    encoding: str | None = Field(default=None, exclude_if=lambda one: one is None)
+    """Encoding of CSV, TSV and JSONL files, such as `latin-1`, `cp1252`, `utf-16` (not of JSONL);
+    None: UTF-8."""
     language: Column | None = None
     """Column of a language code, by which batches and filters can be separated."""

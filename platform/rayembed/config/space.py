@@ -104,7 +104,10 @@ def parse_domain(path: str, text: str) -> Domain:
     if match is None:
         raise ConfigError(f"{told}: expected one of {', '.join(f'{k}(…)' for k in _KINDS)}")
     if match[1] not in _KINDS:
-        raise ConfigError(f"{told}: no search space {match[1]!r}; {nearest(match[1], _KINDS)}")
+        raise ConfigError(
+            f"{told}: no search space {match[1]!r}; {nearest(match[1], _KINDS)} There are "
+            f"{', '.join(f'{kind}(…)' for kind in _KINDS)}"
+        )
     kind: Kind = match[1]
     values = _split(told, match[2])
     if kind in _FINITE:

@@ -53,6 +53,10 @@ class StageConfig(Settings):
     """What is minimised; by default InfoNCE."""
     optimizer: AnyOptimizer
     steps: PositiveInt
+    """Weight updates."""
+    epochs: PositiveFloat | None = Field(default=None, exclude_if=lambda epochs: epochs is None)
+    """Passes over the rows of the stage's files, which set `steps` when a job reads its settings;
+    None: `steps` is what it says."""
     query_max_length: PositiveInt | None = None
     """Maximum tokens of a query in this stage, if lower than the model's (Nomic Embed v2 pretrains
     with 32); None: the model's."""

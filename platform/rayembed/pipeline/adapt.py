@@ -60,11 +60,11 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
+    check_adaptable(resolve_model(run.model.backbone.path), run.model)
     runtime = runtime_of(run.placement)
     runtime.start()
     runtime.check_now(run.placement)
     run = run_settled(run, runtime.precision)
-    check_adaptable(resolve_model(run.model.backbone.path), run.model)
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
     runtime.check(run.placement)

@@ -53,6 +53,12 @@ def check_inputs(run: Run) -> PromptTokenizer:
     tokenizer = model.tokenizer
     objective: Objective = load(architecture_of(run.model).objective)
     for stage in run.stages:
+        if (rate := stage.optimizer.learning_rate) > 1:
+            logger.warning(
+                "stages.%s.optimizer.learning_rate is %g; usual ones are 1e-6 to 1e-2",
+                stage.name,
+                rate,
+            )
         objective.check(stage)
         loss = LossParameters(stage.loss) if stage.loss.parameter_names else None
         parameter_groups(model, loss, stage.optimizer)  # whose patterns must match some weights

@@ -133,6 +133,9 @@ class Reader(Generic[AnySettings]):
                 group[last] = given
             elif each.missing is not None and [*groups, last][0] not in values:
                 raise ConfigError(each.missing)
+        paths = [text.partition("=")[0].strip() for text in args.assignments]
+        for path in sorted({path for path in paths if paths.count(path) > 1}):
+            sys.stderr.write(f"warning: --set {path} is given several times; the last one counts\n")
         name = getattr(args, "name", None)
         named = [] if name is None else [f"name={name}"]
         return with_named_benchmarks(overridden(self.kind, values, [*args.assignments, *named]))

@@ -79,12 +79,15 @@ def connect() -> None:
     os.environ.update(unset)
     if not ray.is_initialized():
         started = _own_cluster(unset) if address == "local" else {}
-        ray.init(
-            address=address,
-            logging_level=_LOG_LEVEL,
-            runtime_env={"env_vars": unset},
-            **started,
-        )
+        try:
+            ray.init(
+                address=address,
+                logging_level=_LOG_LEVEL,
+                runtime_env={"env_vars": unset},
+                **started,
+            )
+        except (OSError, RuntimeError, TimeoutError, ValueError) as error:
+            raise _no_ray(address, error) from error
         keep_hearing()
     # Those that are imported already have read the environment.
     for name in ("ray.data", "ray.train", "mlflow"):
@@ -132,6 +135,19 @@ class OnRay:
         from rayembed.evaluation.pooled.on_ray import run_jobs
 
         return partial(run_jobs, workers=workers)
+
+
+def _no_ray(address: str, error: Exception) -> PlacementError:
+    first = str(error).strip().partition("\n")[0]
+    if address == "local":
+        return PlacementError(
+            f"Ray does not start on this machine: {first}. It may be too busy or short of memory: "
+            "try again, or leave Ray out with one worker (placement.runtime=local)"
+        )
+    return PlacementError(
+        f"there is no Ray cluster at RAY_ADDRESS={address}: {first}. Correct or unset RAY_ADDRESS, "
+        "or start the cluster"
+    )
 
 
 def _own_cluster(environment: dict[str, str]) -> dict[str, Any]:

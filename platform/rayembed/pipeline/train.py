@@ -156,11 +156,12 @@ def _train(
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
     check_mirrors(run)
     check_files_at_hand(run)
+    # All of this is told before Ray starts.
+    tokenizer = check_inputs(run)
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
     run = run_settled(run, runtime.precision)
-    tokenizer = check_inputs(run)
     plans = prepare(run, runtime.data_context(data_of(run)))
     check_row_instructions(run, plans, tokenizer)
     runtime.check(run.placement, validates=validates)

@@ -46,12 +46,20 @@ def training_job(default_recipe: str) -> Job[Run]:
     )
     return Job(
         options=(*read.options, STAGE),
-        read=lambda args: of_stages(read(args), args.stages),
+        read=lambda args: _with_steps(of_stages(read(args), args.stages)),
         run=_train,
         lists=("the recipes", _list),
         shows=("the resolved run", "what it needs", _show),
         instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
     )
+
+
+def _with_steps(run: Run) -> Run:
+    if all(stage.epochs is None for stage in run.stages):
+        return run
+    from rayembed.data.epochs import with_steps
+
+    return with_steps(run)
 
 
 def _train(run: Run, _: JobContext) -> None:

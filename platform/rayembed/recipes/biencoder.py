@@ -28,7 +28,7 @@ def own_pairs() -> Run:
         data=DataConfig(
             datasets=(own_dataset(),),
         ),
-        stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000, warmup_steps=100),),
+        stages=(_stage("finetune", {"pairs": 1.0}, global_pairs=64, steps=1000),),
         evaluation=EvaluationConfig(baselines=("bm25",)),
         placement=on_a_laptop(grad_cache=True),
     )
@@ -52,7 +52,6 @@ def quickstart() -> Run:
                 {"wiki-description": 1.0, "wiki-sentence": 1.0},
                 global_pairs=64,
                 steps=100,
-                warmup_steps=10,
             ),
         ),
         evaluation=EvaluationConfig(
@@ -73,9 +72,7 @@ def _minilm(max_length: int) -> BiEncoderConfig:
     )
 
 
-def _stage(
-    name: str, datasets: dict[str, float], *, global_pairs: int, steps: int, warmup_steps: int
-) -> StageConfig:
+def _stage(name: str, datasets: dict[str, float], *, global_pairs: int, steps: int) -> StageConfig:
     return StageConfig(
         name=name,
         datasets=datasets,
@@ -84,7 +81,7 @@ def _stage(
         optimizer=AdamW(
             learning_rate=2e-5,
             weight_decay=0.01,
-            warmup_steps=warmup_steps,
+            warmup_share=0.1,
             schedule=Linear(),
             gradient_clipping=1.0,
         ),

@@ -43,7 +43,7 @@ def compared_scores(
 
 def own_dataset() -> DatasetConfig:
     """Pairs of the user's own, of which a tenth of the documents is held out and scored."""
-    source = PairsSource(path="pairs.jsonl")
+    source = PairsSource(path="pairs.jsonl", max_rejected_share=0.05)
     return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 

@@ -112,7 +112,7 @@ def own_pairs() -> Run:
         name="finetune",
         datasets={"pairs": 1.0},
         steps=1000,
-        optimizer=changed(stage.optimizer, warmup_steps=100),
+        optimizer=changed(stage.optimizer, warmup_steps=0, warmup_share=0.1),
         checkpoint_every_steps=200,
     )
     return changed(

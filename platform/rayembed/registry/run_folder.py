@@ -1,6 +1,8 @@
 """Ownership of a run's folder: a run resumes under its name, a different run is refused."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rayembed.assets.storage import write_atomic
 from rayembed.config.adaptation import AnyRun
@@ -9,13 +11,19 @@ from rayembed.errors import ArtifactError, ConfigError, StorageError
 RUN_FILE = "run.yaml"
 """File of the resolved run in its folder."""
 
+_SHOWN = 3
+"""Settings that a message names."""
 
-def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str) -> None:
+
+def refuse_other_run(
+    name: str, fingerprint: str, found: str | None, where: str, differing: Sequence[str] = ()
+) -> None:
     """Raise if `found` is not the run's own fingerprint.
 
     Args:
         found: the fingerprint of what stands there under that name; None: it has none.
         where: the place, for the message.
+        differing: settings that differ, with both values.
 
     Raises:
         ArtifactError: it is another run's; the message tells both fingerprints and what to do.
@@ -25,10 +33,43 @@ def refuse_other_run(name: str, fingerprint: str, found: str | None, where: str)
     other = f"with fingerprint {found}" if found else "that rayembed did not make"
     raise ArtifactError(
         f"the run {name!r} (fingerprint {fingerprint}) cannot go on in {where}: there is another "
-        f"run of that name {other}. Model, data, stages or seed differ; `--dry-run` "
-        "prints this run. Give it another name (--set name=…), or put the settings back, or "
-        "remove the other run."
+        f"run of that name {other}. {_told(differing)}. Give it another name (--set name=…), or "
+        "put the settings back, or remove the other run."
     )
+
+
+def _told(differing: Sequence[str]) -> str:
+    if not differing:
+        return "Model, data, stages or seed differ; `--dry-run` prints this run"
+    shown = "; ".join(differing[:_SHOWN])
+    more = len(differing) - _SHOWN
+    return f"There {shown}" + (f"; and {more} more settings differ" if more > 0 else "")
+
+
+def differing_settings(run: AnyRun, former: AnyRun) -> list[str]:
+    """Settings of the identity that differ, as `path is former, here new`."""
+    new, old = _leaves(run.identity()), _leaves(former.identity())
+    paths = sorted(path for path in new.keys() | old.keys() if new.get(path) != old.get(path))
+    return [f"{path} is {old.get(path)!r}, here {new.get(path)!r}" for path in paths]
+
+
+def _leaves(values: Any, path: str = "") -> dict[str, Any]:
+    """Path as `--set` takes it → value."""
+    if isinstance(values, Mapping) and values:
+        items = [(str(key), value) for key, value in values.items()]
+    elif isinstance(values, list) and any(isinstance(value, Mapping) for value in values):
+        items = [(str(_name(v, i)), v) for i, v in enumerate(values)]
+    else:
+        return {path: values}
+    return {
+        leaf: found
+        for key, value in items
+        for leaf, found in _leaves(value, f"{path}.{key}" if path else key).items()
+    }
+
+
+def _name(value: Any, number: int) -> Any:
+    return value.get("name", number) if isinstance(value, Mapping) else number
 
 
 def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = None) -> bool:
@@ -51,7 +92,8 @@ def check_run_folder(folder: str | Path, run: AnyRun, *, place: str | None = Non
             f"cannot be read: {error}\nGive this run another name (--set name=…) or move the "
             "folder away."
         ) from None
-    refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(where))
+    told = differing_settings(run, found)
+    refuse_other_run(run.name, run.fingerprint, found.fingerprint, repr(where), told)
     return True
 
 

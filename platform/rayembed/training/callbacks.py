@@ -1,5 +1,6 @@
 """Callbacks of a stage's trainer: kept checkpoints, handed-on weights, scores, preemption."""
 
+import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,31 +62,50 @@ def whole_weights(engine: Engine) -> dict[str, Tensor]:
 
 
 class Preemption(Callback):
-    """Makes a checkpoint when it becomes known that a node is drained or the run is stopped. Once.
+    """Makes a checkpoint when it becomes known that a node is drained or the run is stopped, once,
+    and when the last one is some minutes old.
 
     Args:
         announced: whether this worker knows it; all workers ask together, and it counts if one of
             them does.
         look_seconds: least time from one question to the next.
+        every_minutes: most minutes from one checkpoint to the next; None: any.
     """
 
-    def __init__(self, announced: Callable[[], bool], look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(
+        self,
+        announced: Callable[[], bool],
+        look_seconds: float = LOOK_SECONDS,
+        every_minutes: float | None = None,
+    ) -> None:
         self._ask, self._every = announced, look_seconds
+        self._old = math.inf if every_minutes is None else 60 * every_minutes
         self._announced = False
 
     def on_train_start(self, trainer: StageTrainer, step: int) -> None:
-        """Start the clock."""
-        self._device, self._looked = trainer.device, time.monotonic()
+        """Start the clocks."""
+        self._device = trainer.device
+        self._looked = self._saved = time.monotonic()
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Take note of the time."""
+        self._saved = time.monotonic()
 
     def should_save(self, step: int) -> bool:
-        """Whether the end became known at this step; the same on all workers."""
-        # Worker 0's clock decides, so that all ask after the same step.
-        due = rank() == 0 and time.monotonic() - self._looked >= self._every
-        if self._announced or not largest(int(due), self._device):
-            return False
-        self._looked = time.monotonic()
-        self._announced = bool(largest(int(self._ask()), self._device))
-        return self._announced
+        """Whether the end became known at this step, or a checkpoint is due by time.
+
+        The same on all workers.
+        """
+        # Worker 0's clocks decide, so that all ask, and save, after the same step.
+        now = time.monotonic()
+        asks = not self._announced and now - self._looked >= self._every
+        mine = int(asks) + 2 * int(now - self._saved >= self._old) if rank() == 0 else 0
+        due = largest(mine, self._device)
+        if due & 1:
+            self._looked = now
+            self._announced = bool(largest(int(self._ask()), self._device))
+            return self._announced or due > 1
+        return due > 1
 
 
 class WorkerValidation(Callback):

@@ -29,6 +29,7 @@ from rayembed.config.run import Run
 from rayembed.data.plan.stream import prefetched
 from rayembed.distributed.random_state import capture, restore
 from rayembed.errors import PlacementError, RayembedError
+from rayembed.training.callbacks import Preemption
 from rayembed.training.capacity import validation_resources
 from rayembed.training.checkpoint import Checkpoint
 from rayembed.training.checkpoint_list import (
@@ -111,7 +112,9 @@ def _train(
     sink = MetricsSink(str(metrics_log), metrics_place)
     with Progress(job.stage, metrics_log), _one_worker(job.placement), _Interrupts() as stops:
         kept = _Kept(sink, offset, checkpoints, job.placement.keep_checkpoints, stops)
-        trainer = job.trainer([kept, *further], prefetched)
+        minutes = job.placement.checkpoint_minutes
+        timed = Preemption(lambda: stops.heard, look_seconds=0.0, every_minutes=minutes)
+        trainer = job.trainer([timed, kept, *further], prefetched)
         names = listed_checkpoints(checkpoints)
         newest = join(checkpoints, names[-1]) if names else job.start_checkpoint
         if newest is None:
@@ -171,10 +174,6 @@ class _Kept(Callback):
     def on_step_end(self, record: StepRecord) -> None:
         """Log the step."""
         self._sink.append(record, self._offset)
-
-    def should_save(self, step: int) -> bool:
-        """Whether the training was interrupted."""
-        return self._stops.heard
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Store the checkpoint and forget those that are too old.

@@ -9,7 +9,7 @@ def learning_rate_factor(step: int, loop_config: TrainLoopConfig) -> float:
     Linear warm-up from 1/warmup_steps to 1, then the schedule, which would reach zero one
     step after the last, or at `decay_steps`.
     """
-    warmup = loop_config.optimizer.warmup_steps
+    warmup = loop_config.optimizer.warmup(loop_config.steps)
     if step < warmup:
         return (step + 1) / warmup
     end = loop_config.optimizer.decay_steps or loop_config.steps

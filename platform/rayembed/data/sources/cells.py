@@ -72,6 +72,9 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
     value = read_column(row, column)
     if value is None:
         return []
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        name = name_in(row, column)
+        return [] if name is None else [name]
     if isinstance(value, str):
         return _texts_of_json(value) if json_lists and value.startswith("[") else [value]
     if not isinstance(value, list) or not _all_texts(value):
@@ -80,7 +83,7 @@ def texts_in(row: Mapping[str, Any], column: str, *, json_lists: bool = False) -
 
 
 def text_in(row: Mapping[str, Any], column: str) -> str | None:
-    """Text in a cell, or None if it is empty.
+    """Text in a cell, or None if it is empty; a number is the text of its digits.
 
     Raises:
         RowError: it holds something else.
@@ -88,6 +91,8 @@ def text_in(row: Mapping[str, Any], column: str) -> str | None:
     value = read_column(row, column)
     if value is None or value == "":
         return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return name_in(row, column)
     if not isinstance(value, str):
         raise RowError(f"column {column!r} is not a text")
     return value

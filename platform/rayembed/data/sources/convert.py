@@ -1,6 +1,7 @@
 """The first step: converts a source's rows to records, cleans, deduplicates and samples them."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,9 @@ def accept(dataset: DatasetConfig, told: Mapping[str, Any]) -> None:
     if bad > share * rows_in:
         raise DataError(
             f"data set {dataset.name!r}: {bad} of {rows_in} rows of {path!r} were rejected "
-            f"({counts}), more than source.max_rejected_share {share}; mend "
-            f"them or raise the share. For instance:{shown}"
+            f"({counts}), more than the share {share:g} that may be. Mend them, or set "
+            f"data.datasets.{dataset.name}.source.max_rejected_share to "
+            f"{math.ceil(100 * bad / rows_in) / 100:g} or more. For instance:{shown}"
         )
 
 

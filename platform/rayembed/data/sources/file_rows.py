@@ -109,7 +109,10 @@ class FileRows(FileSource, Source):
         from rayembed.data.sources.rows import check_columns
         from rayembed.data.sources.unread import unread_columns
 
-        files = {name: tuple(list_pieces(path)) for name, path in self.paths.items()}
+        files = {
+            name: tuple(list_pieces(path, delimiter=self.delimiter, encoding=self.encoding))
+            for name, path in self.paths.items()
+        }
         columns = {f"source.{name}": column for name, column in self.columns.items()}
         if (column := getattr(dataset.held_out, "column", None)) is not None:
             columns["held_out.column"] = column

@@ -57,6 +57,10 @@ class FilePiece:
     version: str = ""
     """Version of the file: size and content hash (local), modification time (object storage) or
     blob (hub)."""
+    delimiter: str | None = None
+    """Sign between cells; None: the kind's own."""
+    encoding: str | None = None
+    """Encoding of texts; None: UTF-8."""
     origins: str | None = None
     """Column with the rows' own origins; None if their position in the file is their origin."""
 
@@ -76,11 +80,17 @@ class _File:
     """Version of the file; empty if it must be computed from the content."""
 
 
-def list_pieces(path: str) -> list[FilePiece]:
+def list_pieces(
+    path: str, *, delimiter: str | None = None, encoding: str | None = None
+) -> list[FilePiece]:
     """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
     In folders, hidden files and those starting with `_` are skipped, as by Spark and Ray; on the
     hub also files of other kinds, such as the card.
+
+    Args:
+        delimiter: sign between cells of CSV and TSV files; None: the kind's own.
+        encoding: of all but Parquet files; None: UTF-8.
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
@@ -102,7 +112,22 @@ def list_pieces(path: str) -> list[FilePiece]:
         ) from error
     if not pieces:
         raise DataError(f"the rows at {path!r} are empty: no Parquet file there has any rows")
-    return pieces
+    lines = [piece.name for piece in pieces if piece.kind == "jsonl"]
+    if encoding is not None and _newline(path, encoding) != b"\n" and lines:
+        raise DataError(
+            f"source.encoding={encoding}: JSONL files such as {lines[0]!r} are read in pieces, "
+            f"which it does not allow; convert them: iconv -f {encoding} -t utf-8"
+        )
+    return [replace(piece, delimiter=delimiter, encoding=encoding) for piece in pieces]
+
+
+def _newline(path: str, encoding: str) -> bytes:
+    try:
+        return "\n".encode(encoding)
+    except LookupError:
+        raise DataError(
+            f"rows {path!r}: Python knows no encoding {encoding!r}; such as latin-1, cp1252, utf-16"
+        ) from None
 
 
 def _stored_files(path: str) -> list[_File]:

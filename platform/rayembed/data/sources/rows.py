@@ -97,8 +97,16 @@ def check_columns(
         if missing and (setting not in lenient or len(missing) == len(fields)):
             raise ConfigError(
                 f"{setting} = {column!r}: {piece.path!r} has no such column; "
-                f"{nearest(missing[0], _beside(piece, column))}"
+                f"{nearest(missing[0], _beside(piece, column))}{_hint(seen)}"
             )
+
+
+def _hint(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to do about rows of a single column that looks like several."""
+    names = list(rows[0]) if rows else []
+    if len(names) != 1 or not (signs := [sign for sign in ";\t|" if sign in names[0]]):
+        return ""
+    return f". Its first line has {signs[0]!r} between the names: set source.delimiter={signs[0]!r}"
 
 
 def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:
@@ -169,7 +177,7 @@ def _read_jsonl(
     for place, line in _lines(filesystem, inside, piece):
         origin = f"{piece.name}@{place}"
         try:
-            values = json.loads(line)
+            values = json.loads(line.decode(piece.encoding) if piece.encoding else line)
         except RecursionError:
             yield BadRow(origin, "JSON too deeply nested", repr(line[:200]))
             continue
@@ -215,14 +223,22 @@ def _read_csv(stream: pyarrow.NativeFile, piece: FilePiece) -> Iterator[Row | Ba
     csv.field_size_limit(_LARGEST_CELL)
     # Bytes that are not UTF-8 come through as halves of surrogate pairs, so that they cost one row.
     text = io.TextIOWrapper(
-        io.BufferedReader(stream), encoding="utf-8-sig", errors="surrogateescape", newline=""
+        io.BufferedReader(stream),
+        encoding=piece.encoding or "utf-8-sig",
+        errors="strict" if piece.encoding else "surrogateescape",
+        newline="",
     )
     form: dict[str, Any] = {}
     if piece.kind == "tsv":
         form = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    if piece.delimiter is not None:
+        form["delimiter"] = piece.delimiter
     reader = csv.DictReader(text, **form)
     if not all(map(is_unicode, reader.fieldnames or ())):
-        raise csv.Error("its first line is not UTF-8")
+        raise csv.Error(
+            "its first line is not UTF-8; set the source's encoding: latin-1 or cp1252 for files "
+            "of older programs, utf-16 for Excel's Unicode text"
+        )
     for number, values in enumerate(reader):
         origin = f"{piece.name}#{number}"
         if None in values:  # where the reader puts the cells beyond the last column

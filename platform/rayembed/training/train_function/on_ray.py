@@ -97,7 +97,9 @@ def _train(job: Job, sink: Any, offset: int) -> None:
         checkpoint = ray.train.Checkpoint(path, filesystem)
     processes = step_processes(placement)
     stream = partial(prefetched_on_ray, processes=processes) if processes else prefetched
-    trainer = job.trainer([TrainReport(sink, offset), Preemption(lambda: _must_stop(sink))], stream)
+    minutes = placement.checkpoint_minutes
+    stops = Preemption(lambda: _must_stop(sink), every_minutes=minutes)
+    trainer = job.trainer([TrainReport(sink, offset), stops], stream)
     if checkpoint is None:
         trainer.fit()
         return

@@ -1,0 +1,160 @@
+"""Epochs, warm-up by share, checkpoints by time, files as they come, what is told of settings."""
+
+import csv
+import json
+
+import pytest
+import torch
+from own_pairs import own_run, write_pairs
+
+from rayembed.config.override import override
+from rayembed.data.artifacts import PipelineContext
+from rayembed.data.epochs import with_steps
+from rayembed.data.prepare import prepare
+from rayembed.data.sources.files import list_pieces
+from rayembed.data.sources.rows import read_rows
+from rayembed.errors import ArtifactError, ConfigError, DataError
+from rayembed.pipeline.training_job import training_job
+from rayembed.recipes.catalogue import get_recipe
+from rayembed.registry.run_folder import check_run_folder, claim_run_folder
+from rayembed.training import callbacks
+from rayembed.training.callbacks import Preemption
+from rayembed.training.schedule import learning_rate_factor
+
+
+def test_epochs_set_the_steps_of_the_rows_that_are_left(tmp_path):
+    write_pairs(tmp_path / "pairs.jsonl", number=2000)
+    rows = len((tmp_path / "pairs.jsonl").read_text().splitlines())
+    source = f"data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"
+    run = override(get_recipe("biencoder"), [source, "stages.finetune.epochs=3"])
+    counted = with_steps(run)
+    assert counted.stages[0].steps == round(3 * (rows - rows // 10) / 64)
+    assert counted.stages[0].epochs is None
+    assert with_steps(counted) is counted
+    whole = override(run, ["data.datasets.pairs.held_out=null"])
+    assert with_steps(whole).stages[0].steps == round(3 * rows / 64)
+    same = override(counted, [])
+    assert same.fingerprint == override(run, [
+        "stages.finetune.epochs=null", f"stages.finetune.steps={counted.stages[0].steps}"
+    ]).fingerprint  # fmt: skip
+
+
+def test_epochs_of_what_is_no_file_are_refused():
+    run = override(get_recipe("nvembed-v2-public"), ["stages.blend.epochs=1"])
+    with pytest.raises(ConfigError, match=r"stages\.blend\.epochs counts rows of files"):
+        with_steps(run)
+
+
+def test_a_dry_run_counts_the_epochs(tmp_path, capsys):
+    write_pairs(tmp_path / "pairs.jsonl", number=2000)
+    words = [f"--set=data.datasets.pairs.source.path={tmp_path}/pairs.jsonl"]
+    words += ["--set=stages.finetune.epochs=1", "--dry-run", "--recipe=biencoder"]
+    run, _ = training_job("biencoder").resolve(words)
+    rows = len((tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert run.stages[0].steps == round((rows - rows // 10) / 64)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 47, 1000])
+def test_the_warm_up_of_own_pairs_fits_any_length(steps):
+    stage = override(get_recipe("biencoder"), [f"stages.finetune.steps={steps}"]).stages[0]
+    assert stage.optimizer.warmup(steps) == min(round(0.1 * steps), steps - 1)
+    assert learning_rate_factor(steps - 1, stage) > 0
+    fixed = override(
+        get_recipe("biencoder"),
+        ["stages.finetune.optimizer.warmup_steps=7", "stages.finetune.steps=50"],
+    )
+    assert fixed.stages[0].optimizer.warmup(50) == 7
+
+
+class Clock:
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_a_checkpoint_is_due_by_time_and_every_one_starts_the_clock(monkeypatch, tmp_path):
+    clock = Clock()
+    monkeypatch.setattr(callbacks, "time", clock)
+    kept = Preemption(lambda: False, every_minutes=5)
+    never = Preemption(lambda: False)
+    for each in (kept, never):
+        each.on_train_start(type("T", (), {"device": torch.device("cpu")}), 0)
+    due = []
+    for minute in range(1, 14):
+        clock.now = 60.0 * minute
+        if kept.should_save(minute):
+            due.append(minute)
+            kept.on_checkpoint(minute, tmp_path)
+        if minute == 7:  # one that steps ask for
+            kept.on_checkpoint(minute, tmp_path)
+        assert not never.should_save(minute)
+    assert due == [5, 12]
+
+
+def test_a_name_used_before_says_what_differs(tmp_path):
+    run = override(get_recipe("biencoder"), ["model.backbone.dtype=float32"])
+    claim_run_folder(tmp_path, run)
+    other = override(run, ["stages.finetune.steps=7", "seed=3"])
+    with pytest.raises(ArtifactError) as told:
+        check_run_folder(tmp_path, other)
+    assert "seed is 0, here 3; stages.finetune.steps is 1000, here 7" in str(told.value)
+
+
+def test_a_setting_that_is_given_twice_is_told(capsys):
+    words = ["--recipe=biencoder", "--set=seed=1", "--set=seed=2"]
+    run, _ = training_job("biencoder").resolve(words)
+    assert run.seed == 2
+    assert "--set seed is given several times; the last one counts" in capsys.readouterr().err
+
+
+ROWS = [{"query": "número", "positive": "España"}, {"query": "été", "positive": "Côte"}]
+
+
+def written(path, delimiter, encoding):
+    with path.open("w", encoding=encoding, newline="") as file:
+        writer = csv.DictWriter(file, ["query", "positive"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8"])
+def test_csv_files_are_read_as_they_come(tmp_path, encoding):
+    written(tmp_path / "a.csv", ";", encoding)
+    (piece,) = list_pieces(str(tmp_path / "a.csv"), delimiter=";", encoding=encoding)
+    assert [row.values for row in read_rows(piece)] == ROWS
+
+
+def test_jsonl_in_latin_1_is_read_and_utf_16_is_refused(tmp_path):
+    lines = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS)
+    (tmp_path / "a.jsonl").write_text(lines, encoding="latin-1")
+    (piece,) = list_pieces(str(tmp_path / "a.jsonl"), encoding="latin-1")
+    assert [row.values for row in read_rows(piece)] == ROWS
+    with pytest.raises(DataError, match="iconv -f utf-16 -t utf-8"):
+        list_pieces(str(tmp_path / "a.jsonl"), encoding="utf-16")
+    with pytest.raises(DataError, match="Python knows no encoding 'latein'"):
+        list_pieces(str(tmp_path / "a.jsonl"), encoding="latein")
+
+
+def test_a_wrong_delimiter_or_encoding_says_what_to_set(tmp_path):
+    written(tmp_path / "a.csv", ";", "utf-8")
+    path = f"data.datasets.pairs.source.path={tmp_path}/a.csv"
+    run = own_run(tmp_path, path)
+    with pytest.raises(ConfigError, match=r"set source\.delimiter=';'"):
+        prepare(run, PipelineContext(str(tmp_path / "out"), 0))
+    written(tmp_path / "a.csv", ";", "utf-16")
+    with pytest.raises(ArtifactError, match="utf-16 for Excel's Unicode text"):
+        prepare(run, PipelineContext(str(tmp_path / "out"), 0))
+
+
+def test_dirt_of_own_pairs_is_trained_on_up_to_a_twentieth(tmp_path):
+    rows = write_pairs(tmp_path / "pairs.jsonl")
+    dirty = [{"query": "", "positive": "nothing"}] * 9 + [{"query": 7, "positive": "seven"}]
+    text = "".join(json.dumps(row) + "\n" for row in [*dirty, *rows])
+    (tmp_path / "pairs.jsonl").write_text(text)
+    run = own_run(tmp_path, f"data.datasets.pairs.source.path={tmp_path}/dirty.jsonl")
+    (tmp_path / "dirty.jsonl").write_text(text)
+    prepare(run, PipelineContext(str(tmp_path / "out"), 0))
+    (tmp_path / "dirty.jsonl").write_text(text + '{"query": ""}\n' * 10)
+    with pytest.raises(DataError, match=r"set data\.datasets\.pairs\.source\.max_rejected_share"):
+        prepare(run, PipelineContext(str(tmp_path / "out"), 0))
