@@ -26,9 +26,9 @@ from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.run_scores import run_model
 from rayembed.models.build import build_model
 from rayembed.models.cde.config import CDEConfig
+from rayembed.pipeline.on_ray import OnRay
 from rayembed.pipeline.run_folders import RunFolders
 from rayembed.pipeline.run_scorer import RunScorer
-from rayembed.training.export import export
 from rayembed.training.on_ray import export_on_ray
 from rayembed_papers.context.sizes import scores_by_size
 
@@ -43,7 +43,7 @@ def run_of(folder, **evaluation):
 
 
 def scorer_of(run, folder):
-    return RunScorer(run, RunFolders(StoredFolder(str(folder), folder)))
+    return RunScorer(run, RunFolders(StoredFolder(str(folder), folder)), OnRay().pool)
 
 
 def test_a_run_has_the_scores_of_this_process(cluster, tmp_path):
@@ -113,13 +113,10 @@ def dies(*_, **__):
     os._exit(1)
 
 
-def test_an_export_whose_process_dies_is_an_error_that_says_what_to_do(
-    cluster, tmp_path, monkeypatch
-):
+def test_an_export_whose_process_dies_is_an_error_that_says_what_to_do(cluster, tmp_path):
     run = run_over(tmp_path / "articles.json")
-    monkeypatch.setattr("rayembed.training.on_ray.export", dies)
     with pytest.raises(WorkerError, match=r"export of .*/model' was lost(.|\n)*Submit the run"):
-        export_on_ray(export, run, None, str(tmp_path / "model"))
+        export_on_ray(dies, run, None, str(tmp_path / "model"))
     with pytest.raises(WorkerError, match=r"evaluation of 'x' was lost(.|\n)*submit the run again"):
         measured_on_ray(dies, "x", placement=run.placement)
 
