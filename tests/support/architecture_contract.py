@@ -18,7 +18,9 @@ from rayembed.data.plan.step_batch import make_step_batch
 from rayembed.evaluation.folder_prompts import folder_prompts
 from rayembed.models.build import build_model, check_buildable
 from rayembed.models.encoding import corpus_context, encode
+from rayembed.models.files import read_json
 from rayembed.models.load import check_loadable, load_model, saved_widths
+from rayembed.models.saved_folder import MODEL_TYPE
 from rayembed.models.sentence_module import as_sentence_transformer
 from rayembed.pipeline.requirements import model_size
 from rayembed.recipes.catalogue import get_recipe
@@ -139,10 +141,9 @@ def comes_back(config, parts, folder):
     ]
     plain = "rayembed" not in (folder / "modules.json").read_text()
     assert plain == config.has_plain_format
-    theirs = SentenceTransformer(str(folder), device="cpu", trust_remote_code=not plain)
-    for loaded in (
-        (theirs, as_sentence_transformer(folder, device="cpu")) if not plain else (theirs,)
-    ):
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    assert (read_json(folder / "config.json")["model_type"] == MODEL_TYPE) != plain
+    for loaded in (theirs, as_sentence_transformer(folder, device="cpu")):
         found += [
             (loaded.encode(TEXTS, prompt=prompt), query),
             (loaded.encode(TEXTS, prompt_name="Questions"), query),

@@ -117,7 +117,7 @@ def test_the_folder_is_whole_and_needs_no_other(tmp_path, folders):
     assert (vectors(again, "query", TASK) * expected).sum(axis=1).min() > 0.999
     files = {p.relative_to(tmp_path / "model").as_posix() for p in (tmp_path / "model").rglob("*")}
     assert {"encoder/model.safetensors", "encoder/tokenizer.json", "encoder/config.json"} <= files
-    assert {"model.safetensors", "pooling.safetensors", "modules.json"} <= files
+    assert {"backbone/model.safetensors", "pooling.safetensors", "modules.json"} <= files
     settings = json.loads((tmp_path / "model" / "rayembed.json").read_text())["model"]
     assert settings["lora"] is None
     assert settings["encoder"]["lora"] is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from tiny_models import save_decoder, save_encoder
+from transformers import AutoModel
 
 from rayembed.config.backbone import BackboneConfig
 from rayembed.config.pooling import (
@@ -20,8 +21,8 @@ from rayembed.models.biencoder.architecture import BiEncoder
 from rayembed.models.biencoder.config import BiEncoderConfig
 from rayembed.models.build import build_model
 from rayembed.models.encoding import encode
-from rayembed.models.files import weights_fingerprint
-from rayembed.models.load import load_model
+from rayembed.models.files import read_header, weights_fingerprint
+from rayembed.models.load import load_model, saved_dtype
 from rayembed.models.nvembed.config import NVEmbedConfig
 from rayembed.models.nvembed.model import NVEmbed
 from rayembed.models.sentence_module import as_sentence_transformer
@@ -62,8 +63,7 @@ def vectors(model, role, instruction=""):
 
 
 def sentence_transformer(folder):
-    # The flag is asked for whenever a module is not of sentence-transformers itself.
-    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+    return SentenceTransformer(str(folder), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_nvembed_gives_the_same_vectors_everywhere(tmp_path, decoder, config):
 @pytest.mark.parametrize("pooling", [MeanPooling(), ClsPooling()])
 @pytest.mark.parametrize("document_length", [20, 7])
 def test_biencoder_gives_the_same_vectors_everywhere(tmp_path, encoder, pooling, document_length):
-    """One length: plain sentence-transformers format. Two: rayembed's module."""
+    """Plain sentence-transformers format, which reads as much of a document as of a query."""
     config = BiEncoderConfig(
         backbone=BackboneConfig(path="unused", dtype="float32"),
         pooling=pooling,
@@ -123,23 +123,27 @@ def test_biencoder_gives_the_same_vectors_everywhere(tmp_path, encoder, pooling,
     model.save(folder)
     again = load_model(folder)
     assert isinstance(again, BiEncoder)
-    plain = document_length == 20
-    assert plain == ("rayembed" not in (folder / "modules.json").read_text())
-    loaded = SentenceTransformer(str(folder), device="cpu", trust_remote_code=not plain)
-    for role, found in (
-        ("query", loaded.encode_query(TEXTS)),
-        ("document", loaded.encode_document(TEXTS)),
+    assert "rayembed" not in (folder / "modules.json").read_text()
+    loaded, kept = sentence_transformer(folder), as_sentence_transformer(folder, device="cpu")
+    assert loaded.max_seq_length == 20
+    in_full = trained(config.model_copy(update={"document_max_length": 20}), encoder)
+    for role, found, of_own_length in (
+        ("query", loaded.encode_query(TEXTS), kept.encode_query(TEXTS)),
+        ("document", loaded.encode_document(TEXTS), kept.encode_document(TEXTS)),
     ):
-        expected = vectors(model, role)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-        np.testing.assert_allclose(vectors(again, role), expected, atol=1e-5)
+        np.testing.assert_allclose(found, vectors(in_full, role), atol=1e-5)
+        np.testing.assert_allclose(of_own_length, vectors(model, role), atol=1e-5)
+        np.testing.assert_allclose(vectors(again, role), vectors(model, role), atol=1e-5)
+    own, full = vectors(model, "document"), vectors(in_full, "document")
+    differ = np.abs(own - full).max(axis=1) > 1e-3
+    # The prefix takes two or three of the tokens, so that only "Paris" and "" fit into seven.
+    assert differ.tolist() == [document_length == 7] * 2 + [False] * 2
     told = loaded.encode(TEXTS, prompt="where the capital ")
     np.testing.assert_allclose(told, vectors(model, "query", "the capital"), atol=1e-5)
-    if plain:
-        (folder / "rayembed.json").unlink()
-        of_others = load_model(folder)
-        assert of_others.config.pooling == pooling
-        np.testing.assert_allclose(vectors(of_others, "query"), vectors(model, "query"), atol=1e-5)
+    (folder / "rayembed.json").unlink()
+    of_others = load_model(folder)
+    assert of_others.config.pooling == pooling
+    np.testing.assert_allclose(vectors(of_others, "query"), vectors(model, "query"), atol=1e-5)
 
 
 def test_sentence_transformers_saves_and_loads_again(tmp_path, decoder):
@@ -153,10 +157,11 @@ def test_sentence_transformers_saves_and_loads_again(tmp_path, decoder):
 def test_folder_holds_numbers_and_json_alone(tmp_path, decoder):
     trained(nvembed_config(), decoder).save(tmp_path / "model")
     names = {path.name for path in (tmp_path / "model").rglob("*")}
-    assert {path.suffix for path in (tmp_path / "model").rglob("*")} == {".json", ".safetensors"}
+    files = [path for path in (tmp_path / "model").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
     assert {"rayembed.json", "modules.json", "pooling.safetensors", "tokenizer.json"} <= names
     settings = json.loads((tmp_path / "model" / "rayembed.json").read_text())
-    assert settings["format_version"] == 1
+    assert settings["format_version"] == 2
     assert settings["model"]["lora"] is None
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -174,6 +179,60 @@ def test_bfloat16_model_stays_bfloat16_and_can_be_widened(tmp_path, decoder):
     # Merging rounds to bfloat16 what the adapter kept apart: 8 bits, unit vectors.
     assert (vectors(model, "document") * vectors(again, "document")).sum(1).min() > 0.997
     assert (vectors(wide, "document") * vectors(again, "document")).sum(1).min() > 0.997
+
+
+def test_plain_format_computes_in_float32(tmp_path, encoder):
+    """In sentence-transformers and transformers, whatever units the CPU has."""
+    config = BiEncoderConfig(backbone=BackboneConfig(path="unused", dtype="bfloat16"))
+    trained(config, encoder).save(tmp_path / "model")
+    header = read_header(tmp_path / "model" / "model.safetensors")
+    assert {tensor["dtype"] for tensor in header.values()} == {"BF16"}
+    assert saved_dtype(tmp_path / "model") == "bfloat16"
+    loaded = sentence_transformer(tmp_path / "model")
+    bare = AutoModel.from_pretrained(tmp_path / "model")
+    for module in (loaded, bare):
+        assert {p.dtype for p in module.parameters()} == {torch.float32}
+    wide = load_model(tmp_path / "model", dtype="float32")
+    np.testing.assert_allclose(loaded.encode(TEXTS), vectors(wide, "document"), atol=1e-5)
+
+
+def test_transformers_refuses_to_take_the_backbone_for_the_model(tmp_path, decoder, encoder):
+    trained(nvembed_config(), decoder).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="model type `rayembed`"):
+        AutoModel.from_pretrained(tmp_path / "model")
+    config = BiEncoderConfig(backbone=BackboneConfig(path="unused", dtype="float32"))
+    trained(config, encoder).save(tmp_path / "plain")
+    assert AutoModel.from_pretrained(tmp_path / "plain").config.model_type == "bert"
+
+
+def as_version_1(folder):
+    """What version 1 wrote: the backbone in the model's folder itself."""
+    (folder / "config.json").unlink()
+    for path in (folder / "backbone").iterdir():
+        path.rename(folder / path.name)
+    (folder / "backbone").rmdir()
+    path = folder / "rayembed.json"
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 1'))
+
+
+def test_a_folder_of_version_1_is_loaded_and_goes_on(tmp_path, decoder):
+    model = trained(nvembed_config(lora=None), decoder)
+    model.save(tmp_path / "model")
+    as_version_1(tmp_path / "model")
+    again = build_model(nvembed_config(lora=None), tmp_path / "model", seed=7).eval()
+    for found in (load_model(tmp_path / "model"), again):
+        np.testing.assert_allclose(vectors(found, "query"), vectors(model, "query"), atol=1e-5)
+
+
+def test_without_the_import_sentence_transformers_asks_for_the_flag(tmp_path, decoder, monkeypatch):
+    trained(nvembed_config(), decoder).save(tmp_path / "model")
+    # What a process has in which nobody imported rayembed's module.
+    monkeypatch.setattr(SentenceTransformer, "_module_classes", {})
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        sentence_transformer(tmp_path / "model")
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu", trust_remote_code=True)
+    expected = as_sentence_transformer(tmp_path / "model", device="cpu").encode(TEXTS)
+    np.testing.assert_array_equal(loaded.encode(TEXTS), expected)
 
 
 def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):
@@ -200,7 +259,7 @@ def test_failed_save_leaves_the_old_model(tmp_path, decoder, monkeypatch):
 
 
 def cut_weights(folder):
-    path = folder / "model.safetensors"
+    path = folder / "backbone" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
 
 
@@ -214,7 +273,7 @@ def drop_a_pooling_weight(folder):
 
 def later_format(folder):
     path = folder / "rayembed.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
+    path.write_text(path.read_text().replace('"format_version": 2', '"format_version": 3'))
 
 
 @pytest.mark.parametrize(
@@ -222,13 +281,13 @@ def later_format(folder):
     [
         (cut_weights, "cannot load the model"),
         (drop_a_pooling_weight, "latents"),
-        (later_format, "format_version 2"),
+        (later_format, "format_version 3"),
         (lambda f: (f / "pooling.safetensors").unlink(), "cannot load the head"),
         (lambda f: (f / "rayembed.json").write_text("{"), "cannot read"),
         (lambda f: (f / "rayembed.json").write_text("[]"), "must hold a JSON object"),
-        (lambda f: (f / "config.json").unlink(), "no transformers model"),
-        (lambda f: (f / "model.safetensors").unlink(), "cannot load the model"),
-        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda f: (f / "backbone/config.json").unlink(), "no transformers model"),
+        (lambda f: (f / "backbone/model.safetensors").unlink(), "cannot load the model"),
+        (lambda f: (f / "backbone/tokenizer.json").unlink(), "no tokenizer"),
         (shutil.rmtree, "no model in"),
     ],
 )

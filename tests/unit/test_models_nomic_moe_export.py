@@ -104,10 +104,10 @@ def test_mlflow_serves_both_widths_and_instructions(tmp_path):
 def test_the_saved_encoder_is_in_the_published_layout(tmp_path):
     model = trained(save_nomic(tmp_path / "start"))
     model.save(tmp_path / "model")
-    weights = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
+    weights = safetensors.torch.load_file(tmp_path / "model/backbone/model.safetensors")
     expected = nomic_weights(nomic_settings())
     assert {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in expected.items()}
-    saved = json.loads((tmp_path / "model" / "config.json").read_text())
+    saved = json.loads((tmp_path / "model/backbone/config.json").read_text())
     wanted = nomic_settings()
     del wanted["router_aux_loss_coef"]
     assert {name: saved[name] for name in wanted} == wanted

@@ -27,3 +27,19 @@ def test_dropped_steps_are_in_the_summary(dropped, line, capsys):
     assert "Held out   pairs-held-out: 30 queries over 20 documents" in printed
     assert ("Dropped" in printed) is (line is not None)
     assert line is None or line in printed
+
+
+def test_the_summary_names_the_prompts_where_none_is_the_default(capsys):
+    run = get_recipe("biencoder")
+    (pairs,) = run.data.datasets
+    told = pairs.model_copy(update={"query_instruction": "Find it"})
+    other = pairs.model_copy(update={"name": "other", "query_instruction": "Find that"})
+    stage = run.stages[0].model_copy(update={"datasets": {"pairs": 1.0, "other": 1.0}})
+    for datasets, warned in (((told,), False), ((told, other), True)):
+        data = run.data.model_copy(update={"datasets": datasets})
+        version = RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate")
+        given = run.model_copy(update={"data": data, "stages": (stage,)})
+        done = Outcome(given, None, "/models/m", "/runs/r", version, "sqlite:///m.db", 0)
+        print_outcome(done, mlflow_complete=True)
+        printed = capsys.readouterr().out
+        assert ("name one, prompt_name='pairs' or 'other'" in printed) is warned

@@ -126,8 +126,31 @@ def test_one_instruction_of_the_last_stage_needs_no_prompt():
     values["stages"][1]["datasets"] = {"pairs": 1.0}
     text = card(parse(Run, values))
     assert "one instruction before its queries, `Find it`, which stands before" in text
-    assert "prompt=" not in text
-    assert "instruction=" not in text
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        assert "prompt=" not in block
+        assert "instruction=" not in block
+    assert "`query_instruction='Find it '` and `text_instruction=''`" in text
+    assert "with different instructions" not in text
+
+
+def test_different_instructions_are_named():
+    values = make_run("biencoder").model_dump(mode="json")
+    values["stages"][1]["datasets"] = {"pairs": 1.0, "topics": 1.0}
+    run = parse(Run, values)
+    assert run.query_choices == {"pairs": "Find it"}
+    text = card(run)
+    assert "none stands before them by default" in " ".join(text.split())
+    assert "- `pairs`: `Find it`" in text
+    assert "query_instruction=''" in text
+
+
+def test_two_lengths_of_a_plain_model_are_told():
+    values = make_run("biencoder").model_dump(mode="json")
+    assert "tokens of queries and documents alike" not in card(parse(Run, values))
+    values["model"] |= {"query_max_length": 32, "document_max_length": 128}
+    text = card(parse(Run, values))
+    assert "It reads 128 tokens of queries and documents alike; rayembed reads 32 and 128" in text
+    assert "computes in float32" in text
 
 
 def test_what_is_not_known_is_not_said():

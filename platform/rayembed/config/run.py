@@ -211,6 +211,16 @@ class Run(Document):
         return {role: text for role, text in found.items() if text}
 
     @property
+    def query_choices(self) -> dict[str, str]:
+        """Name of a prompt → instruction, of the last stage's data sets where these differ: none
+        stands before queries by default, so that whoever embeds them names one.
+        """
+        if self.default_instructions().get("query"):
+            return {}
+        last = [d for d in self.data.datasets if d.name in self.stages[-1].datasets]
+        return {d.name: d.query_instruction for d in last if d.query_instruction}
+
+    @property
     def instructions(self) -> dict[str, str]:
         """Task definitions that the run's model is saved with, by data set and by task.
 

@@ -3,13 +3,16 @@
 import heapq
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import get_args
 
 import numpy as np
 import torch
 import xxhash
 from torch import Tensor
 
+from rayembed.config.settings import nearest
 from rayembed.config.types import Role
+from rayembed.errors import ConfigError, DataError
 from rayembed.hardware import pass_cost_tokens
 from rayembed.models.contract import EmbeddingModel, Tokens, cost, to_device
 from rayembed.models.micro_batches import collate, cut_by_length
@@ -21,7 +24,7 @@ _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
 @torch.inference_mode()
 def encode(
     model: EmbeddingModel,
-    texts: Sequence[str],
+    texts: str | Sequence[str],
     *,
     role: Role,
     instruction: str | None = None,
@@ -30,7 +33,7 @@ def encode(
     allow_empty: bool = False,
     context: Tensor | None = None,
 ) -> np.ndarray:
-    """(N, D) float32 unit vectors, in the order of the texts.
+    """(N, D) float32 unit vectors, in the order of the texts; (D,) of a single text.
 
     Runs on the model's device, in evaluation mode; the model's mode is put back afterwards.
 
@@ -46,8 +49,12 @@ def encode(
             model has, if it uses one at all.
 
     Raises:
-        DataError: a text without tokens of its own, unless `allow_empty`.
+        ConfigError: no such role.
+        DataError: no text, or one without tokens of its own, unless `allow_empty`.
     """
+    single = isinstance(texts, str)
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    _check(texts, role, allow_empty)
     places: dict[str, int] = {}
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
@@ -73,7 +80,7 @@ def encode(
                 progress(done, len(distinct))
     finally:
         model.train(was_training)
-    return vectors[order]
+    return vectors[0] if single else vectors[order]
 
 
 @torch.inference_mode()
@@ -148,6 +155,22 @@ def random_documents(documents: Iterable[str], number: int, *, seed: int) -> lis
             continue
         held.add(text)
     return [text for _, text in sorted((-place, text) for place, text in kept)]
+
+
+def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
+    if role not in get_args(Role):
+        raise ConfigError(f"role = {role!r}: {nearest(str(role), get_args(Role))}")
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(
+                f"text {place + 1} of {len(texts)} is no text but {repr(text)[:80]} "
+                f"({type(text).__name__}); leave it out"
+            )
+        if not (allow_empty or text.strip()):
+            raise DataError(
+                f"text {place + 1} of {len(texts)} ({text!r}) has no tokens of its own; leave it "
+                "out, or have its special tokens embedded by allow_empty=True"
+            )
 
 
 def _budget(device: torch.device) -> int:

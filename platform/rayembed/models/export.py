@@ -1,10 +1,12 @@
 """A model's own folder: written atomically, read back to the same vectors.
 
-transformers format for the (merged) backbone and the tokenizer, the same in `encoder/` for an
-encoder beside it, `pooling.safetensors` for what is trained from random weights, `rayembed.json`
-for the settings, `corpus.safetensors` for a corpus's context vectors, `modules.json` for
-sentence-transformers. A bi-encoder with one maximum length is plain sentence-transformers format,
-so that it loads where rayembed is not installed; other models name `SentenceModule`.
+transformers format in `backbone/` for the (merged) backbone and its tokenizer, the same in
+`encoder/` for an encoder beside it, `pooling.safetensors` for what is trained from random weights,
+`rayembed.json` for the settings, `corpus.safetensors` for a corpus's context vectors,
+`modules.json` for sentence-transformers. A bi-encoder is plain sentence-transformers format, its
+backbone in the folder itself, so that it loads where rayembed is not installed. Other models name
+`SentenceModule`, and a config.json whose `model_type` transformers does not know: `AutoModel` would
+load the backbone without what stands around it.
 """
 
 import copy
@@ -25,6 +27,7 @@ from rayembed.models.files import write_json
 from rayembed.models.lora import merged_state
 from rayembed.models.saved_folder import (
     FORMAT_VERSION,
+    MODEL_TYPE,
     POOLING_FILE,
     SETTINGS_FILE,
     SYMMETRIC_TYPES,
@@ -84,6 +87,9 @@ def write_files(
     """Write the files of a model into an existing folder."""
     import safetensors.torch
 
+    if not model.config.has_plain_format:
+        (folder / "backbone").mkdir(exist_ok=True)
+        write_json(folder / "config.json", {"model_type": MODEL_TYPE, "kind": model.config.kind})
     for name, part in model.parts.items():
         part.save_pretrained(str(part_folder(folder, name)), state_dict=merged_state(part))
     head = {name: value.contiguous() for name, value in model.head.state_dict().items()}

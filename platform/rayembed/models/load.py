@@ -21,7 +21,7 @@ from rayembed.models.saved_folder import (
 from rayembed.models.transformer_model import TransformerModel
 
 
-def load_model(folder: Path, *, dtype: Dtype | None = None) -> TransformerModel:
+def load_model(folder: str | Path, *, dtype: Dtype | None = None) -> TransformerModel:
     """Load the model in a folder for embedding (evaluation mode, CPU).
 
     The folder is one that `save` wrote, a copy of what an architecture's authors have published, or

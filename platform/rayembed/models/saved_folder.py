@@ -12,8 +12,11 @@ from rayembed.errors import ArtifactError
 from rayembed.models.files import read_json
 
 SETTINGS_FILE = "rayembed.json"
+MODEL_TYPE = "rayembed"
+"""`model_type` in config.json of what transformers must not take for its backbone alone."""
 POOLING_FILE = "pooling.safetensors"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had the backbone in the model's folder itself, where transformers loads it without a head."""
 
 SYMMETRIC_TYPES = (
     "BitextMining",
@@ -29,13 +32,17 @@ SYMMETRIC_TYPES = (
 
 
 def part_folders(config: ModelConfig, folder: Path) -> dict[str, Path]:
-    """Folders of a saved model's pretrained parts, the backbone's being its own."""
+    """Folders of a saved model's pretrained parts."""
     return {name: part_folder(folder, name) for name in config.parts}
 
 
 def part_folder(folder: Path, name: str) -> Path:
-    """Folder of one pretrained part of a saved model."""
-    return folder if name == "backbone" else folder / name
+    """Folder of one pretrained part of a saved model.
+
+    The backbone lies in the model's folder itself in plain formats and in format version 1.
+    """
+    own = folder / name
+    return own if name != "backbone" or own.is_dir() else folder
 
 
 def documents_name(name: str) -> str:
@@ -110,10 +117,10 @@ def saved_dimensions(settings_file: Path) -> tuple[int, ...]:
 def _read_settings_file(path: Path) -> dict[str, Any]:
     values = read_json(path)
     version = values.get("format_version")
-    if version != FORMAT_VERSION:
+    if version not in range(1, FORMAT_VERSION + 1):
         raise ArtifactError(
             f"{str(path)!r} has format_version {version!r}; this version of "
-            f"rayembed reads {FORMAT_VERSION}"
+            f"rayembed reads 1 to {FORMAT_VERSION}"
         )
     return values
 

@@ -1,9 +1,9 @@
 """rayembed's models as a module of sentence-transformers.
 
-`SentenceTransformer(folder, trust_remote_code=True)` finds this class by its dotted path in
-`modules.json`; since version 6 the flag is asked for whenever a class is not of
-sentence-transformers itself, though here nothing comes from the folder but numbers and JSON.
-`as_sentence_transformer` needs no flag.
+`SentenceTransformer(folder)` finds this class by its dotted path in `modules.json`. Since version 6
+it asks for `trust_remote_code=True` whenever a class is not of sentence-transformers itself, unless
+it was told of that class before, which importing this module does. Nothing else of the folder is
+run either way: what rayembed writes is numbers and JSON.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from sentence_transformers.base.modules import InputModule
 from sentence_transformers.util import load_dir_path
 from torch import Tensor
 
+from rayembed.assets.sentence_modules import OWN_MODULE
 from rayembed.config.types import Role
 from rayembed.errors import DataError
 from rayembed.models.encoding import corpus_context
@@ -128,12 +129,21 @@ class SentenceModule(InputModule):  # type: ignore[misc] # the base class is not
         return cls(load_model(Path(folder)))
 
 
+# The type that `modules.json` names, as the loader of sentence-transformers looks it up before it
+# asks for the flag: the class is here already, so that none is imported on the folder's word.
+SentenceTransformer._module_classes = {
+    **SentenceTransformer._module_classes,
+    OWN_MODULE: SentenceModule,
+}
+
+
 def as_sentence_transformer(
     folder: str | Path, *, device: str | None = None, truncate_dim: int | None = None
 ) -> SentenceTransformer:
-    """`SentenceTransformer` of a saved model's folder, with its prompts.
+    """`SentenceTransformer` around a model that rayembed saved, with its prompts.
 
-    What `SentenceTransformer(folder, trust_remote_code=True)` gives, without the flag.
+    What `SentenceTransformer(folder)` gives, in rayembed's own number type; a plain bi-encoder also
+    keeps its own maximum length of each role.
 
     Args:
         device: None: a GPU where there is one.

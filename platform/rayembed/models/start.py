@@ -15,6 +15,7 @@ from rayembed.models.saved_folder import (
     POOLING_FILE,
     SETTINGS_FILE,
     load_head,
+    part_folder,
     part_folders,
     read_settings,
 )
@@ -83,14 +84,15 @@ def part_within(folder: Path, name: str) -> Path:
 
 def _of_rayembed(folder: Path, config: ModelConfig) -> Start:
     saved = read_settings(folder)
+    backbone = {"backbone": part_folder(folder, "backbone")}
     if saved.head_settings == config.head_settings:
         load = partial(load_head, path=folder / POOLING_FILE)
-        return Start({"backbone": folder}, load)
+        return Start(backbone, load)
     logger.warning(
         "the start model %s has the head %s, this run %s: its head starts fresh",
         *(folder, saved.head_settings, config.head_settings),
     )
-    return Start({"backbone": folder}, None)
+    return Start(backbone, None)
 
 
 def _of_sentence_transformers(folder: Path, config: ModelConfig) -> Start:

@@ -48,6 +48,11 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
     version = outcome.version
     out.print(f"Model      {outcome.model_folder}")
     out.print(f"           {_how_to_load(outcome)}")
+    if choices := outcome.run.query_choices:
+        out.print(
+            "           queries were trained with different instructions and get none by default; "
+            f"name one, prompt_name={' or '.join(map(repr, choices))}"
+        )
     out.print(f"Registry   {version.name} version {version.version} ({version.alias_uri})")
     if version.alias_uri == version.uri:
         out.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")

@@ -186,7 +186,9 @@ def known_settings(reference: str, setting: str) -> dict[str, Any] | None:
         return published
     if "://" in reference:
         return None
-    path = Path(reference).expanduser() / "config.json"
+    from rayembed.models.saved_folder import part_folder
+
+    path = part_folder(Path(reference).expanduser(), "backbone") / "config.json"
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

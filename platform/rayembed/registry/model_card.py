@@ -1,12 +1,13 @@
 """README.md of an exported model, from recorded facts only."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.model import ModelConfig, without_place
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.config.types import Role
 from rayembed.registry.card_parts import (
     front_matter,
     registry_address,
@@ -144,9 +145,47 @@ def _use(run: Run, registered_model: str | None, *, scored: bool) -> str:
             f"It was trained with one instruction before its queries, `{default}`, which stands "
             "before them by itself wherever no other is named."
         )
+    elif run.query_choices:
+        choices = "".join(f"\n- `{n}`: `{text}`" for n, text in run.query_choices.items())
+        parts.append(
+            "Its queries were trained with different instructions, so that none stands before them "
+            "by default. Name the one that fits: in sentence-transformers by "
+            "`encode_query(texts, prompt_name=…)`, in rayembed by `instruction=…`.\n" + choices
+        )
+    parts.append(_elsewhere(run))
     if registered_model is not None:
         parts.append(serving_section(registered_model, field, scored=scored))
     return "\n\n".join(parts)
+
+
+def _elsewhere(run: Run) -> str:
+    """What other loaders need to be told, and what they do differently."""
+    prompts = {role: run.model.prompt(text, role) for role, text in _instructions(run).items()}
+    told = (
+        "LangChain's `HuggingFaceEmbeddings` loads the same folder with "
+        '`encode_kwargs={"prompt_name": "document"}` and '
+        '`query_encode_kwargs={"prompt_name": "query"}`, LlamaIndex\' `HuggingFaceEmbedding` with '
+        f"`query_instruction={prompts['query']!r}` and `text_instruction={prompts['document']!r}`. "
+        "Without these they put nothing before a text."
+    )
+    if not run.model.has_plain_format:
+        return f"{told} Both need `import rayembed.models.sentence_module` before."
+    told += " sentence-transformers computes in float32, which every CPU does fast, "
+    told += 'unless it is given `model_kwargs={"dtype": "bfloat16"}`.'
+    lengths = run.model.max_lengths
+    if len(set(lengths.values())) > 1:
+        told += (
+            f" It reads {max(lengths.values())} tokens of queries and documents alike; rayembed "
+            f"reads {lengths['query']} and {lengths['document']}, as in training. Vectors of texts "
+            "that are shorter than both are the same."
+        )
+    return told
+
+
+def _instructions(run: Run) -> dict[Role, str]:
+    """Instructions that stand before texts of a role by default."""
+    default = run.default_instructions()
+    return {role: default.get(role, "") for role in get_args(Role)}
 
 
 def _with_sentence_transformers(run: Run, prompt: str) -> str:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import mlflow
 import numpy as np
@@ -23,6 +23,7 @@ from mlflow.exceptions import MlflowException
 
 from rayembed.assets.sentence_modules import is_own_format
 from rayembed.config.instructions import plain_head
+from rayembed.config.types import Role
 from rayembed.registry.openai_schema import (
     EncodeOptions,
     RequestError,
@@ -48,6 +49,7 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
         self.template: str | None = settings.get("instruction_template")
         self.dimensions = [int(width) for width in settings.get("dimensions", [])]
         folder = Path(context.artifacts["model"])
+        own = _own_settings(folder)
         self.prefixes = _own_prefixes(folder)
         if is_own_format(folder):
             # By name, since it stands in a layer above this one. It travels with the MLflow model
@@ -56,6 +58,10 @@ class OpenAIEmbeddings(mlflow.pyfunc.PythonModel):  # type: ignore[misc]  # mlfl
             self.model: Any = loader.as_sentence_transformer(folder)
         else:
             self.model = SentenceTransformer(str(folder))
+            if own is not None:
+                # The plain format has one maximum length, the larger one.
+                self.model[0].query_length = own["query_max_length"]
+                self.model[0].document_length = own["document_max_length"]
 
     # Of the annotation of a table alone MLflow makes no signature beside the one it is given.
     def predict(
@@ -123,11 +129,17 @@ def _own_prefixes(folder: Path) -> dict[str, str] | None:
     """Role → prefix that a rayembed model puts before every text without an instruction; None for
     other models, whose prompts are stated in their files.
     """
+    own = _own_settings(folder)
+    return own and {role: own.get(f"{role}_prefix") or "" for role in get_args(Role)}
+
+
+def _own_settings(folder: Path) -> dict[str, Any] | None:
+    """Settings of a rayembed model; None for other models."""
     path = folder / "rayembed.json"
     if not path.is_file():
         return None
-    model = json.loads(path.read_text(encoding="utf-8"))["model"]
-    return {role: model.get(f"{role}_prefix") or "" for role in ("query", "document")}
+    model: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["model"]
+    return model
 
 
 def _requests(model_input: Any) -> Iterable[dict[str, Any]]:

@@ -18,6 +18,7 @@ from rayembed.models.files import read_json
 from rayembed.models.nomic_moe.checkpoint import load_encoder_weights
 from rayembed.models.nomic_moe.encoder import NomicEncoder
 from rayembed.models.nomic_moe.shape import is_nomic_layout, read_shape
+from rayembed.models.saved_folder import part_folder
 from rayembed.models.sentence_folder import read_modules
 from rayembed_papers.backbone.tasks import Finetuning, Kind
 
@@ -43,7 +44,7 @@ def encoder_folder(folder: Path) -> Path:
     """Folder with config.json and the encoder's weights of a model's folder."""
     if not (folder / "config.json").is_file() and (folder / "modules.json").is_file():
         return read_modules(folder).transformer
-    return folder
+    return part_folder(folder, "backbone")
 
 
 def family_of(folder: Path) -> Family:

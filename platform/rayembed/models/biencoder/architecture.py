@@ -101,10 +101,8 @@ class BiEncoderArchitecture(Architecture):
         return self.assemble(config, parts, head, tokenizer).eval()
 
     def write_sentence_files(self, model: BiEncoder, folder: Path) -> list[SentenceModule]:
-        """Plain format of sentence-transformers where one maximum length holds for both roles."""
-        if model.config.has_plain_format:
-            return write_plain_format(model, folder)
-        return super().write_sentence_files(model, folder)
+        """Plain format of sentence-transformers."""
+        return write_plain_format(model, folder)
 
 
 BI_ENCODER = BiEncoderArchitecture()

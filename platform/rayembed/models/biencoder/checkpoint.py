@@ -84,7 +84,12 @@ def published_width(found: EncoderFolder) -> int:
 
 
 def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceModule]:
-    """Write what sentence-transformers reads where rayembed is not installed; its modules."""
+    """Write what sentence-transformers reads where rayembed is not installed; its modules.
+
+    It has one maximum length for both roles: the larger one. It computes in the number type that
+    config.json states, which is float32 whatever the weights are saved in: a CPU without bfloat16
+    units emulates them at a tenth of the speed.
+    """
     config = model.config
     assert isinstance(config, BiEncoderConfig)
     modules = ["Transformer", "Pooling", *["Dense"] * len(config.projections), "Normalize"]
@@ -101,8 +106,9 @@ def write_plain_format(model: PooledTransformer, folder: Path) -> list[SentenceM
         _write_projections(model.head, config.projections, folder)
     write_json(
         folder / "sentence_bert_config.json",
-        {"max_seq_length": config.query_max_length, "do_lower_case": False},
+        {"max_seq_length": max(config.max_lengths.values()), "do_lower_case": False},
     )
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"dtype": "float32"})
     types = [f"sentence_transformers.models.{name}" for name in modules]
     return [SentenceModule(place, kind) for place, kind in zip(places, types, strict=True)]
 

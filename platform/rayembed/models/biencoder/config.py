@@ -37,8 +37,8 @@ class BiEncoderConfig(ArchitectureConfig):
 
     @property
     def has_plain_format(self) -> bool:
-        """Whether one maximum length holds for both roles, as sentence-transformers has it."""
-        return self.query_max_length == self.document_max_length
+        """True: all that it has, sentence-transformers has too, but for a length of each role."""
+        return True
 
     @property
     def description(self) -> str:
