@@ -66,18 +66,13 @@ class Embedder:
             tokens_per_batch: padded tokens of a forward pass; None: by hardware.
 
         Raises:
+            ConfigError: no such role.
             DataError: what is given is no text, or a text has no tokens of its own.
         """
         from rayembed.models.encoding import encode
 
-        if role not in ("query", "document"):
-            raise ConfigError(f"role={role!r} is not 'query' or 'document'")
-        several = [texts] if isinstance(texts, str) else list(texts)
-        if wrong := [text for text in several if not isinstance(text, str)]:
-            raise DataError(f"texts are str, not {wrong[0]!r} ({len(wrong)} of {len(several)})")
         given: dict[str, Any] = {"role": role, "instruction": instruction}
-        vectors = encode(self.model, several, tokens_per_batch=tokens_per_batch, **given)
-        return vectors[0] if isinstance(texts, str) else vectors
+        return encode(self.model, texts, tokens_per_batch=tokens_per_batch, **given)
 
     def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
         """Vectors of queries; see `encode`."""

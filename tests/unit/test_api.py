@@ -93,9 +93,9 @@ def test_one_text_is_one_vector(trained):
 @pytest.mark.parametrize(
     ("texts", "role", "told"),
     [
-        (["cats", None], "query", "texts are str, not None"),
-        ([3], "document", "texts are str, not 3"),
-        ("cats", "quary", "role='quary' is not"),
+        (["cats", None], "query", "text 2 of 2 is no text but None"),
+        ([3], "document", "text 1 of 1 is no text but 3"),
+        ("cats", "quary", "role = 'quary': did you mean 'query'"),
     ],
 )
 def test_what_is_no_text_is_refused(trained, texts, role, told):

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-import rayembed
 from rayembed.config.document import fingerprint
 
 VECTORS = ("rayembed", "tokenizers", "torch", "transformers")
@@ -64,7 +63,7 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 @cache
 def _source(parts: tuple[str, ...]) -> str:
     """Fingerprint of the modules at these places of the package, without comments."""
-    root = Path(rayembed.__file__).parent
+    root = Path(__file__).parents[1]
     return fingerprint(
         {
             path.relative_to(root).as_posix(): meaning(path.read_text(encoding="utf-8"))

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 
-import rayembed
 from rayembed.config.model import architecture_classes
 
 _ENTRIES = ("rayembed.registry.pyfunc_model", "rayembed.models.sentence_module")
 """Entry modules of loading. The second is imported by a name in a string."""
 
-_ROOT = Path(rayembed.__file__).parents[1]
+_PACKAGE = __name__.partition(".")[0]
+_ROOT = Path(__file__).parents[2]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,11 +57,12 @@ def imported_modules() -> frozenset[str]:
     while waiting:
         name = waiting.pop()
         top = name.partition(".")[0]
-        if top != rayembed.__name__:
+        if top != _PACKAGE:
             foreign.add(top)
         elif name not in ours and (file := _file(name)) is not None:
             ours.add(name)
-            waiting += [*_packages(name), *_imports(file)]
+            # The package itself imports its face alone, for those who ask for it by name.
+            waiting += [*_packages(name), *(() if name == _PACKAGE else _imports(file))]
     return frozenset(foreign - sys.stdlib_module_names)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rayembed
 from rayembed.assets.finite import check_finite_files
 from rayembed.errors import ArtifactError
 from rayembed.registry.mlflow_run import (
@@ -204,7 +203,7 @@ def _save_pyfunc(
         signature=_signature(),
         input_example={"input": ["What is a whale?", "Whales are mammals that live in the sea."]},
         pip_requirements=pip_requirements(),
-        code_paths=[str(Path(rayembed.__file__).parent)],
+        code_paths=[str(Path(__file__).parents[1])],
         model_config=dict(config),
         metadata=metadata,
         # Else MLflow takes uv's files of the working directory along, somebody's project that has
