@@ -5,7 +5,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class RegisteredVersion:
     """`models:/<name>/<version>`: this version, independent of aliases."""
     alias_uri: str
     """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
-    card: str = ""
+    card: str = field(default="", compare=False, repr=False)
     """Its card, if it was written now."""
 
 
