@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from registered import register
 from result_files import write_results
 from tiny_folders import save_biencoder, save_nvembed
+from upload_hub import upload_hub
 
 from rayembed.models.files import weights_fingerprint
 from rayembed.pipeline import register_job
@@ -122,6 +123,27 @@ def test_no_model_becomes_champion_with_the_scores_of_another(folders, store, jo
     own = write_results(tmp_path / f"{weights[0]}-aaaaaaaa", {DESCRIPTION: 0.65})
     code, out, _ = job(*model, "--results", str(own))
     assert (code, "all gates hold" in out) == (0, True)
+
+
+def test_the_model_is_pushed_to_the_hub_with_its_card(folders, job, monkeypatch):
+    _, (first, *_) = folders
+    asked = ("--model", str(first), "--name", "tiny", "--push-to-hub", "org/tiny")
+    with upload_hub(monkeypatch) as hub:
+        code, out, _ = job(*asked, "--dry-run")
+        assert (code, hub.files) == (0, {})
+        assert "uploaded to org/tiny" in out
+        code, out, _ = job(*asked)
+    assert (code, "/org/tiny" in out) == (0, True)
+    assert {"model.safetensors", "modules.json", "rayembed.json"} <= hub.files.keys()
+    assert b"# tiny" in hub.files["README.md"]
+    for wrong, message in (
+        (("--model", str(first), "--push-to-hub", "tiny"), "expected org/name"),
+        (("--rollback", "--push-to-hub", "org/tiny"), "--rollback stands alone"),
+    ):
+        code, _, err = job("--name", "tiny", *wrong)
+        assert (code, message in err) == (2, True)
+    code, _, err = job("--model", "models:/tiny/1", "--push-to-hub", "org/tiny")
+    assert "name the exported folder" in err
 
 
 def test_from_the_first_registration_to_a_rollback(folders, store, job, tmp_path):

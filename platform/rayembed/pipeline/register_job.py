@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayembed.assets.hub_upload import check_repository_name, upload_model
 from rayembed.config.placement import check_model_name
 from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, option
@@ -43,6 +44,8 @@ class RegistryRequest:
     gates: Gates
     dry_run: bool
     card: str | None
+    hub: str | None
+    """Repository `org/name` on the Hugging Face hub that the model is uploaded to."""
     experiment: str
     tracking_uri: str
 
@@ -85,6 +88,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
         gates=gates,
         dry_run=args.dry_run,
         card=args.card,
+        hub=args.push_to_hub and check_repository_name(args.push_to_hub),
         experiment=args.experiment,
         tracking_uri=resolve_tracking_uri(args.tracking_uri, storage, make_folder=makes),
     )
@@ -92,7 +96,7 @@ def _read(args: argparse.Namespace) -> RegistryRequest:
 
 def _check_combination(args: argparse.Namespace, gates: Gates) -> None:
     named = bool(gates.requirements or gates.better_than is not None)
-    if args.rollback and (args.promote or args.model or args.results or named):
+    if args.rollback and (args.promote or args.model or args.results or named or args.push_to_hub):
         raise ConfigError("--rollback stands alone: give it --name, and nothing of a promotion")
     if args.trust_results and not args.results:
         raise ConfigError("--trust-results is about those of --results; add --results FOLDER")
@@ -127,6 +131,11 @@ def _register(client: Any, asked: RegistryRequest) -> int:
         tracking_uri=asked.tracking_uri,
     )
     out = console(soft_wrap=True)
+    if asked.hub is not None and candidate.folder is None:
+        raise ConfigError(
+            f"--push-to-hub uploads a folder, and {asked.model!r} is a version of the registry; "
+            "name the exported folder as --model, which has the same weights"
+        )
     named = None if candidate.folder is None else asked.name
     if asked.promote:
         if not candidate.scores:
@@ -169,6 +178,8 @@ def _register(client: Any, asked: RegistryRequest) -> int:
     out.print(f"Scores     {len(candidate.scores)} tasks of weights {candidate.weights}")
     if not candidate.scores:
         out.print(f"           without scores it is no candidate; {how_to_score(made.uri)}")
+    if asked.hub is not None and candidate.folder is not None:
+        out.print(f"Hub        {upload_model(candidate.folder, asked.hub, made.card)}")
     if not asked.promote:
         return 0
     outcome = promote(client, asked.name, number, candidate.scores, asked.gates)
@@ -211,6 +222,7 @@ def _print_dry_run(
         f"Nothing is changed (--dry-run): {asked.name}, weights {candidate.weights}: {what}, "
         f"with the scores of {len(candidate.scores)} tasks"
         + ("" if candidate.scores else ", so it would be no candidate")
+        + (f"; its folder would be uploaded to {asked.hub}" if asked.hub and held else "")
     )
 
 
@@ -259,6 +271,11 @@ run_register_job = Job(
             "make the previous version champion again; doing it twice changes nothing more",
         ),
         option("--card FILE", "write the model card there, too (the hub's README.md)"),
+        option(
+            "--push-to-hub ORG/NAME",
+            "upload the folder of --model with its card to this repository of the Hugging Face "
+            "hub, which is made as a private one; HF_TOKEN must allow writing",
+        ),
         option("--dry-run", "print what the gates say and what would be done; change nothing"),
         option(
             "--experiment NAME",

@@ -5,7 +5,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ class RegisteredVersion:
     """`models:/<name>/<version>`: this version, independent of aliases."""
     alias_uri: str
     """`models:/<name>@<alias>`; equals `uri` if no alias was set."""
+    card: str = field(default="", compare=False, repr=False)
+    """Its card, if it was written now."""
 
 
 OpenTracker = Callable[[], AbstractContextManager[Tracker]]
@@ -233,6 +235,7 @@ def put(
     version = get_version(client, ModelReference(name, number, None))
     if candidate.new_scores:
         keep_scores(client, version, candidate.new_scores, candidate.results)
+    card = ""
     if candidate.new_scores or candidate.folder is not None or card_file is not None:
         training = candidate.training or _training_of(client, version.run_id)
         dimensions = int((model_settings(client, version).get("dimensions") or [0])[0])
@@ -248,9 +251,9 @@ def put(
     uri = f"models:/{name}/{number}"
     named = candidate.folder is not None or not candidate.kept_scores
     if not (may_be_candidate and named and candidate.scores):
-        return RegisteredVersion(name, number, uri, uri)
+        return RegisteredVersion(name, number, uri, uri, card)
     client.set_registered_model_alias(name, CANDIDATE, str(number))
-    return RegisteredVersion(name, number, uri, f"models:/{name}@{CANDIDATE}")
+    return RegisteredVersion(name, number, uri, f"models:/{name}@{CANDIDATE}", card)
 
 
 def _make_version(candidate: Candidate, name: str, open_tracker: OpenTracker) -> int:
