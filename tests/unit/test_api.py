@@ -1,7 +1,11 @@
 """rayembed in Python: the same run as the job's, from whatever holds the pairs."""
 
+import json
+import logging
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -14,6 +18,7 @@ from tiny_models import save_encoder
 
 import rayembed
 from rayembed import api
+from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.cosent import CoSENT
@@ -270,3 +275,53 @@ def test_the_import_is_light_and_knows_its_version():
     assert "train" in dir(rayembed)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         rayembed.trian  # noqa: B018
+
+
+def _metrics(made):
+    lines = (Path(made.outcome.run_folder) / "metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line for line in map(json.loads, lines)}
+
+
+def test_an_own_evaluator_is_logged_and_changes_no_weight(folder, rows):
+    def evaluator(model, step):
+        assert not model.training
+        return {"random": torch.rand(()).item(), "step": step}
+
+    pairs = [(row["query"], row["positive"]) for row in rows]
+    given = {"steps": 4, "batch_size": 8, "settings": FAST}
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    logged, threads = list(logging.getLogger().handlers), torch.get_num_threads()
+    plain = rayembed.train(folder / "encoder", pairs, output=folder / "plain", **given)
+    told = rayembed.train(
+        folder / "encoder",
+        pairs,
+        output=folder / "told",
+        callbacks=[Evaluate(2, evaluator)],
+        **given,
+    )
+    steps = _metrics(told)
+    assert [step for step, line in steps.items() if "own/random" in line] == [2, 4]
+    assert steps[4]["own/step"] == 4
+    places = [made.outcome.run_folder for made in (plain, told)]
+    for one, other in zip(*(weights(place).values() for place in places), strict=True):
+        assert torch.equal(one, other)
+    # Nothing of a training stays behind in the notebook's process.
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert logging.getLogger().handlers == logged
+    assert not logging.getLogger("rayembed").handlers
+    assert torch.get_num_threads() == threads
+
+
+def test_an_evaluator_that_returns_no_number_is_refused(folder, rows):
+    pairs = [(row["query"], row["positive"]) for row in rows]
+    with pytest.raises(ConfigError, match="'score' is 'good', not a number"):
+        rayembed.train(
+            folder / "encoder",
+            pairs,
+            steps=2,
+            output=folder / "refused",
+            callbacks=[Evaluate(1, lambda model, step: {"score": "good"})],
+            settings=FAST,
+        )
+    with pytest.raises(ConfigError, match="every_steps=0"):
+        Evaluate(0, lambda model, step: {})

@@ -102,7 +102,8 @@ class Job(ABC):
             number=self.number,
             dtype=self.run.model.backbone.dtype,
             run_fingerprint=self.run.fingerprint,
-            callbacks=[*callbacks, self.result(self._made_of(plan)), *self.callbacks],
+            # Further ones first: what they add to a step's record is logged.
+            callbacks=[*self.callbacks, *callbacks, self.result(self._made_of(plan))],
             stream=stream,
         )
 

@@ -83,7 +83,7 @@ def start_of(
     trial: Trial = make_trial(sweep, label, values)
     run = trial.run
     if sweep.scheduler.kind == "pbt":
-        kept = {"keep_checkpoints": KEEP_ALL_CHECKPOINTS}
+        kept = {"keep_checkpoints": KEEP_ALL_CHECKPOINTS, "checkpoint_minutes": None}
         run = run.model_copy(update={"placement": run.placement.model_copy(update=kept)})
     if at is None:
         return Start(run, 0, {})
