@@ -258,7 +258,9 @@ def training_run(
     graded = {"sentence1", "sentence2", "score"} <= columns
     found: dict[str, Any] = {
         "model.backbone.path": model,
-        f"{_DATASET}.source": {"kind": "graded" if graded else "pairs", "path": path},
+        f"{_DATASET}.source.kind": "graded" if graded else "pairs",
+        f"{_DATASET}.source.path": path,
+        f"{_DATASET}.source.max_rejected_share": 0.05,
         "placement.storage_path": storage,
         "placement.workers": workers,
     }

@@ -8,7 +8,8 @@ from rayembed.errors import ConfigError
 from rayembed.training.trainer import Callback, StepRecord
 
 if TYPE_CHECKING:
-    from rayembed.training.trainer import StageTrainer, TrainableModel
+    from rayembed.models.contract import TrainableModel
+    from rayembed.training.trainer import StageTrainer
 
 __all__ = ["Callback", "Evaluate"]
 
