@@ -415,16 +415,18 @@ def test_health_is_answered_beside_a_full_size_answer(model, monkeypatch):
         waits = []
         while not large.done():
             began = time.perf_counter()
+            await asyncio.sleep(0)  # whatever holds the event loop counts
             assert (await client.get("/health")).status_code == 200
             waits.append(time.perf_counter() - began)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
         assert len((await large).content) > 2048 * 768 * 10
         return waits
 
     waits = sorted(asked(service, talk))
     assert len(waits) > 20
-    # The client of the test parses nothing, but shares the process; a loaded machine may take one.
     assert waits[int(0.95 * len(waits))] < 0.05
+    # The machine may be loaded; on the event loop the JSON alone takes a second and more.
+    assert waits[-1] < 0.5
 
 
 def test_a_token_is_asked_for_where_one_is_set(service):
