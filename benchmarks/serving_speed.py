@@ -38,8 +38,13 @@ async def measure(url, inputs, clients, seconds):
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=clients)) as session:
 
         async def counts():
-            async with session.get(f"{url}/health") as answer:
-                return (await answer.json())["counts"]
+            async with session.get(f"{url}/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+            pairs = [line.partition("{") for line in lines if not line.startswith("#")]
+            return {
+                name.removeprefix("rayembed_").removesuffix("_total"): int(rest.split()[-1])
+                for name, _, rest in pairs
+            }
 
         async def client(end, kept):
             while time.perf_counter() < end:

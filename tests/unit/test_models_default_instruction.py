@@ -98,8 +98,7 @@ def test_every_way_to_the_vectors_uses_it(folder, tmp_path):
     again = encode(load_model(tmp_path / "again"), TEXTS, role="query")
     np.testing.assert_allclose(again, told, atol=1e-6)
 
-    service = EmbeddingService("tiny", lambda: model, source="x")
-    service.start_loading().join()
+    service = EmbeddingService("tiny", model, source="x")
     with TestClient(make_app(service)) as client:
 
         def served(**body):

@@ -2,12 +2,16 @@
 
 import asyncio
 import base64
+import itertools
+import json
 import threading
+import time
 
+import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from tiny_folders import save_nvembed
+from tiny_folders import ARCHITECTURES, save_nvembed
 
 from rayembed.config.serving import Limits
 from rayembed.models.encoding import encode
@@ -37,22 +41,27 @@ class Gate:
         return [item.upper() for item in items]
 
 
-async def several(batcher, gate, items):
-    """All results, where the first item is under way before the others come."""
-    tasks = [asyncio.create_task(batcher(*items[0]))]
+async def several(batcher, gate, callers):
+    """All results, where the first caller's items are under way before the others come.
+
+    A caller is a text of letters, each an item, and the cost of each.
+    """
+    tasks = [asyncio.create_task(batcher(callers[0][0], [callers[0][1]] * len(callers[0][0])))]
     await asyncio.to_thread(gate.first_runs.wait, 30)
-    tasks += [asyncio.create_task(batcher(*item)) for item in items[1:]]
+    tasks += [
+        asyncio.create_task(batcher(items, [each] * len(items))) for items, each in callers[1:]
+    ]
     await asyncio.sleep(0)
     gate.go_on.set()
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def test_what_waits_goes_together_in_order_up_to_the_budget():
+def test_what_waits_goes_together_up_to_the_budget():
     gate = Gate()
     batcher = Batcher(gate, largest_batch=10)
-    items = [("a", 1), ("b", 6), ("c", 4), ("d", 1), ("e", 50), ("f", 2)]
-    results = asyncio.run(several(batcher, gate, items))
-    assert results == ["A", "B", "C", "D", "E", "F"]
+    callers = [("a", 1), ("b", 6), ("c", 4), ("d", 1), ("e", 50), ("f", 2)]
+    results = asyncio.run(several(batcher, gate, callers))
+    assert results == [["A"], ["B"], ["C"], ["D"], ["E"], ["F"]]
     # A lone item goes at once; one that is larger than a batch goes alone and is not overtaken.
     assert gate.batches == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
 
@@ -60,33 +69,62 @@ def test_what_waits_goes_together_in_order_up_to_the_budget():
 def test_without_a_budget_each_goes_alone():
     gate = Gate()
     results = asyncio.run(several(Batcher(gate, largest_batch=1), gate, [(c, 1) for c in "abc"]))
-    assert results == ["A", "B", "C"]
+    assert results == [["A"], ["B"], ["C"]]
     assert gate.batches == [["a"], ["b"], ["c"]]
+
+
+def test_a_short_request_waits_for_one_batch_of_a_large_one():
+    """Two large requests are under way; the short one behind them is in the next batch."""
+    gate = Gate()
+    batcher = Batcher(gate, largest_batch=6)
+    callers = [("aaaaaaaaaaaaaaaaaaaaaaaa", 1), ("bbbbbbbbbbbb", 1), ("c", 1)]
+    results = asyncio.run(several(batcher, gate, callers))
+    assert results == [["A"] * 24, ["B"] * 12, ["C"]]
+    assert gate.batches[0] == ["a"] * 6
+    assert sorted(gate.batches[1]) == [*"aabbb", "c"] or sorted(gate.batches[1]) == [*"aaabb", "c"]
+    # The large ones share every batch after it, until the smaller is done.
+    assert all({*batch} == {"a", "b"} for batch in gate.batches[2:4])
+    assert sum(len(batch) for batch in gate.batches) == 37
+    assert all(len(batch) == 6 for batch in gate.batches[:-1])
+
+
+def test_the_costliest_items_go_first_and_results_keep_their_order():
+    gate = Gate()
+    gate.go_on.set()
+    results = asyncio.run(Batcher(gate, largest_batch=6)("abcd", [1, 4, 2, 5]))
+    assert results == [*"ABCD"]
+    assert gate.batches == [["d"], ["b", "c"], ["a"]]
 
 
 def test_an_error_reaches_only_the_caller_whose_item_it_is():
     gate = Gate()
-    items = [("a", 1), ("b", 1), ("bad", 1), ("c", 1)]
-    results = asyncio.run(several(Batcher(gate, largest_batch=10), gate, items))
-    assert [str(result) for result in results] == ["A", "B", "a bad item", "C"]
+    batcher = Batcher(gate, largest_batch=10)
+    callers = [("a", 1), ("b", 1), (["bad", "x"], 1), ("c", 1)]
+    results = asyncio.run(several(batcher, gate, callers))
+    assert results[:2] + results[3:] == [["A"], ["B"], ["C"]]
+    assert str(results[2]) == "a bad item"
+    assert batcher.failures == 0
 
 
 def test_a_caller_that_went_away_is_not_worked_for():
+    """Neither what waited nor what the batch under way had left over."""
     gate = Gate()
-    batcher = Batcher(gate, largest_batch=10)
+    batcher = Batcher(gate, largest_batch=2)
 
     async def run():
-        first = asyncio.create_task(batcher("a", 1))
+        large = asyncio.create_task(batcher("aaaaaaaa", [1] * 8))
         await asyncio.to_thread(gate.first_runs.wait, 30)
-        gone, stays = asyncio.create_task(batcher("b", 1)), asyncio.create_task(batcher("c", 1))
+        gone = asyncio.create_task(batcher("b", [1]))
+        stays = asyncio.create_task(batcher("c", [1]))
         await asyncio.sleep(0)
         gone.cancel()
+        large.cancel()
         await asyncio.sleep(0)
         gate.go_on.set()
-        return await first, await stays
+        return await stays
 
-    assert asyncio.run(run()) == ("A", "C")
-    assert gate.batches == [["a"], ["c"]]
+    assert asyncio.run(run()) == ["C"]
+    assert gate.batches == [["a", "a"], ["c"]]
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +134,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def service(model):
-    made = EmbeddingService("tiny", lambda: model, source="models:/tiny/3", limits=SMALL)
-    made.start_loading().join()
-    return made
+    return EmbeddingService("tiny", model, source="models:/tiny/3", limits=SMALL)
 
 
 @pytest.fixture
@@ -142,7 +178,19 @@ def test_base64_and_dimensions(client, model, monkeypatch):
     [
         ({"input": []}, 400, "list of texts, not empty", "input"),
         ({}, 400, "list of texts, not empty", "input"),
-        ({"input": [[1, 2]]}, 400, "token numbers are not taken", "input"),
+        ({"input": [[1, 2]]}, 400, "set check_embedding_ctx_length=False there", "input"),
+        ({"input": [1, 2]}, 400, "token numbers are not taken", "input"),
+        ({"input": {"a": "x"}}, 400, "list of texts, not empty", "input"),
+        ({"input": "x", "role": ["query"]}, 400, "allowed: query, document", "role"),
+        ({"input": "x", "instruction": {"a": 1}}, 400, "must be a text", "instruction"),
+        ({"input": "x", "dimensions": "wide"}, 400, "this model has [32]", "dimensions"),
+        ({"input": "x", "dimensions": True}, 400, "this model has [32]", "dimensions"),
+        ({"input": "x", "dimensions": {}}, 400, "this model has [32]", "dimensions"),
+        ({"input": "x", "encoding_format": 1}, 400, "encoding_format = 1;", "encoding_format"),
+        ({"input": "x", "truncate": "no"}, 400, "must be true or false", "truncate"),
+        ({"input": "x", "model": "tiny:passage"}, 404, "'tiny:query' and", "model"),
+        ({"input": "x", "model": ["tiny"]}, 404, "this server has 'tiny'", "model"),
+        ({"input": "x", "model": "tiny:document"}, 400, "differ", "role"),
         ({"input": "x", "role": "passage"}, 400, "allowed: query, document", "role"),
         ({"input": "x", "dimensions": 5}, 400, "this model has [32]", "dimensions"),
         ({"input": "x", "model": "other"}, 404, "this server has 'tiny'", "model"),
@@ -154,8 +202,8 @@ def test_base64_and_dimensions(client, model, monkeypatch):
     ],
 )
 def test_wrong_requests_are_refused_as_openai_refuses(client, body, status, message, field):
-    if isinstance(body, dict) and "instruction" in body:
-        body = {**body, "role": "query"}
+    if isinstance(body, dict) and ("instruction" in body or field == "role"):
+        body = {"role": "query", **body}
     answer = client.post("/v1/embeddings", json=body)
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
@@ -169,9 +217,19 @@ def test_wrong_requests_are_refused_as_openai_refuses(client, body, status, mess
 def test_other_paths_and_bodies(client):
     assert client.get("/v1/nothing").json()["error"]["message"] == "GET /v1/nothing: Not Found"
     assert client.get("/v1/embeddings").status_code == 405
-    broken = client.post("/v1/embeddings", content=b"{")
-    assert broken.status_code == 400
-    assert "not JSON" in broken.json()["error"]["message"]
+    for content, message in [
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"input": ' + b"[" * 1_500 + b"]" * 1_500 + b"}", ""),
+        (b"[" * 3_999, ""),
+        (b'{"input": "a \\ud800 b"}', "input[0] has half of a surrogate pair"),
+        (b'{"input": "a", "instruction": "\\udc00"}', "must be a text"),
+        (b'{"input": "a", "model": "\\udc00"}', "no model"),
+        (b'{"input": "a", "role": "\\udc00"}', "allowed: query"),
+    ]:
+        answer = client.post("/v1/embeddings", content=content)
+        assert answer.status_code in (400, 404), answer.text
+        assert message in answer.json()["error"]["message"]
 
 
 def test_models_and_health(client):
@@ -181,41 +239,198 @@ def test_models_and_health(client):
     assert listed["data"][0]["source"] == "models:/tiny/3"
     assert client.get("/v1/models/tiny").json() == listed["data"][0]
     assert client.get("/v1/models/other").status_code == 404
-    assert client.get("/health").json()["status"] == "ready"
+    assert client.get("/health").json() == {"status": "ready"}
+    assert client.head("/health").status_code == 200
 
 
-def test_a_model_that_loads_or_cannot_be_loaded_is_told(model):
-    go_on = threading.Event()
+def test_the_role_may_stand_in_the_models_name(client, model):
+    """For clients that can set nothing but a name."""
+    for role in ("query", "document"):
+        answer = client.post("/v1/embeddings", json={"input": TEXTS, "model": f"tiny:{role}"})
+        np.testing.assert_allclose(vectors(answer), encode(model, TEXTS, role=role), atol=1e-6)
 
-    def slow():
-        assert go_on.wait(30)
-        return model
 
-    service = EmbeddingService("tiny", slow)
-    loading = service.start_loading()
+@pytest.mark.parametrize("kind", sorted(ARCHITECTURES))
+def test_truncation_is_told_or_refused(kind, tmp_path):
+    """A text of exactly the maximum is not truncated, one word more is."""
+    model = load_model(ARCHITECTURES[kind](tmp_path / "model"))
+    limit = model.tokenizer.max_lengths["document"]
+    long = [" ".join(["fox"] * n) for n in range(1, limit + 9)]
+    lengths = [len(tokens["input_ids"]) for tokens in model.tokenizer(long, "document")]
+    first = lengths.index(limit)
+    service = EmbeddingService("tiny", model)
     with TestClient(make_app(service)) as client:
-        early = client.post("/v1/embeddings", json={"input": "x"})
-        assert (early.status_code, early.headers["Retry-After"]) == (503, "2")
-        assert early.json()["error"]["message"] == "the model is being loaded"
-        assert client.get("/health").status_code == 503
-        go_on.set()
-        loading.join()
+        body = {"input": [long[0], long[first], long[-1], long[-1]]}
+        answer = client.post("/v1/embeddings", json=body)
+        assert answer.json()["truncated"] == [2, 3]
+        assert service.counts.truncated == 2
+        refused = client.post("/v1/embeddings", json={**body, "truncate": False})
+        assert refused.status_code == 400
+        assert "input[2] has" in refused.json()["error"]["message"]
+        assert f"the model reads {limit} of a document" in refused.json()["error"]["message"]
+        body = {"input": body["input"][:2], "truncate": False}
+        assert client.post("/v1/embeddings", json=body).json()["truncated"] == []
+
+
+def test_metrics_count_what_was_done(client):
+    client.post("/v1/embeddings", json={"input": ["a fox", "a fox", "two"]})
+    told = client.get("/metrics").text
+    for line in (
+        'rayembed_requests_total{model="tiny"} 1',
+        'rayembed_texts_total{model="tiny"} 2',
+        'rayembed_waiting_texts{model="tiny"} 0',
+    ):
+        assert f"{line}\n" in told
+
+
+def test_a_failing_model_answers_500_and_is_unhealthy_until_it_works(model, monkeypatch, caplog):
+    service = EmbeddingService("tiny", model)
+
+    def broken(*_):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    with TestClient(make_app(service)) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "forward", broken)
+            for _ in range(3):
+                assert client.get("/health").status_code == 200
+                answer = client.post("/v1/embeddings", json={"input": "x"})
+                assert answer.status_code == 500
+                assert "CUDA" not in answer.text
+            assert "illegal memory access" in caplog.text
+            assert client.get("/health").status_code == 503
         assert client.post("/v1/embeddings", json={"input": "x"}).status_code == 200
+        assert client.get("/health").status_code == 200
 
-    def broken():
-        raise OSError("no space left")
 
-    service = EmbeddingService("tiny", broken)
-    service.start_loading().join()
-    with TestClient(make_app(service)) as client:
-        answer = client.post("/v1/embeddings", json={"input": "x"})
-        assert answer.status_code == 503
-        assert "no space left" in answer.json()["error"]["message"]
-        assert client.get("/health").json()["failure"] == "no space left"
+class Slow:
+    """Makes each forward pass of a model last, and counts them."""
+
+    def __init__(self, model, seconds):
+        self.forward, self.seconds, self.passes = model.forward, seconds, 0
+
+    def __call__(self, *arguments):
+        self.passes += 1
+        time.sleep(self.seconds)
+        return self.forward(*arguments)
+
+
+LARGE = [f"{i} the quick brown fox" for i in range(300)]
+
+
+def asked(service, talk):
+    """What `talk` gives for a client of the service that may ask several things at once."""
+
+    async def run():
+        transport = httpx.ASGITransport(make_app(service))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            return await talk(client)
+
+    return asyncio.run(run())
+
+
+def test_a_short_text_waits_for_one_batch_beside_a_large_request(model, monkeypatch):
+    slow = Slow(model, 0.02)
+    monkeypatch.setattr(model, "forward", slow)
+    service = EmbeddingService("tiny", model, tokens_per_batch=64)
+
+    async def talk(client):
+        large = asyncio.create_task(client.post("/v1/embeddings", json={"input": LARGE}))
+        while not slow.passes:
+            await asyncio.sleep(0.005)
+        before = service.counts.batches
+        await client.post("/v1/embeddings", json={"input": "7 wonders"})
+        waited = service.counts.batches - before
+        assert not large.done()
+        return waited, vectors(await large)
+
+    waited, found = asked(service, talk)
+    assert service.counts.batches > 20
+    assert waited <= 4  # that under way, one while it was tokenised, its own, one more
+    monkeypatch.undo()
+    np.testing.assert_allclose(found, encode(model, LARGE, role="document"), atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["left", "late"])
+def test_a_request_whose_client_left_or_that_takes_too_long_is_worked_on_no_longer(
+    model, monkeypatch, how
+):
+    slow = Slow(model, 0.02)
+    monkeypatch.setattr(model, "forward", slow)
+    limits = Limits(request_seconds=0.2 if how == "late" else 100)
+    service = EmbeddingService("tiny", model, tokens_per_batch=64, limits=limits)
+    told = []
+
+    async def run():
+        """One request by hand: httpx never leaves."""
+        parts = iter([{"type": "http.request", "body": BODY, "more_body": False}])
+
+        async def receive():
+            for part in parts:
+                return part
+            while slow.passes < 2 or how == "late":
+                await asyncio.sleep(0.005)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            told.append(message)
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "path": "/v1/embeddings",
+            "query_string": b"",
+            "headers": [],
+        }
+        await make_app(service)(scope, receive, send)
+        done = service.counts.batches
+        await asyncio.sleep(0.2)
+        return done
+
+    done = asyncio.run(run())
+    assert service.counts.batches <= done + 1 < 20
+    assert told[0]["status"] == (504 if how == "late" else 499)
+    assert service.waiting_texts == 0
+
+
+BODY = b'{"input": [' + b", ".join(b'"' + text.encode() + b'"' for text in LARGE) + b"]}"
+
+
+def test_health_is_answered_beside_a_full_size_answer(model, monkeypatch):
+    """2,048 vectors of 768 numbers: the event loop is never held for the whole of the JSON."""
+    texts = [f"{i} {text}" for i, text in zip(range(2048), itertools.cycle(TEXTS))]
+    forward = model.forward
+
+    def widened(*arguments):
+        embedded = forward(*arguments)
+        return embedded._replace(embeddings=embedded.embeddings.repeat(1, 24) / 24**0.5)
+
+    monkeypatch.setattr(model, "forward", widened)
+    monkeypatch.setattr(model, "dimensions", (768,))
+    service = EmbeddingService("tiny", model)
+
+    async def talk(client):
+        large = asyncio.create_task(client.post("/v1/embeddings", json={"input": texts}))
+        waits = []
+        while not large.done():
+            began = time.perf_counter()
+            await asyncio.sleep(0)  # whatever holds the event loop counts
+            assert (await client.get("/health")).status_code == 200
+            waits.append(time.perf_counter() - began)
+            await asyncio.sleep(0)
+        assert len((await large).content) > 2048 * 768 * 10
+        return waits
+
+    waits = sorted(asked(service, talk))
+    assert len(waits) > 20
+    assert waits[int(0.95 * len(waits))] < 0.05
+    # The machine may be loaded; on the event loop the JSON alone takes a second and more.
+    assert waits[-1] < 0.5
 
 
 def test_a_token_is_asked_for_where_one_is_set(service):
-    with TestClient(make_app(service, key_digest=digest("geheim"))) as client:
+    with TestClient(make_app(service, key_digests=[digest("other"), digest("geheim")])) as client:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic geheim"}):
             for answer in (
                 client.post("/v1/embeddings", json={"input": "x"}, headers=headers),
@@ -232,9 +447,8 @@ def test_a_token_is_asked_for_where_one_is_set(service):
 
 
 def test_requests_that_wait_together_are_embedded_together(model):
-    """Nine requests in three ways while the first is under way: four calls, the same vectors."""
-    service = EmbeddingService("tiny", lambda: model)
-    service.start_loading().join()
+    """Nine requests in three ways while the first is under way: two calls, the same vectors."""
+    service = EmbeddingService("tiny", model)
     under_way, go_on = threading.Event(), threading.Event()
     forward = model.forward
 
@@ -263,10 +477,10 @@ def test_requests_that_wait_together_are_embedded_together(model):
         together = asyncio.run(run())
     finally:
         model.forward = forward
-    assert service.counts.batches == 1 + 3
+    assert service.counts.batches == 1 + 1
     assert service.counts.texts == 1 + sum(len(body["input"]) for body in bodies)
     for body, answer in zip(bodies, together, strict=True):
-        found = [item["embedding"] for item in answer["data"]]
+        found = [item["embedding"] for item in json.loads(answer)["data"]]
         alone = encode(
             model,
             body["input"],
@@ -277,12 +491,11 @@ def test_requests_that_wait_together_are_embedded_together(model):
 
 
 def test_a_full_queue_is_told(model):
-    service = EmbeddingService("tiny", lambda: model, limits=SMALL)
-    service.start_loading().join()
-    service._waiting_texts = 4
+    service = EmbeddingService("tiny", model, limits=SMALL)
+    service.waiting_texts = 4
     with TestClient(make_app(service)) as client:
         assert client.post("/v1/embeddings", json={"input": ["x"]}).status_code == 200
         answer = client.post("/v1/embeddings", json={"input": ["x", "y"]})
     assert answer.status_code == 503
     assert "4 texts wait already" in answer.json()["error"]["message"]
-    assert service._waiting_texts == 4
+    assert service.waiting_texts == 4

@@ -1,6 +1,8 @@
 """Serving settings: address, request limits, replicas."""
 
-from pydantic import Field, PositiveInt
+from typing import Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.settings import Settings
@@ -8,17 +10,28 @@ from rayembed.config.types import Reference
 
 
 class Limits(Settings):
-    """Limits of a server; requests beyond them are refused with a message, never truncated."""
+    """Limits of a server; requests beyond them are refused with a message."""
 
     texts: PositiveInt = 2048
     """Maximum texts of one request, as in OpenAI's own server."""
     characters: PositiveInt = 100_000
     """Maximum characters of one text. The model reads the first tokens up to its own maximum
-    length."""
+    length; the answer tells which texts were longer, and `truncate` false refuses them."""
     body_bytes: PositiveInt = 64 * 2**20
     """Maximum bytes of one request's body."""
     waiting_texts: PositiveInt = 16_384
     """Maximum texts queued in a replica; further requests are told to retry later."""
+    request_seconds: PositiveFloat = 300.0
+    """Maximum seconds of one request; then it is answered by an error and worked on no longer."""
+
+
+class Autoscaling(Settings):
+    """Replicas that Ray Serve adds and takes away with the requests that are under way."""
+
+    max_replicas: PositiveInt = 2
+    """Maximum copies of the model; `replicas` is the minimum."""
+    target_requests: PositiveFloat = 16.0
+    """Requests under way for each copy that Serve aims at."""
 
 
 class ServingConfig(Settings):
@@ -34,10 +47,12 @@ class ServingConfig(Settings):
     `api_key_env`)."""
     port: int = Field(default=8000, ge=1, le=65535)
     api_key_env: str = "RAYEMBED_API_KEY"
-    """Environment variable of the job with the bearer token that requests must have; if unset,
-    everybody is served."""
+    """Environment variable of the job with the bearer token that requests must have, or several
+    with commas between, each as good as the other; if unset, everybody is served."""
     replicas: PositiveInt = 1
     """Copies of the model, each with its own queue; Ray Serve distributes requests."""
+    autoscaling: Autoscaling | None = None
+    """More copies under load; None: always `replicas`."""
     cpus_per_replica: float = Field(default=1.0, gt=0.0)
     use_gpu: bool = False
     """Whether each replica has a GPU."""
@@ -46,11 +61,21 @@ class ServingConfig(Settings):
     dtype: DtypeSetting = "auto"
     """Number type of weights and activations; `auto`: the one that each replica's machine computes
     fast."""
-    tokens_per_batch: PositiveInt = 16_384
-    """Maximum tokens of pending requests that are embedded together; a longer request is processed
-    alone. 1 embeds each request by itself."""
+    tokens_per_batch: PositiveInt | None = None
+    """Maximum tokens that are embedded together, of one request or many: a larger request takes
+    several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds
+    each text by itself."""
     limits: Limits = Limits()
     tracking_uri: Reference | None = None
     """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Result storage of training jobs, which holds MLflow's SQLite file."""
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.autoscaling is not None and self.autoscaling.max_replicas < self.replicas:
+            raise ValueError(
+                f"autoscaling.max_replicas {self.autoscaling.max_replicas} is below replicas "
+                f"{self.replicas}; raise the one or lower the other"
+            )
+        return self

@@ -58,12 +58,29 @@ def encode(
     places: dict[str, int] = {}
     order = np.array([places.setdefault(text, len(places)) for text in texts], dtype=np.int64)
     distinct = list(places)
-    vectors = np.empty((len(distinct), model.dimensions[0]), dtype=np.float32)
-    tokens: Sequence[Tokens] = _tokenize(
-        model, distinct, role, model.instruction_of(role, instruction), allow_empty
+    tokens = _tokenize(model, distinct, role, model.instruction_of(role, instruction), allow_empty)
+    vectors = encode_tokens(
+        model, tokens, tokens_per_batch=tokens_per_batch, progress=progress, context=context
     )
+    return vectors[0] if single else vectors[order]
+
+
+@torch.inference_mode()
+def encode_tokens(
+    model: EmbeddingModel,
+    tokens: Sequence[Tokens],
+    *,
+    tokens_per_batch: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    context: Tensor | None = None,
+) -> np.ndarray:
+    """(N, D) float32 unit vectors of tokenised texts, in their order.
+
+    The texts may be of different roles and instructions. Arguments are those of `encode`.
+    """
+    vectors = np.empty((len(tokens), model.dimensions[0]), dtype=np.float32)
     device = next(model.parameters()).device
-    budget = tokens_per_batch or _budget(device)
+    budget = tokens_per_batch or default_budget(device)
     was_training = model.training
     model.eval()
     try:
@@ -73,14 +90,13 @@ def encode(
         for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
             batch = to_device(collate(model, tokens, chosen), device)
             output = model(batch) if context is None else model(batch, context)
-            embeddings = output.embeddings
-            vectors[chosen] = embeddings.float().cpu().numpy()
+            vectors[chosen] = output.embeddings.float().cpu().numpy()
             done += len(chosen)
             if progress is not None:
-                progress(done, len(distinct))
+                progress(done, len(tokens))
     finally:
         model.train(was_training)
-    return vectors[0] if single else vectors[order]
+    return vectors
 
 
 @torch.inference_mode()
@@ -107,7 +123,7 @@ def encode_context(
     model.eval()
     try:
         costs = [cost(one) for one in tokens]
-        budget = tokens_per_batch or _budget(device)
+        budget = tokens_per_batch or default_budget(device)
         for chosen in cut_by_length(costs, budget, pass_cost_tokens(device.type, model)):
             made = model.embed_context(to_device(collate(model, tokens, chosen), device))
             for place, vector in zip(chosen, made.float().cpu(), strict=True):
@@ -173,7 +189,8 @@ def _check(texts: Sequence[object], role: str, allow_empty: bool) -> None:
             )
 
 
-def _budget(device: torch.device) -> int:
+def default_budget(device: torch.device) -> int:
+    """Padded tokens of a micro-batch on the device, where none are stated."""
     return _CPU_TOKENS if device.type == "cpu" else _GPU_TOKENS
 
 

@@ -48,8 +48,9 @@ def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
 def _serve(config: ServingConfig, context: JobContext) -> None:
     """Return when the process was told to stop, after the application was taken away."""
     config, name, tracking_uri = pin(config)
-    key = os.environ.get(config.api_key_env, "")
-    if config.host not in _LOOPBACK and not key:
+    keys = [key.strip() for key in os.environ.get(config.api_key_env, "").split(",")]
+    keys = [key for key in keys if key]
+    if config.host not in _LOOPBACK and not keys:
         logger.warning(
             "everybody who reaches %s:%d is served; set %s to a token to ask for it",
             config.host,
@@ -67,13 +68,13 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
             config,
             name=name,
             tracking_uri=tracking_uri,
-            key_digest=digest(key) if key else None,
+            key_digests=frozenset(digest(key) for key in keys),
         )
         address = f"http://{config.host}:{config.port}/v1"
         context.out.write(
             f"{config.model} is served as {name!r} at {address}/embeddings; stop it with Ctrl-C\n"
-            f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create(model={name!r}, "
-            'input=["…"], extra_body={"role": "query"})\n'
+            f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create("
+            f"model='{name}:query', input=[…])\n"
         )
         context.out.flush()
         stopped = threading.Event()

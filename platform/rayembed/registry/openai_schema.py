@@ -6,6 +6,7 @@ the same. Travels with the registered model as code: knows neither MLflow nor to
 
 import base64
 import numbers
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -49,25 +50,28 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
     Raises:
         RequestError: a field has a value that is not offered.
     """
-    role = str(request.get("role", "document"))
+    role = request.get("role", "document")
     if role not in ROLES:
-        raise RequestError(f"role = {role!r}; allowed: {', '.join(ROLES)}", "role")
-    encoding_format = str(request.get("encoding_format", "float"))
+        raise RequestError(f"role = {reprlib.repr(role)}; allowed: {', '.join(ROLES)}", "role")
+    encoding_format = request.get("encoding_format", "float")
     if encoding_format not in FORMATS:
         raise RequestError(
-            f"encoding_format = {encoding_format!r}; allowed: {FORMATS}", "encoding_format"
+            f"encoding_format = {reprlib.repr(encoding_format)}; allowed: {FORMATS}",
+            "encoding_format",
         )
     dimensions = request.get("dimensions")
     if dimensions is not None:
-        if dimensions not in widths:
+        if isinstance(dimensions, bool) or dimensions not in widths:
             raise RequestError(
-                f"dimensions = {dimensions}; this model has {list(widths)}", "dimensions"
+                f"dimensions = {reprlib.repr(dimensions)}; this model has {list(widths)}",
+                "dimensions",
             )
         dimensions = int(dimensions)
     given = request.get("instruction")
-    instruction = None if given is None else str(given)
+    if given is not None and not (isinstance(given, str) and well_formed(given)):
+        raise RequestError(f"instruction = {reprlib.repr(given)} must be a text", "instruction")
     return EncodeOptions(
-        "query" if role == "query" else "document", instruction, dimensions, encoding_format
+        "query" if role == "query" else "document", given, dimensions, encoding_format
     )
 
 
@@ -84,16 +88,34 @@ def read_texts(value: Any) -> list[str]:
         texts = [texts]  # MLflow makes a table of a list of numbers, one in each row
     if not isinstance(texts, list | tuple) or not texts:
         raise RequestError(
-            f"'input' must be a text or a list of texts, not empty: {value!r}", "input"
+            f"'input' must be a text or a list of texts, not empty: {reprlib.repr(value)}", "input"
         )
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise RequestError(
-                f"input[{i}] = {text!r} must be a text; token numbers are not taken", "input"
+                f"input[{i}] = {reprlib.repr(text)} must be a text; token numbers are not taken, "
+                "since nothing says of which tokenizer they are (LangChain's OpenAIEmbeddings "
+                "sends those of OpenAI's: set check_embedding_ctx_length=False there)",
+                "input",
+            )
+        if not well_formed(text):
+            raise RequestError(
+                f"input[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is no "
+                "character",
+                "input",
             )
         if not text.strip():
             raise RequestError(f"input[{i}] is an empty text, which has no embedding", "input")
     return list(texts)
+
+
+def well_formed(text: str) -> bool:
+    """Whether the text has no lone surrogates, which JSON can state and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def cut(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""Request batching: processes all waiting requests together and never waits for more.
+"""Request batching: token batches shared fairly among all waiting requests, never waiting for more.
 
 While a batch is worked on the next one gathers, so batches grow with the load and a lone request
-goes at once. In the order of arrival: Ray Serve's own batching puts a request that does not fit
-into the batch behind all that came later, and refuses one that is larger than a batch.
+goes at once. A request is not one item but as many as it has texts: of a large one a batch takes a
+share and leaves the rest for later batches, so that a short text waits for the batch under way,
+not for the whole of a large request. What a caller that left has waiting is dropped.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -17,14 +18,19 @@ Result = TypeVar("Result")
 
 
 @dataclass
-class _Waiting(Generic[Item, Result]):
-    item: Item
-    size: int
-    future: "asyncio.Future[Result]"
+class _Caller(Generic[Item, Result]):
+    waiting: deque[tuple[int, Item, int]]
+    """Place, item and cost of what no batch has taken yet."""
+    future: "asyncio.Future[None]"
+    results: dict[int, Result] = field(default_factory=dict)
+    total: int = 0
+
+
+_Batch = list[tuple[_Caller[Item, Result], int, Item]]
 
 
 class Batcher(Generic[Item, Result]):
-    """Calls `work` with the items of several callers, in one thread, one batch at a time."""
+    """Calls `work` with items of several callers, in one thread, one batch at a time."""
 
     def __init__(
         self, work: Callable[[Sequence[Item]], Sequence[Result]], *, largest_batch: int
@@ -32,55 +38,93 @@ class Batcher(Generic[Item, Result]):
         """Create a batcher; `work` maps the items of a batch to results in the same order.
 
         Args:
-            largest_batch: sum of the sizes of a batch's items; a larger item goes alone.
+            largest_batch: sum of the costs of a batch's items; a costlier item goes alone.
         """
         self._work = work
         self._largest_batch = largest_batch
-        self._queue: deque[_Waiting[Item, Result]] = deque()
+        self._queue: deque[_Caller[Item, Result]] = deque()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._draining: asyncio.Task[None] | None = None
+        self.failures = 0
+        """Batches that failed since the last one that did not."""
 
-    async def __call__(self, item: Item, size: int) -> Result:
-        """Result of the item; raises what `work` raises for it.
+    async def __call__(self, items: Sequence[Item], costs: Sequence[int]) -> list[Result]:
+        """Result of each item, in their order; raises what `work` raises for one of them.
 
-        A caller that is cancelled while its item waits takes it out.
+        The costliest items go first. A caller that is cancelled takes out what no batch has yet.
         """
-        waiting = _Waiting[Item, Result](item, size, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        if not items:
+            return []
+        order = sorted(range(len(items)), key=lambda place: -costs[place])
+        caller = _Caller[Item, Result](
+            deque((place, items[place], costs[place]) for place in order),
+            asyncio.get_running_loop().create_future(),
+            total=len(items),
+        )
+        self._queue.append(caller)
         if self._draining is None or self._draining.done():
             self._draining = asyncio.create_task(self._drain())
-        return await waiting.future
+        await caller.future
+        return [caller.results[place] for place in range(len(items))]
 
     async def _drain(self) -> None:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
-            results = await loop.run_in_executor(self._thread, self._each, batch)
-            for waiting, result in zip(batch, results, strict=True):
-                if waiting.future.done():
+            found = await loop.run_in_executor(self._thread, self._each, batch)
+            for (caller, place, _), result in zip(batch, found, strict=True):
+                if caller.future.done():
                     continue
                 if isinstance(result, BaseException):
-                    waiting.future.set_exception(result)
-                else:
-                    waiting.future.set_result(result)
+                    caller.future.set_exception(result)
+                    continue
+                caller.results[place] = result
+                if len(caller.results) == caller.total:
+                    caller.future.set_result(None)
 
-    def _next_batch(self) -> list[_Waiting[Item, Result]]:
-        batch: list[_Waiting[Item, Result]] = []
-        size = 0
+    def _next_batch(self) -> _Batch[Item, Result]:
+        """Items in turns: each caller gives its share of the batch, and again while there is room.
+
+        Who could give nothing more because the batch is full is first in the next one.
+        """
+        self._queue = deque(one for one in self._queue if not one.future.done())
+        batch: _Batch[Item, Result] = []
+        room = self._largest_batch
+        share = room // max(1, len(self._queue))
         while self._queue:
-            first = self._queue[0]
-            if batch and size + first.size > self._largest_batch:
-                break
-            self._queue.popleft()
-            if not first.future.done():
-                batch.append(first)
-                size += first.size
+            caller = self._queue.popleft()
+            given = 0
+            while caller.waiting:
+                place, item, cost = caller.waiting[0]
+                if batch and cost > room:
+                    if given:
+                        self._queue.append(caller)
+                    else:
+                        self._queue.appendleft(caller)
+                    return batch
+                if given and given + cost > share:
+                    break
+                caller.waiting.popleft()
+                batch.append((caller, place, item))
+                given += cost
+                room -= cost
+            if caller.waiting:
+                self._queue.append(caller)
         return batch
 
-    def _each(self, batch: Sequence[_Waiting[Item, Result]]) -> Sequence[Result | BaseException]:
-        """Result or error of each item; after an error each is processed alone."""
+    def _each(self, batch: _Batch[Item, Result]) -> Sequence[Result | BaseException]:
+        """Result or error of each item; after an error each caller's are processed alone."""
         try:
-            return self._work([waiting.item for waiting in batch])
+            results = self._work([item for _, _, item in batch])
         except Exception as error:  # noqa: BLE001 - told to the callers, whatever it is
-            if len(batch) == 1:
-                return [error]
-            return [result for waiting in batch for result in self._each([waiting])]
+            callers = list({id(caller): caller for caller, _, _ in batch}.values())
+            if len(callers) == 1:
+                self.failures += 1
+                return [error] * len(batch)
+            found: dict[tuple[int, int], Result | BaseException] = {}
+            for caller in callers:
+                own = [one for one in batch if one[0] is caller]
+                for (_, place, _), result in zip(own, self._each(own), strict=True):
+                    found[id(caller), place] = result
+            return [found[id(caller), place] for caller, place, _ in batch]
+        self.failures = 0
+        return results

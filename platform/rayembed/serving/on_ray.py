@@ -2,7 +2,6 @@
 
 import logging
 import socket
-import time
 from typing import Any
 
 import ray
@@ -14,8 +13,8 @@ from rayembed.assets.resolver import resolve_model
 from rayembed.config.serving import ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.hardware import settled
-from rayembed.models.contract import EmbeddingModel
 from rayembed.models.load import load_model
+from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.registered_model import (
     SCHEME,
     connect,
@@ -29,40 +28,49 @@ from rayembed.serving.service import EmbeddingService
 APPLICATION = "rayembed-embeddings"
 """Name of the Serve application."""
 
-_POLL_SECONDS = 0.2
+_NOT_LOADED, _END = "the model could not be loaded: ", " (end of the reason)"
+"""Around the reason in what Serve tells of a copy that did not start: a text with a traceback."""
 
 _logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """One copy of the model with its HTTP application; loads the model after it was started."""
+    """One copy of the model with its HTTP application; takes requests once the model is loaded."""
 
     def __init__(
-        self, config: ServingConfig, name: str, tracking_uri: str | None, key_digest: str | None
+        self,
+        config: ServingConfig,
+        name: str,
+        tracking_uri: str | None,
+        key_digests: frozenset[str],
     ) -> None:
         # Ray shows an actor's output in the job's log.
         logging.basicConfig(level="WARNING")
         logging.getLogger("rayembed.hardware").setLevel(logging.INFO)
-        self._key_digest = key_digest
+        self._key_digests = key_digests
+        try:
+            model = load(config, tracking_uri)
+        except Exception as error:
+            raise WorkerError(f"{_NOT_LOADED}{error}{_END}") from error
         self._service = EmbeddingService(
             name,
-            lambda: load(config, tracking_uri),
+            model,
             source=config.model,
             tokens_per_batch=config.tokens_per_batch,
             limits=config.limits,
         )
-        self._service.start_loading()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Application that Serve calls for each request."""
-        return make_app(self._service, key_digest=self._key_digest)
+        return make_app(self._service, key_digests=self._key_digests)
 
-    def status(self) -> tuple[str, str]:
-        """Loading state of the model, with the error if it failed for good."""
-        return self._service.state, self._service.failure
+    def check_health(self) -> None:
+        """Raise where Serve shall put a new copy in the place of this one."""
+        if not self._service.healthy:
+            raise WorkerError("the last batches all failed")
 
 
-def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
+def load(config: ServingConfig, tracking_uri: str | None) -> TransformerModel:
     """Load the model of a served reference for embedding, on its device.
 
     Raises:
@@ -83,7 +91,7 @@ def load(config: ServingConfig, tracking_uri: str | None) -> EmbeddingModel:
 
 
 def start(
-    config: ServingConfig, *, name: str, tracking_uri: str | None, key_digest: str | None
+    config: ServingConfig, *, name: str, tracking_uri: str | None, key_digests: frozenset[str]
 ) -> None:
     """Start serving and wait until the model answers at the config's address.
 
@@ -93,7 +101,7 @@ def start(
     Args:
         name: what requests call the model.
         tracking_uri: MLflow's address for `models:/` references; every node must reach it.
-        key_digest: see `make_app`.
+        key_digests: see `make_app`.
 
     Raises:
         PlacementError: the port is taken, or the cluster does not have what the copies need.
@@ -107,7 +115,9 @@ def start(
     _check_resources(config)
     deployment = serve.deployment(
         name="model",
-        num_replicas=config.replicas,
+        **_replicas(config),
+        # Someone waits for the first start, and is told at once why it failed.
+        max_constructor_retry_count=1,
         # Texts are counted by the service; Serve must not keep requests from waiting together.
         max_ongoing_requests=config.limits.waiting_texts,
         ray_actor_options={
@@ -115,12 +125,13 @@ def start(
             "num_gpus": 1 if config.use_gpu else 0,
         },
     )(serve.ingress()(Replica))
-    application = deployment.bind(config, name, tracking_uri, key_digest)
+    application = deployment.bind(config, name, tracking_uri, key_digests)
     try:
-        handle = serve.run(application, name=APPLICATION, route_prefix="/")
-        _wait(handle)
+        serve.run(application, name=APPLICATION, route_prefix="/")
     except (ray.exceptions.RayError, RayServeException, RuntimeError) as error:
-        raise WorkerError(f"Ray Serve could not start the model: {error}") from error
+        reason = _told(str(error))
+        told = f"{_NOT_LOADED}{reason}" if reason else f"Ray Serve could not start it: {error}"
+        raise WorkerError(told) from error
 
 
 def stop() -> None:
@@ -131,15 +142,30 @@ def stop() -> None:
         serve.shutdown()
 
 
-def _wait(handle: Any) -> None:
-    """Wait until a replica has loaded its model."""
-    while True:
-        state, failure = handle.status.remote().result()
-        if state == "ready":
-            return
-        if state == "failed":
-            raise WorkerError(f"the model could not be loaded: {failure}")
-        time.sleep(_POLL_SECONDS)
+def _replicas(config: ServingConfig) -> dict[str, Any]:
+    """Serve's options of how many copies there are."""
+    if config.autoscaling is None:
+        return {"num_replicas": config.replicas}
+    return {
+        "autoscaling_config": {
+            "min_replicas": config.replicas,
+            "initial_replicas": config.replicas,
+            "max_replicas": config.autoscaling.max_replicas,
+            "target_ongoing_requests": config.autoscaling.target_requests,
+        }
+    }
+
+
+def _told(message: str) -> str:
+    """The reason why a copy did not load its model, out of Serve's message or its status."""
+    application = serve.status().applications.get(APPLICATION)
+    told = [] if application is None else [d.message for d in application.deployments.values()]
+    for text in (message, *told):
+        _, found, rest = str(text).rpartition(_NOT_LOADED)
+        if found:
+            reason: str = rest.partition(_END)[0]
+            return reason
+    return ""
 
 
 def _serves() -> bool:

@@ -1,20 +1,21 @@
 """Embeddings service over one loaded model: request body in, response body out."""
 
 import asyncio
-import logging
-import threading
+import copy
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from rayembed.config.serving import Limits
 from rayembed.config.types import Role
 from rayembed.errors import DataError
-from rayembed.models.contract import EmbeddingModel, cost
-from rayembed.models.encoding import encode
+from rayembed.models.contract import Tokens, cost
+from rayembed.models.encoding import default_budget, encode_tokens
+from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.openai_schema import (
     EncodeOptions,
     RequestError,
@@ -26,9 +27,10 @@ from rayembed.registry.openai_schema import (
 )
 from rayembed.serving.batcher import Batcher
 
-State = Literal["loading", "ready", "failed"]
-
-_logger = logging.getLogger(__name__)
+_TEXTS_PER_CALL = 64
+"""Texts tokenised at once; a request that was given up ends between two calls."""
+_FAILURES = 3
+"""Failed batches in a row after which the service counts as broken."""
 
 
 class ServiceError(Exception):
@@ -48,152 +50,156 @@ class Counts:
     requests: int = 0
     """Requests answered or in progress; refused ones are not counted."""
     texts: int = 0
+    """Texts embedded; one that a request holds twice counts once."""
+    tokens: int = 0
+    truncated: int = 0
+    """Texts of which the model did not read all tokens."""
     batches: int = 0
-    """Encoder calls, one for all waiting texts of the same role and instruction."""
-
-
-@dataclass(frozen=True)
-class _EmbedItem:
-    """Texts of one request with their embedding options."""
-
-    texts: tuple[str, ...]
-    role: Role
-    instruction: str
+    """Encoder calls, one for all texts of a batch."""
 
 
 class EmbeddingService:
-    """Answers embeddings requests once its model is loaded, and reports that it is loading until
-    then.
-    """
+    """Answers embeddings requests by a loaded model."""
 
     def __init__(
         self,
         name: str,
-        load: Callable[[], EmbeddingModel],
+        model: TransformerModel,
         *,
         source: str = "",
-        tokens_per_batch: int = 16_384,
+        tokens_per_batch: int | None = None,
         limits: Limits | None = None,
     ) -> None:
-        """Create a service without loading its model; see `start_loading`.
+        """Create a service of a model that is on its device.
 
         Args:
-            name: what requests call the model.
-            load: the model on its device, ready to embed.
+            name: what requests call the model; `NAME:query` and `NAME:document` state the role,
+                too.
             source: what was loaded, for those who ask.
-            tokens_per_batch: of requests that are embedded together.
+            tokens_per_batch: of texts that are embedded together; None: 16384 on a GPU, 2048 on a
+                CPU.
         """
         self.name, self.source = name, source
         self.limits = limits or Limits()
         self.counts = Counts()
-        self.state: State = "loading"
-        self.failure = ""
-        self._load = load
-        self._model: EmbeddingModel | None = None
+        self._model = model
         self._created = int(time.time())
-        self._waiting_texts = 0
-        self._batcher = Batcher(self._embed_together, largest_batch=tokens_per_batch)
+        self.waiting_texts = 0
+        """Texts of requests that are not answered yet."""
+        budget = tokens_per_batch or default_budget(next(model.parameters()).device)
+        self._batcher = Batcher(self._embed_together, largest_batch=budget)
 
-    def start_loading(self) -> threading.Thread:
-        """Load the model in a thread, which is returned; requests meanwhile are told to retry
-        later.
-        """
-        thread = threading.Thread(target=self._load_model, name="loading", daemon=True)
-        thread.start()
-        return thread
+    @property
+    def healthy(self) -> bool:
+        """Whether the last batches did not all fail, as they do once a GPU is lost."""
+        return self._batcher.failures < _FAILURES
 
     def describe(self) -> dict[str, Any]:
         """Model entry for OpenAI's list of models."""
-        widths = list(self._model.dimensions) if self._model is not None else []
         return {
             "id": self.name,
             "object": "model",
             "created": self._created,
             "owned_by": "rayembed",
             "source": self.source,
-            "dimensions": widths,
+            "dimensions": list(self._model.dimensions),
+            "max_tokens": dict(self._model.tokenizer.max_lengths),
         }
 
-    async def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Response to a request; see `registry.openai_schema` for both.
+    async def answer(self, body: Mapping[str, Any]) -> bytes:
+        """JSON of the response to a request; see `registry.openai_schema` for both.
+
+        Beside OpenAI's fields it has `truncated`: the indices of texts that were longer than the
+        model reads. With `truncate` false in the request such texts are refused.
 
         Raises:
             ServiceError: the request does not hold (400, 404, 413), or cannot be answered now
                 (503).
         """
-        model = self._loaded()
         request = {key: value for key, value in body.items() if value is not None}
-        self._check_name(request.get("model"))
+        self._read_name(request)
         try:
-            options = read_encode_options(request, model.dimensions)
+            options = read_encode_options(request, self._model.dimensions)
             texts = read_texts(request.get("input"))
         except RequestError as error:
             raise ServiceError(400, str(error), field=error.field) from None
+        truncate = request.get("truncate", True)
+        if not isinstance(truncate, bool):
+            raise ServiceError(400, "truncate must be true or false", field="truncate")
         self._check_size(texts)
-        if self._waiting_texts + len(texts) > self.limits.waiting_texts:
-            raise ServiceError(503, f"{self._waiting_texts} texts wait already; try again later")
-        self._waiting_texts += len(texts)
+        if self.waiting_texts + len(texts) > self.limits.waiting_texts:
+            raise ServiceError(503, f"{self.waiting_texts} texts wait already; try again later")
+        self.waiting_texts += len(texts)
         try:
-            return await self._embed(model, texts, options)
+            return await self._embed(texts, options, truncate)
         except DataError as error:
             raise ServiceError(400, str(error), field="input") from None
         finally:
-            self._waiting_texts -= len(texts)
+            self.waiting_texts -= len(texts)
 
-    async def _embed(
-        self, model: EmbeddingModel, texts: list[str], options: EncodeOptions
-    ) -> dict[str, Any]:
-        instruction = model.instruction_of(options.role, options.instruction)
-        asked = _EmbedItem(tuple(texts), options.role, instruction)
-        num_tokens = await asyncio.to_thread(_num_tokens, model, asked)
+    async def _embed(self, texts: list[str], options: EncodeOptions, truncate: bool) -> bytes:
+        places: dict[str, int] = {}
+        order = [places.setdefault(text, len(places)) for text in texts]
+        tokens, whole = await self._tokenize(list(places), options)
+        truncated = [i for i, place in enumerate(order) if whole[place] > cost(tokens[place])]
+        if truncated and not truncate:
+            first = order[truncated[0]]
+            raise ServiceError(
+                400,
+                f"input[{truncated[0]}] has {whole[first]} tokens with its instruction and special "
+                f"tokens; the model reads {cost(tokens[first])} of a {options.role}. Shorten it, "
+                "or leave out truncate=false",
+                field="input",
+            )
         self.counts.requests += 1
-        vectors = cut(await self._batcher(asked, num_tokens), options.dimensions)
-        embeddings = [encoded(vector, options.encoding_format) for vector in vectors]
-        return response(embeddings, model=self.name, num_tokens=num_tokens)
+        self.counts.truncated += len(truncated)
+        own = [cost(one) for one in tokens]
+        rows = await self._batcher(tokens, [n + self._model.added_tokens for n in own])
+        return await asyncio.to_thread(
+            _rendered, rows, order, options, self.name, sum(own[i] for i in order), truncated
+        )
 
-    def _embed_together(self, batch: Sequence[_EmbedItem]) -> list[np.ndarray]:
-        """Vectors (texts of the request, D) of each request; one encoder call for equal options."""
-        model = self._loaded()
-        found: list[np.ndarray] = [np.empty(0)] * len(batch)
-        for role, instruction in dict.fromkeys((one.role, one.instruction) for one in batch):
-            alike = [
-                i
-                for i, one in enumerate(batch)
-                if (one.role, one.instruction) == (role, instruction)
-            ]
-            texts = [text for i in alike for text in batch[i].texts]
-            # Texts without a word of the model's are embedded by special tokens, as elsewhere.
-            vectors = encode(model, texts, role=role, instruction=instruction, allow_empty=True)
-            ends = np.cumsum([len(batch[i].texts) for i in alike])
-            for i, part in zip(alike, np.split(vectors, ends[:-1]), strict=True):
-                found[i] = part
-            self.counts.batches += 1
-            self.counts.texts += len(texts)
-        return found
+    async def _tokenize(
+        self, texts: list[str], options: EncodeOptions
+    ) -> tuple[list[Tokens], list[int]]:
+        """Tokens of each text, and how many they were if the model read all of it.
 
-    def _loaded(self) -> EmbeddingModel:
-        if self._model is None:
-            told = f"the model could not be loaded: {self.failure}"
-            raise ServiceError(503, told if self.failure else "the model is being loaded")
-        return self._model
+        A text without a word of the model's is embedded by special tokens, as elsewhere.
+        """
+        tokens: list[Tokens] = []
+        whole: list[int] = []
+        for start in range(0, len(texts), _TEXTS_PER_CALL):
+            part = texts[start : start + _TEXTS_PER_CALL]
+            found, lengths = await asyncio.to_thread(_tokens, self._model, part, options)
+            tokens += found
+            whole += lengths
+        return tokens, whole
 
-    def _load_model(self) -> None:
-        try:
-            self._model = self._load()
-        except Exception as error:
-            self.failure = str(error) or repr(error)
-            self.state = "failed"
-            _logger.exception("the model %s could not be loaded", self.source)
-        else:
-            self.state = "ready"
+    def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray]:
+        """Vector (D,) of each text, of whatever role and instruction."""
+        vectors = encode_tokens(self._model, batch)
+        self.counts.batches += 1
+        self.counts.texts += len(batch)
+        self.counts.tokens += sum(cost(one) for one in batch)
+        return list(vectors)
 
-    def _check_name(self, asked: Any) -> None:
-        if asked is not None and asked != self.name:
+    def _read_name(self, request: dict[str, Any]) -> None:
+        """Check the model's name; a role that stands in it becomes the field."""
+        asked = request.get("model", self.name)
+        role = asked.removeprefix(f"{self.name}:") if isinstance(asked, str) else None
+        if asked == self.name:
+            return
+        if role not in ("query", "document"):
             raise ServiceError(
                 404,
-                f"there is no model {asked!r} here; this server has {self.name!r}",
+                f"there is no model {str(asked)[:80]!r} here; this server has {self.name!r}, "
+                f"'{self.name}:query' and '{self.name}:document'",
                 field="model",
                 code="model_not_found",
+            )
+        if request.setdefault("role", role) != role:
+            raise ServiceError(
+                400, f"model {asked!r} and role {str(request['role'])[:80]!r} differ", field="role"
             )
 
     def _check_size(self, texts: Sequence[str]) -> None:
@@ -213,10 +219,46 @@ class EmbeddingService:
                 )
 
 
-def _num_tokens(model: EmbeddingModel, asked: _EmbedItem) -> int:
-    """Number of tokens that the model reads for a request, including instruction and special
-    tokens.
+def _tokens(
+    model: TransformerModel, texts: list[str], options: EncodeOptions
+) -> tuple[list[Tokens], list[int]]:
+    """Tokens of each text as the model reads them, and how many all of it would be."""
+    role: Role = options.role
+    instruction = model.instruction_of(role, options.instruction)
+
+    def read(tokenizer: Any, some: list[str]) -> list[Tokens]:
+        instructions = [instruction] * len(some) if instruction else None
+        found: list[Tokens] = tokenizer(some, role, instructions, allow_empty=True)
+        return found
+
+    tokens = read(model.tokenizer, texts)
+    lengths = [cost(one) for one in tokens]
+    # Whatever was cut is as long as may be; what is as long may have been cut.
+    full = [i for i, n in enumerate(lengths) if n >= model.tokenizer.max_lengths[role]]
+    if full:
+        unlimited = copy.copy(model.tokenizer)
+        unlimited.max_lengths = dict.fromkeys(model.tokenizer.max_lengths, 2**31)
+        for i, one in zip(full, read(unlimited, [texts[i] for i in full]), strict=True):
+            lengths[i] = cost(one)
+    return tokens, lengths
+
+
+def _rendered(
+    rows: Sequence[np.ndarray],
+    order: Sequence[int],
+    options: EncodeOptions,
+    name: str,
+    num_tokens: int,
+    truncated: list[int],
+) -> bytes:
+    """JSON of a response, one vector after the other: `json` holds Python's lock while it writes
+    one value, and the event loop waits for it.
     """
-    instructions = [asked.instruction] * len(asked.texts) if asked.instruction else None
-    tokens = model.tokenizer(asked.texts, asked.role, instructions, allow_empty=True)
-    return sum(cost(one) for one in tokens)
+    vectors = cut(np.stack(rows), options.dimensions)
+    made = [json.dumps(encoded(vector, options.encoding_format)) for vector in vectors]
+    head = {**response([], model=name, num_tokens=num_tokens), "truncated": truncated}
+    data = ", ".join(
+        f'{{"object": "embedding", "index": {i}, "embedding": {made[place]}}}'
+        for i, place in enumerate(order)
+    )
+    return json.dumps(head).replace('"data": []', f'"data": [{data}]', 1).encode()
