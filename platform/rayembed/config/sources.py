@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from rayembed.config.settings import Settings
 from rayembed.config.table import Table
-from rayembed.config.types import Reference
+from rayembed.config.types import FileName, Reference
 
 Column = Annotated[str, StringConstraints(min_length=1)]
 
@@ -144,7 +144,7 @@ class FileSource(Settings):
         default=None, min_length=1, max_length=1, exclude_if=lambda one: one is None
     )
     """Sign between the cells of CSV files, such as `;`; None: a comma, in TSV files a tab."""
-    encoding: str | None = Field(default=None, exclude_if=lambda one: one is None)
+    encoding: FileName | None = Field(default=None, exclude_if=lambda one: one is None)
     """Encoding of CSV, TSV and JSONL files, such as `latin-1`, `cp1252`, `utf-16` (not of JSONL);
     None: UTF-8."""
     language: Column | None = None
