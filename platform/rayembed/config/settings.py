@@ -1,6 +1,7 @@
 """Base class of all settings: frozen, strict about names; errors suggest the nearest setting."""
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -83,7 +84,8 @@ def _by_name(path: tuple[str, ...], values: Any) -> tuple[str, ...]:
         else:
             below = None
         name = below.get("name") if isinstance(below, Mapping) else getattr(below, "name", None)
-        named.append(name if part.isdigit() and isinstance(name, str) else part)
+        plain = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) is not None
+        named.append(str(name) if part.isdigit() and plain else part)
         values = below
     return tuple(named)
 
