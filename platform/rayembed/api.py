@@ -24,7 +24,7 @@ from rayembed.config.settings import parse
 from rayembed.config.types import Role
 from rayembed.data.given_rows import Rows, rows_file
 from rayembed.errors import ConfigError, DataError
-from rayembed.recipes.catalogue import get_recipe
+from rayembed.recipes.catalogue import OWN_PAIRS, get_recipe
 from rayembed.samples.assets import MINILM
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def train(
 ) -> Trained:
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
-    The run is the recipe `biencoder` with what is given here. The same call goes on where a former
+    The run is the recipe for own pairs (`OWN_PAIRS`) with what is given here. The same call goes on where a former
     one stopped, and does nothing twice. One worker trains in this process; several train on Ray.
 
     Args:
@@ -285,7 +285,7 @@ def training_run(
     found |= {"stages.finetune.optimizer.warmup_steps": min(100, number // 10)}
     if learning_rate is not None:
         found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
-    run = override(get_recipe("biencoder"), _assignments({**found, **settings}))
+    run = override(get_recipe(OWN_PAIRS), _assignments({**found, **settings}))
     return run.model_copy(update={"name": name or f"pairs-{run.fingerprint}"})
 
 

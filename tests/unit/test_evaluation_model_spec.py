@@ -565,7 +565,7 @@ def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_
     import shutil
 
     folder = shutil.copytree(nvembed, tmp_path / "model")
-    weights = folder / "model.safetensors"
+    weights = folder / "backbone" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-100])
     for prefix in ("", "st:"):

@@ -212,7 +212,7 @@ def test_a_set_without_a_kind_is_of_retrieval_and_unknown_ones_are_told():
     scores = parse(Scores, {"own_sets": [{"name": "Own", "path": "somewhere"}]})
     assert isinstance(scores.own_sets[0], RetrievalSet)
     with pytest.raises(
-        ConfigError, match=r"own_sets.0.kind = 'clusterin'.*did you mean 'clustering'"
+        ConfigError, match=r"own_sets.Own.kind = 'clusterin'.*did you mean 'clustering'"
     ):
         parse(Scores, {"own_sets": [{"kind": "clusterin", "name": "Own", "path": "x"}]})
 

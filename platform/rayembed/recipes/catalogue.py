@@ -7,6 +7,9 @@ from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
 from rayembed.recipes import biencoder, causal2vec, cde, nomic, nvembed
 
+OWN_PAIRS = "biencoder"
+"""Name of the recipe that fine-tunes an encoder on a user's own pairs."""
+
 
 def recipe_names() -> tuple[str, ...]:
     """Names known to `get_recipe`."""
