@@ -583,8 +583,8 @@ def test_an_incomplete_folder_is_refused_before_anything_is_loaded(nvembed, tmp_
     shutil.copy(nvembed / "rayembed.json", folder)
     weights.unlink()
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "model-1-of-2.safetensors").write_bytes(whole)
+    (folder / "backbone" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "backbone" / "model-1-of-2.safetensors").write_bytes(whole)
     with pytest.raises(ArtifactError, match=r"1 are missing: model-2-of-2\.safetensors"):
         spec_of(folder)
     shutil.rmtree(folder)
