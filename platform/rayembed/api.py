@@ -183,7 +183,7 @@ def train(
     """Fine-tune an encoder on pairs, score it beside its start, register it.
 
     The run is the recipe for own pairs with what is given here. The same call goes on where a
-    former one stopped, and does nothing twice. One worker trains in this process; several train on Ray.
+    former one stopped, and does nothing twice. One worker trains in this process, several on Ray.
 
     Args:
         model: what to start from: a folder of transformers or sentence-transformers, an asset

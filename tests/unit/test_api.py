@@ -273,8 +273,8 @@ def test_the_import_is_light_and_knows_its_version():
     assert version[0].isdigit()
     assert loaded == "False"
     assert "train" in dir(rayembed)
-    with pytest.raises(AttributeError, match="no attribute 'trian'"):
-        rayembed.trian  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'training_of'"):
+        rayembed.training_of  # noqa: B018
 
 
 def _metrics(made):
