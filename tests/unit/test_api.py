@@ -17,7 +17,7 @@ from own_pairs import write_pairs
 from tiny_models import save_encoder
 
 import rayembed
-from rayembed import api
+from rayembed.api.training import training_run
 from rayembed.callbacks import Evaluate
 from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.errors import ConfigError, DataError
@@ -134,7 +134,6 @@ def test_the_same_call_does_nothing_twice_and_a_job_gives_the_same_weights(
         "stages.finetune.batch.global_pairs": 16,
         "stages.finetune.steps": made.run.stages[0].steps,
         "stages.finetune.optimizer.learning_rate": 0.01,
-        "stages.finetune.optimizer.warmup_steps": made.run.stages[0].steps // 10,
         "placement.storage_path": folder / "job",
     }
     words = [f"--set={path}={value}" for path, value in settings.items()]
@@ -172,14 +171,14 @@ def _run_of(pairs, folder, **given):
     )
     path = rows_file(pairs, str(folder / "out"))
     further = {"storage": str(folder / "out"), "workers": 1, "settings": FAST, **given}
-    return api.training_run(str(folder / "encoder"), path, **{**nothing, **further})
+    return training_run(str(folder / "encoder"), path, **{**nothing, **further})
 
 
 def test_settings_follow_the_number_of_rows(folder):
     many = [(f"query {i}", f"document {i}") for i in range(3000)]
     run = _run_of(many, folder)
     assert run.stages[0].steps == round(2700 / 64)
-    assert run.stages[0].optimizer.warmup_steps == 4
+    assert run.stages[0].optimizer.warmup(run.stages[0].steps) == 4
     assert run.data.datasets[0].held_out.share == 0.1
     assert _run_of(many[:60], folder).data.datasets[0].held_out.share == 0.19
     few = _run_of(many[:20], folder)

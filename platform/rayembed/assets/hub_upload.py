@@ -16,16 +16,18 @@ def check_repository_name(name: str) -> str:
         ConfigError: it is of another form.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
-        assert name.count("/") == 1
-    except (HFValidationError, AssertionError):
+        whole = name.count("/") == 1
+    except HFValidationError:
+        whole = False
+    if not whole:
         raise ConfigError(
             f"{name!r} is no name of a repository on the hub; expected org/name of letters, "
             "digits, '-', '_' and '.'"
-        ) from None
+        )
     return name
 
 

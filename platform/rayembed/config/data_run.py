@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from rayembed.config.data import DataConfig, data_identity
 from rayembed.config.document import Document, read_mapping
-from rayembed.config.placement import RuntimeChoice
+from rayembed.config.placement import RuntimeSettings
 from rayembed.config.run import Run
 from rayembed.config.settings import Settings, parse
 from rayembed.config.types import FileName, Reference, Seed
@@ -24,13 +24,8 @@ class DataPlacement(Settings):
     the other's results."""
 
 
-class TeacherPlacement(DataPlacement):
+class TeacherPlacement(RuntimeSettings, DataPlacement):
     """Result storage of a data job, and hardware of its teachers."""
-
-    runtime: RuntimeChoice = "auto"
-    """Where the steps are done. `local`: in this process, with a small pool beside it; `ray`: on
-    the cluster that `RAY_ADDRESS` names, or one that is started for it. `auto`: local where no
-    cluster is named and no `gpus` are asked for."""
 
     gpus: int = Field(default=0, ge=0)
     """GPUs for teachers, filters and their searches, one process each, on a cluster that adds nodes
@@ -38,19 +33,9 @@ class TeacherPlacement(DataPlacement):
     wait_for_nodes_seconds: float = Field(default=0.0, ge=0.0)
     """Maximum seconds to wait for the first of the `gpus`."""
 
-    @model_validator(mode="after")
-    def _one_process_asks_for_no_nodes(self) -> "TeacherPlacement":
-        if self.runtime == "local" and self.needs_ray:
-            raise ValueError(
-                f"placement.runtime=local works in this process, but {self.needs_ray[0]} asks a "
-                "cluster for GPUs; leave that out, or set placement.runtime=ray"
-            )
-        return self
-
-    @property
-    def needs_ray(self) -> list[str]:
-        """Settings, with their values, that one process cannot give."""
-        return [f"placement.gpus={self.gpus}"] if self.gpus else []
+    def asks_ray(self) -> dict[str, bool]:
+        """Setting → whether its value needs Ray."""
+        return {"gpus": self.gpus > 0}
 
     @model_validator(mode="after")
     def _waits_for_something(self) -> "TeacherPlacement":

@@ -6,21 +6,17 @@ from pydantic import Field, PositiveInt, model_validator
 
 from rayembed.config.document import Document
 from rayembed.config.evaluation import ModelUnderTest
-from rayembed.config.placement import RuntimeChoice
+from rayembed.config.placement import RuntimeSettings
 from rayembed.config.scores import Scores
 from rayembed.config.settings import Settings
 from rayembed.config.types import Reference
 
 
-class EvaluationPlacement(Settings):
+class EvaluationPlacement(RuntimeSettings):
     """Placement of an evaluation. Nothing here changes a score beyond rounding."""
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for results and kept embeddings."""
-    runtime: RuntimeChoice = "auto"
-    """Where models are scored. `local`: in this process; `ray`: on the cluster that `RAY_ADDRESS`
-    names, or one that is started for it. `auto`: local with one worker, where no cluster is named
-    and neither `tasks_at_once` nor `cpus_per_task` is set."""
     workers: PositiveInt = 1
     """Processes that hold the model."""
     use_gpu: bool = False
@@ -43,25 +39,13 @@ class EvaluationPlacement(Settings):
     experiment: str = "rayembed-evaluation"
     """MLflow experiment."""
 
-    @model_validator(mode="after")
-    def _one_process_is_one_worker(self) -> "EvaluationPlacement":
-        if self.runtime == "local" and self.needs_ray:
-            raise ValueError(
-                f"placement.runtime=local scores with one worker in this process, but "
-                f"{', '.join(self.needs_ray)} needs Ray; leave that out, or set "
-                "placement.runtime=ray"
-            )
-        return self
-
-    @property
-    def needs_ray(self) -> list[str]:
-        """Settings, with their values, that one process cannot give."""
-        asked = {
+    def asks_ray(self) -> dict[str, bool]:
+        """Setting → whether its value needs Ray."""
+        return {
             "workers": self.workers > 1,
             "tasks_at_once": self.tasks_at_once is not None,
             "cpus_per_task": bool(self.cpus_per_task),
         }
-        return [f"placement.{name}={getattr(self, name)}" for name, yes in asked.items() if yes]
 
 
 class ResultsPlace(Settings):

@@ -1,7 +1,7 @@
 """Execution of a run: storage, workers, memory, restarts, tracking."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -39,14 +39,38 @@ def _digit(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value in ("0", "1", "2", "3") else value
 
 
-RuntimeChoice = Literal["auto", "local", "ray"]
-"""Where work is done: `local` is this process with a small pool beside it, `ray` a Ray cluster."""
-
-
 ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_digit)]
 
 
-class Placement(Settings):
+class RuntimeSettings(Settings):
+    """What placements of all jobs have in common: whether Ray is needed."""
+
+    runtime: Literal["auto", "local", "ray"] = "auto"
+    """Where the work is done. `local`: in this process, with a small pool beside it for data;
+    `ray`: on the cluster that `RAY_ADDRESS` names, or one that is started for the job. `auto`:
+    local where no cluster is named and no setting needs Ray."""
+
+    def asks_ray(self) -> dict[str, bool]:
+        """Setting → whether its value needs Ray."""
+        return {}
+
+    @property
+    def needs_ray(self) -> list[str]:
+        """Settings, with their values, that one process cannot give."""
+        asked = self.asks_ray().items()
+        return [f"placement.{name}={getattr(self, name)}" for name, needs in asked if needs]
+
+    @model_validator(mode="after")
+    def _one_process_is_enough(self) -> Self:
+        if self.runtime == "local" and self.needs_ray:
+            raise ValueError(
+                f"placement.runtime=local works in one process, but {', '.join(self.needs_ray)} "
+                "needs Ray; leave that out, or set placement.runtime=ray"
+            )
+        return self
+
+
+class Placement(RuntimeSettings):
     """Execution settings of a run. None of them may change the trained weights.
 
     With dropout the numbers drawn depend on workers and micro-batches, so the weights are other
@@ -56,12 +80,6 @@ class Placement(Settings):
 
     storage_path: Reference = Field(default="outputs", min_length=1)
     """Folder or object-storage prefix for data, plans, checkpoints, models and results."""
-    runtime: RuntimeChoice = "auto"
-    """Where the run is done. `local`: data, training and scores in this process, with a small pool
-    beside it, which takes one worker; `ray`: on the cluster that `RAY_ADDRESS` names, or one that
-    is started for the run. `auto`: local where one worker is asked for, no cluster is named and
-    nothing else needs Ray (`step_processes`, `wait_for_nodes_seconds`, `validations_at_once`,
-    `validation_minutes`)."""
     workers: PositiveInt = 1
     """Data-parallel training processes; their maximum with `min_workers`."""
     min_workers: PositiveInt | None = None
@@ -152,27 +170,15 @@ class Placement(Settings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _one_process_is_one_worker(self) -> "Placement":
-        if self.runtime == "local" and self.needs_ray:
-            raise ValueError(
-                f"placement.runtime=local trains one worker in this process, but "
-                f"{', '.join(self.needs_ray)} needs Ray; leave that out, or set "
-                "placement.runtime=ray"
-            )
-        return self
-
-    @property
-    def needs_ray(self) -> list[str]:
-        """Settings, with their values, that one process cannot give."""
-        asked = {
+    def asks_ray(self) -> dict[str, bool]:
+        """Setting → whether its value needs Ray."""
+        return {
             "workers": self.workers > 1,
             "step_processes": bool(self.step_processes),
             "wait_for_nodes_seconds": bool(self.wait_for_nodes_seconds),
             "validations_at_once": self.validations_at_once > 1,
             "validation_minutes": self.validation_minutes is not None,
         }
-        return [f"placement.{name}={getattr(self, name)}" for name, yes in asked.items() if yes]
 
     @property
     def threads(self) -> int:

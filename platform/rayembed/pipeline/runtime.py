@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayembed.config.data_run import DataRun, TeacherPlacement
-from rayembed.config.evaluation_run import EvaluationPlacement
-from rayembed.config.placement import Placement
+from rayembed.config.data_run import DataRun
+from rayembed.config.placement import Placement, RuntimeSettings
 from rayembed.data.work_items import Execute
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class Runtime(Protocol):
         ...
 
 
-def runtime_of(placement: Placement | EvaluationPlacement | TeacherPlacement) -> Runtime:
+def runtime_of(placement: RuntimeSettings) -> Runtime:
     """The runtime that a placement asks for; `auto` is decided here."""
     named = os.environ.get("RAY_ADDRESS")
     local = placement.runtime == "local" or (
@@ -98,8 +97,7 @@ def runtime_of(placement: Placement | EvaluationPlacement | TeacherPlacement) ->
         from rayembed.pipeline.here import Here
 
         logger.info("this process does the work, without Ray (placement.runtime)")
-        use_gpu = not isinstance(placement, TeacherPlacement) and placement.use_gpu
-        return Here(use_gpu=use_gpu)
+        return Here(use_gpu=getattr(placement, "use_gpu", False))
     from rayembed.pipeline.on_ray import OnRay
 
     return OnRay()

@@ -41,9 +41,13 @@ def compared_scores(
     )
 
 
+OWN_REJECTED_SHARE = 0.05
+"""Share of dirty rows that a user's own pairs may have."""
+
+
 def own_dataset() -> DatasetConfig:
     """Pairs of the user's own, of which a tenth of the documents is held out and scored."""
-    source = PairsSource(path="pairs.jsonl", max_rejected_share=0.05)
+    source = PairsSource(path="pairs.jsonl", max_rejected_share=OWN_REJECTED_SHARE)
     return DatasetConfig(name="pairs", source=source, held_out=HeldOutFraction(share=0.1))
 
 

@@ -1,0 +1,47 @@
+"""What all calls do with their arguments, and what they show meanwhile."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayembed.samples.assets import MINILM
+
+MODELS = {"all-MiniLM-L6-v2": MINILM}
+"""Models by short name, which the package index has where there is no hub."""
+
+
+def reference_of(model: str | Path) -> str:
+    """Asset reference of a model: of a short name what it stands for, else the text itself."""
+    text = str(model)
+    if text in MODELS and not Path(text).exists():
+        return MODELS[text]
+    return text if "://" in text or ":/" in text else str(Path(text).expanduser())
+
+
+def assignments_of(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as words of `--set`."""
+    return [
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+        for path, value in settings.items()
+    ]
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show rayembed's log inside the block, where the caller has set up no logging."""
+    logger = logging.getLogger("rayembed")
+    if logger.hasHandlers():
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -1,0 +1,93 @@
+"""A loaded model: texts in, vectors out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayembed.api.calls import reference_of
+from rayembed.config.types import Role
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Embedder:
+    """A model that turns texts into vectors."""
+
+    def __init__(self, model: Any, reference: str) -> None:
+        self.model = model
+        """The model as rayembed's rooms use it, a `models.contract.EmbeddingModel`."""
+        self.reference = reference
+
+    def encode(
+        self,
+        texts: str | Sequence[str],
+        *,
+        role: Role = "document",
+        instruction: str | None = None,
+        tokens_per_batch: int | None = None,
+    ) -> "np.ndarray":
+        """Float32 unit vectors: (D,) of one text, (N, D) of a sequence of them.
+
+        Args:
+            role: `query` or `document`, which decides prefixes and lengths.
+            instruction: task definition before each text; None: the one that the model learnt for
+                the role, if it is a single one; "": none.
+            tokens_per_batch: padded tokens of a forward pass; None: by hardware.
+
+        Raises:
+            ConfigError: no such role.
+            DataError: what is given is no text, or a text has no tokens of its own.
+        """
+        from rayembed.models.encoding import encode
+
+        given: dict[str, Any] = {"role": role, "instruction": instruction}
+        return encode(self.model, texts, tokens_per_batch=tokens_per_batch, **given)
+
+    def encode_query(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
+        """Vectors of queries; see `encode`."""
+        return self.encode(texts, role="query", **options)
+
+    def encode_document(self, texts: str | Sequence[str], **options: Any) -> "np.ndarray":
+        """Vectors of documents; see `encode`."""
+        return self.encode(texts, role="document", **options)
+
+    def similarity(
+        self, queries: str | Sequence[str], documents: str | Sequence[str]
+    ) -> "np.ndarray":
+        """Cosines of each query (row) with each document (column); one text has no axis."""
+        found: np.ndarray = self.encode_query(queries) @ self.encode_document(documents).T
+        return found
+
+    def __repr__(self) -> str:
+        return f"Embedder({self.reference!r}, width {self.model.dimensions[0]})"
+
+
+def load(model: str | Path) -> Embedder:
+    """Load a model for encoding.
+
+    Args:
+        model: folder of an export, an asset reference (`hf://org/name@revision`, `s3://…`), a
+            registered model (`models:/name@alias`), or a short name of `MODELS`.
+
+    Raises:
+        RayembedError: there is no such model, or it is not supported.
+    """
+    from rayembed.assets.resolver import resolve_model
+    from rayembed.models.load import load_model
+
+    reference = reference_of(model)
+    if reference.startswith("models:/"):
+        from rayembed.registry import registered_model as registry
+        from rayembed.registry.tracking_uri import resolve_tracking_uri
+
+        uri = resolve_tracking_uri(None, str(Path("outputs").absolute()), make_folder=False)
+        client = registry.connect(uri)
+        version = registry.get_version(client, registry.parse_reference(reference))
+        return Embedder(load_model(registry.download(client, version, tracking_uri=uri)), reference)
+    return Embedder(load_model(resolve_model(reference)), reference)
+
+
+def encode(model: "Embedder | str | Path", texts: str | Sequence[str], **options: Any) -> Any:
+    """Vectors of texts by a model or a reference to one; see `Embedder.encode`."""
+    return (model if isinstance(model, Embedder) else load(model)).encode(texts, **options)

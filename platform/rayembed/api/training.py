@@ -1,0 +1,237 @@
+"""Fine-tuning on pairs, from whatever holds them to a registered model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayembed.api.calls import assignments_of, reference_of, shown
+from rayembed.api.embedder import Embedder, load
+from rayembed.config.loss import LossConfig
+from rayembed.config.override import override
+from rayembed.config.run import Run
+from rayembed.data.epochs import with_steps
+from rayembed.data.given_rows import Rows, rows_file
+from rayembed.errors import ConfigError, DataError
+from rayembed.recipes.building_blocks import OWN_REJECTED_SHARE
+from rayembed.recipes.catalogue import OWN_PAIRS, get_recipe
+
+if TYPE_CHECKING:
+    from rayembed.pipeline.report import Outcome
+    from rayembed.training.trainer import Callback
+
+_DATASET = "data.datasets.pairs"
+_HELD_OUT = 10
+"""Documents that are held out at least; fewer would say nothing of retrieval."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Result of a training."""
+
+    outcome: "Outcome" = field(repr=False)
+
+    @property
+    def folder(self) -> str:
+        """Folder of the model, which sentence-transformers loads too (docs/python.md)."""
+        return self.outcome.model_folder
+
+    @cached_property
+    def model(self) -> Embedder:
+        """The trained model, loaded when it is first used."""
+        return load(self.folder)
+
+    @property
+    def scores(self) -> dict[str, dict[str, float]]:
+        """Model → task → main score: the start, each stage, baselines; empty without any."""
+        table = self.outcome.table
+        return {} if table is None else {name: dict(row) for name, row in table.rows.items()}
+
+    @property
+    def run(self) -> Run:
+        """All settings; `run.to_yaml()` is what a job takes as `--recipe`."""
+        return self.outcome.run
+
+    @property
+    def version(self) -> str:
+        """The registered model, `models:/name/number`."""
+        return self.outcome.version.uri
+
+    def _repr_markdown_(self) -> str:
+        from rayembed.evaluation.tables import score_table
+        from rayembed.tables import show
+
+        table = self.outcome.table
+        told = "" if table is None else show(score_table(table, with_mean=True), "markdown")
+        return f"{told}\n\nModel `{self.folder}`, registered as `{self.version}`"
+
+
+def train(
+    model: str | Path,
+    pairs: Rows,
+    *,
+    loss: LossConfig | None = None,
+    steps: int | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    query_instruction: str | None = None,
+    name: str | None = None,
+    output: str | Path = "outputs",
+    workers: int = 1,
+    callbacks: "Sequence[Callback]" = (),
+    settings: Mapping[str, Any] | None = None,
+) -> Trained:
+    """Fine-tune an encoder on pairs, score it beside its start, register it.
+
+    The run is the recipe for own pairs with what is given here. The same call goes on where a
+    former one stopped, and does nothing twice. One worker trains in this process, several on Ray.
+
+    Args:
+        model: what to start from: a folder of transformers or sentence-transformers, an asset
+            reference (`hf://org/name@revision`) or a short name of `MODELS`.
+        pairs: a path of files (JSONL, CSV, Parquet), a DataFrame, a `datasets.Dataset`, or a list
+            of tuples (query, positive), (query, positive, negatives), (text, text, score) or of
+            dicts. Columns are `query`, `positive` and, if there are any, `negatives`; others are
+            named by `settings`, as in `{"data.datasets.pairs.source.query": "anchor"}`.
+        loss: a loss of `rayembed.losses`, such as `InfoNCE(temperature=0.02)`, or, for graded
+            pairs, `CoSENT()`, which is theirs without any.
+        steps: weight updates; None: by `epochs`.
+        epochs: passes over the rows that are left to train on; one without `steps`.
+        batch_size: pairs in a step, over all workers; None: 64, or fewer where rows are few.
+        learning_rate: its highest; None: the recipe's.
+        query_instruction: text before every query, learnt and kept in the model.
+        name: of the run and of the registered model; None: by the settings.
+        output: folder or address of object storage for all results.
+        workers: data-parallel processes.
+        callbacks: of the trainer, on every worker; with several workers they are pickled.
+        settings: further settings by path, as those of a job's `--set`.
+
+    Raises:
+        RayembedError: what is wrong and what to do.
+    """
+    from rayembed.pipeline.storage import absolute_storage
+    from rayembed.pipeline.train import train as train_run
+
+    storage = absolute_storage(str(output))
+    run = training_run(
+        reference_of(model),
+        rows_file(pairs, storage),
+        loss=loss,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        query_instruction=query_instruction,
+        name=name,
+        storage=storage,
+        workers=workers,
+        settings=settings or {},
+    )
+    with shown():
+        return Trained(train_run(run, callbacks=callbacks))
+
+
+def training_run(
+    model: str,
+    path: str,
+    *,
+    loss: LossConfig | None,
+    steps: int | None,
+    epochs: float | None,
+    batch_size: int | None,
+    learning_rate: float | None,
+    query_instruction: str | None,
+    name: str | None,
+    storage: str,
+    workers: int,
+    settings: Mapping[str, Any],
+) -> Run:
+    """The run of `train`, whose arguments these are, over the rows at `path`.
+
+    Raises:
+        RayembedError: as `train`.
+    """
+    if steps is not None and epochs is not None:
+        raise ConfigError(f"steps={steps} and epochs={epochs:g} are given; one of them is enough")
+    form = {name: settings.get(f"{_DATASET}.source.{name}") for name in ("delimiter", "encoding")}
+    look = _look_at(path, **form)
+    graded = {"sentence1", "sentence2", "score"} <= look.columns
+    found: dict[str, Any] = {
+        "model.backbone.path": model,
+        f"{_DATASET}.source.path": path,
+        "placement.storage_path": storage,
+        "placement.workers": workers,
+    }
+    share = None if graded else _share(look.documents)
+    held_out = {} if share == 0.1 else {f"{_DATASET}.held_out.share": share}
+    found |= held_out if share else {f"{_DATASET}.held_out": None}
+    if graded:
+        source = {"kind": "graded", "path": path, "max_rejected_share": OWN_REJECTED_SHARE}
+        found |= {f"{_DATASET}.source": source}
+        found |= {"stages.finetune.batch.in_batch_negatives": False}
+        found |= {"stages.finetune.loss": {"kind": "cosent"}}
+    elif look.negatives:
+        found |= {f"{_DATASET}.source.negatives": "negatives"}
+        found |= {"stages.finetune.batch.num_negatives": look.negatives}
+    if loss is not None:
+        found |= {"stages.finetune.loss": loss.model_dump(mode="json")}
+    if query_instruction is not None:
+        found |= {f"{_DATASET}.query_instruction": query_instruction}
+    # A power of two, of which any usual number of workers has an equal share.
+    left = look.rows - int(look.rows * (share or 0))
+    size = batch_size or min(64, 1 << max(1, left // 2).bit_length() - 1)
+    found |= {"stages.finetune.batch.global_pairs": size}
+    found |= {"stages.finetune.steps": steps} if steps else {"stages.finetune.epochs": epochs or 1}
+    if learning_rate is not None:
+        found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
+    run = with_steps(override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings})))
+    return run.model_copy(update={"name": name or f"pairs-{run.fingerprint}"})
+
+
+@dataclass
+class _Look:
+    """What files hold."""
+
+    rows: int = 0
+    columns: set[str] = field(default_factory=set)
+    """Names of the columns of the first row."""
+    negatives: int = 0
+    """Largest number of negatives of one of the first thousand rows, in a column `negatives`."""
+    documents: int = 0
+    """Number of distinct cells of the column `positive`; rows, where there is none."""
+
+
+def _look_at(path: str, *, delimiter: str | None, encoding: str | None) -> _Look:
+    """Read the rows once, for what follows from their number.
+
+    Raises:
+        DataError: there are no rows.
+    """
+    from rayembed.data.sources.files import list_pieces
+    from rayembed.data.sources.rows import Row, read_rows
+
+    look, seen = _Look(), set[int]()
+    for piece in list_pieces(path, delimiter=delimiter, encoding=encoding):
+        for row in read_rows(piece):
+            look.rows += 1
+            if not isinstance(row, Row):
+                continue
+            look.columns = look.columns or set(row.values)
+            seen.add(hash(str(row.values.get("positive", look.rows))))
+            given = row.values.get("negatives")
+            if look.rows <= 1000 and isinstance(given, list):
+                look.negatives = max(look.negatives, min(len(given), 7))
+    if not look.rows:
+        raise DataError(f"there are no rows at {path!r}")
+    look.documents = len(seen)
+    return look
+
+
+def _share(documents: int) -> float | None:
+    """Share of documents that are held out: a tenth, more of few, and none of very few."""
+    if documents < 4 * _HELD_OUT:
+        return None
+    return max(0.1, math.ceil(100 * (_HELD_OUT + 1) / documents) / 100)
