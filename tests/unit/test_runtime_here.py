@@ -173,10 +173,16 @@ def test_a_second_interrupt_ends_at_once(made, tmp_path):
     assert not (tmp_path / "run" / "train" / "step-0000007").exists()
 
 
-def test_handlers_and_threads_are_as_before(made, tmp_path):
-    before = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+def test_the_process_is_as_before(made, tmp_path, monkeypatch):
+    """What trains in it next, or is started by it, must not take itself for a worker."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+    def state():
+        return signal.getsignal(signal.SIGINT), torch.get_num_threads(), dict(os.environ)
+
+    before = state()
     train(made, tmp_path / "run")
-    assert before == (signal.getsignal(signal.SIGINT), torch.get_num_threads())
+    assert before == state()
 
 
 class Scores:

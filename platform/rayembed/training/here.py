@@ -246,7 +246,6 @@ def _one_worker(placement: Placement) -> Iterator[None]:
     Raises:
         PlacementError: the process is one of several workers already.
     """
-    os.environ.setdefault("LOCAL_RANK", "0")
     if not dist.is_initialized():
         backend = "nccl" if placement.use_gpu else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
@@ -263,10 +262,15 @@ def _one_worker(placement: Placement) -> Iterator[None]:
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(placement.threads)
+    before = dict(os.environ)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        # Whatever else trains in this process or is started by it would take itself for a worker.
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
 
 
 @contextmanager
