@@ -212,7 +212,7 @@ def main():
         else:
             one_side(job)
         return
-    from rayembed.api import MODELS
+    from rayembed.api.calls import MODELS
     from rayembed.assets.resolver import resolve_model
 
     model = str(resolve_model(MODELS.get(given.model, given.model)))
