@@ -107,3 +107,21 @@ def test_graded_pairs_train_by_their_grades(tmp_path):
         f"{STAGE}.batch.num_negatives=0",
     )
     assert falls([step["loss"] for step in metrics(run)])
+
+
+@pytest.mark.parametrize("kind", ["listwise_kl", "margin_mse"])
+def test_scores_of_mining_are_learnt_without_a_teacher(plain, kind):
+    folder, _ = plain
+    teacher = save_encoder(folder / "teacher", seed=3)
+    mined = {"teacher": str(teacher), "num_negatives": 3, "sampling": "stratified"}
+    mined |= {"rule": {"kind": "top_k"}}
+    run = train(
+        folder,
+        kind,
+        f"data.datasets.pairs.mining={json.dumps(mined)}",
+        f"{STAGE}.batch.num_negatives=3",
+        f"{STAGE}.loss.kind={kind}",
+        f"{STAGE}.loss.infonce_weight=0",
+    )
+    assert falls([step["loss"] for step in metrics(run)])
+    assert metrics(run)[0]["loss"] > 0

@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from rayembed.distributed.collectives import gather, gather_with_gradient, rank
-from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
+from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, own_places
 
 
 def former_contrastive_loss(embeddings, rows, targets, stage, parameters):
@@ -26,7 +26,7 @@ def former_contrastive_loss(embeddings, rows, targets, stage, parameters):
     local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
     everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
     mask = batch_candidates(rows, targets.not_negatives, everyone, first_row, num_rows)
-    positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
+    positive = own_places(num_rows, first_row, num_negatives, embeddings.device)[:, 0]
     gathered = gather_with_gradient(local)
     return torch.stack(
         [

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mining_step import configured, dataset_of, mine, pipeline_context, prepared, told
 
+from rayembed.data.mining.candidates import OPEN, Candidates, stratified_order
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.mining.tasks import MinePart
 from rayembed.data.parts import read_records
@@ -169,6 +170,44 @@ def test_uniform_sampling_draws_from_all_that_the_rule_leaves(tmp_path) -> None:
     ]
     assert len(better) > 500
     assert 0.42 < np.mean(better) < 0.58  # four standard deviations
+
+
+def test_stratified_sampling_takes_one_of_each_share_of_the_ranking(tmp_path) -> None:
+    rows = by_hand.made_up_rows(40, 3, labels=True)
+    config = configured(sampling="stratified", rule=RULES[1], num_negatives=3, near_duplicate=None)
+    left = [[one[0] for one in kept] for kept, _ in by_hand.allowed(rows, config, "a")]
+    assert sum(len(texts) > 5 for texts in left) > 20, "something to draw from"
+    seen: dict[int, set[tuple[str, ...]]] = {}
+    for seed in range(4):
+        found = [
+            told(mine(tmp_path / f"{seed} {n}", rows, config, n, seed=seed)[0]) for n in (1, 3)
+        ]
+        assert found[0] == found[1], "other draws with other parts"
+        for row, (negatives, _) in enumerate(found[0]):
+            places = [left[row].index(text) for text, *_ in negatives]
+            assert len(places) == min(3, len(left[row]))
+            if len(left[row]) >= 3:
+                assert [place * 3 // len(left[row]) for place in places] == [0, 1, 2]
+            seen.setdefault(row, set()).add(tuple(places))
+    assert sum(len(draws) > 1 for draws in seen.values()) > 20, "seeds draw alike"
+
+
+def test_strata_are_gone_through_in_turn() -> None:
+    """Seven open candidates of nine in three shares: one of each, then another of each."""
+    status = np.full((1, 9), OPEN, dtype=np.int8)
+    status[0, [1, 4]] = OPEN + 1
+    scores = np.array([[0.9, 0.85, 0.8, 0.7, 0.65, 0.6, 0.5, 0.4, 0.3]], dtype=np.float32)
+    ids = np.arange(9)[None]
+    hashes = np.random.default_rng(0).integers(1, 2**62, (1, 9))
+    candidates = Candidates(scores, ids, hashes, status)
+    share = {0: 0, 2: 0, 3: 0, 5: 1, 6: 1, 7: 2, 8: 2}
+    orders = set()
+    for salt in range(8):
+        (order,) = stratified_order(candidates, scores, np.array([salt], dtype=np.uint64), 3)
+        assert [share[int(column)] for column in order[:7]] == [0, 1, 2, 0, 1, 2, 0]
+        assert sorted(order.tolist()) == list(range(9))
+        orders.add(tuple(order.tolist()))
+    assert len(orders) > 3
 
 
 def test_a_seed_decides_nothing_where_nothing_is_drawn(tmp_path) -> None:

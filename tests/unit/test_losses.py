@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, positive_places
+from rayembed.losses.candidates import Rows, batch_candidates, own_candidates, own_places
 from rayembed.losses.infonce import info_nce
 
 
@@ -129,7 +129,7 @@ def test_a_workers_mask_is_its_rows_of_the_whole_mask_in_its_layout():
     part = batch_candidates(second, ruled_out[2:], everyone, 2, 2)
     # One worker: p0 p1 p2 p3 n0 n1 n2 n3; two workers: p0 p1 n0 n1 p2 p3 n2 n3.
     assert part.tolist() == whole[2:][:, [0, 1, 4, 5, 2, 3, 6, 7]].tolist()
-    assert positive_places(2, 2, 1, torch.device("cpu")).tolist() == [4, 5]
+    assert own_places(2, 2, 1, torch.device("cpu")).tolist() == [[4, 6], [5, 7]]
 
 
 def test_own_candidates_drop_missing_and_positive_texts():

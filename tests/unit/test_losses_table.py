@@ -15,20 +15,31 @@ from rayembed.config.loss import LOSSES
 from rayembed.config.settings import parse
 from rayembed.config.stage import StageConfig
 from rayembed.errors import ConfigError
-from rayembed.losses.contract import Candidates, Contrastive, FalseNegatives, Pairwise
+from rayembed.losses.contract import (
+    Candidates,
+    Contrastive,
+    FalseNegatives,
+    Pairwise,
+    TeacherScores,
+)
 from rayembed.losses.cosent import cosent
 from rayembed.losses.infonce import InfoNCE
 from rayembed.losses.siglip import SigLIP, siglip
 from rayembed.training.loss_parameters import LossParameters, named_values
 
 KINDS = tuple(LOSSES.classes())
+DISTILLED = ("listwise_kl", "margin_mse")
 
 
 def stage(loss, **more):
     values = {
         "name": "s",
         "datasets": {"d": 1},
-        "batch": {"global_pairs": 4, "num_negatives": 0, "in_batch_negatives": loss != "cosent"},
+        "batch": {
+            "global_pairs": 4,
+            "num_negatives": int(isinstance(loss, str) and loss in DISTILLED),
+            "in_batch_negatives": loss != "cosent",
+        },
         "loss": loss,
         "optimizer": {"learning_rate": 1e-3},
         "steps": 1,
@@ -86,10 +97,17 @@ def test_rows_of_a_loss_in_blocks_are_those_of_the_whole(kind, own):
     positive = torch.arange(6) % documents.shape[-2]
     mask = torch.rand(6, documents.shape[-2], generator=torch.Generator().manual_seed(2)) > 0.4
     mask[torch.arange(6), positive] = True
+    places = torch.stack([positive, (positive + 1) % 5, (positive + 2) % 5], dim=1)
+    if own:
+        positive, places = torch.zeros_like(positive), torch.arange(5).expand(6, 5)
+        mask[:, 0] = True
+    scores = torch.rand(places.shape, generator=torch.Generator().manual_seed(3))
+    scores[2, 1] = scores[4, 0] = math.nan
 
     def rows(chosen):
         vectors = documents[chosen] if own else documents
-        given = Candidates(vectors, positive[chosen], mask[chosen])
+        teacher = TeacherScores(places[chosen], scores[chosen])
+        given = Candidates(vectors, positive[chosen], mask[chosen], teacher)
         return loss.of_rows(queries[chosen], given, values_of(loss))
 
     whole = rows(slice(0, 6))
@@ -114,17 +132,17 @@ def test_what_is_masked_out_and_what_is_far_off_does_not_count(kind):
         return
     mask = torch.ones(4, 4, dtype=torch.bool)
     place = torch.arange(4)
-    of = [
-        loss.of_rows(aligned, Candidates(documents, place, mask), values_of(loss)).mean()
-        for documents in (aligned, crossed)
-    ]
-    assert of[0] < of[1]
-    mask[0, 3] = False
+    teacher = TeacherScores(
+        torch.stack([place, place.roll(1)], dim=1), torch.tensor([1.0, 0.0]).expand(4, 2)
+    )
+
+    def rows(documents):
+        return loss.of_rows(aligned, Candidates(documents, place, mask, teacher), values_of(loss))
+
+    assert rows(aligned).mean() < rows(crossed).mean()
+    mask[1, 3] = False  # the first row's own negative is the last document
     changed = torch.cat([aligned[:3], units(1, 4)])
-    first = [
-        loss.of_rows(aligned, Candidates(documents, place, mask), values_of(loss))[0]
-        for documents in (aligned, changed)
-    ]
+    first = [rows(documents)[1] for documents in (aligned, changed)]
     assert first[0] == first[1]
 
 

@@ -57,6 +57,8 @@ LOSSES = Table(
         "rayembed.losses.infonce:InfoNCE",
         "rayembed.losses.siglip:SigLIP",
         "rayembed.losses.cosent:CoSENT",
+        "rayembed.losses.listwise_kl:ListwiseKL",
+        "rayembed.losses.margin_mse:MarginMSE",
     ),
     default="infonce",
 )

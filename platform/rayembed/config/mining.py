@@ -72,9 +72,10 @@ class MiningConfig(Teacher):
     """Number of candidates that the search returns for each query."""
     skip: int = Field(default=0, ge=0)
     """Number of top ranks to skip; with `candidates` it defines the window of ranks."""
-    sampling: Literal["best", "uniform"] = "best"
-    """Selection among the candidates that the rule accepts: the highest-scoring, or a seeded
-    uniform draw."""
+    sampling: Literal["best", "uniform", "stratified"] = "best"
+    """Selection among the candidates that the rule accepts: the highest-scoring, a seeded uniform
+    draw, or one seeded draw from each of as many equal shares of the ranking as negatives are
+    wanted, so that a distilled model sees hard, middling and easy ones."""
     pool: Literal["corpus", "given"] = "corpus"
     """Source of candidates. `corpus`: the positives of all rows and `corpus`. `given`: only the
     negatives that a row brings, filtered by the rule (Nomic Embed v2, section 7.3)."""

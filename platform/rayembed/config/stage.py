@@ -119,4 +119,9 @@ class StageConfig(Settings):
                 f"stage {self.name!r} has neither in-batch nor hard negatives, so its loss is "
                 "always zero; set batch.in_batch_negatives=true or batch.num_negatives above 0"
             )
+        if "teacher_scores" in self.loss.needs and not self.batch.num_negatives:
+            raise ValueError(
+                f"stage {self.name!r}: the loss {self.loss.kind!r} reads a teacher's scores of "
+                "hard negatives, and the stage takes none; set batch.num_negatives above 0"
+            )
         return self

@@ -108,13 +108,15 @@ def above_positive(
     return negatives.masked_fill(~above, NONE)
 
 
-def positive_places(
-    num_rows: int, first_row: int, num_negatives: int, device: torch.device
-) -> Tensor:
-    """(b,) indices of this worker's positives among the N candidates."""
+def own_places(num_rows: int, first_row: int, num_negatives: int, device: torch.device) -> Tensor:
+    """(b, 1 + K) indices of the positive and the negatives of this worker's rows among the N
+    candidates.
+    """
     worker = first_row // max(num_rows, 1)
     start = worker * num_rows * (1 + num_negatives)
-    return torch.arange(num_rows, device=device) + start
+    positives = torch.arange(num_rows, device=device).unsqueeze(1)
+    negatives = num_rows + torch.arange(num_rows * num_negatives, device=device)
+    return torch.cat([positives, negatives.view(num_rows, num_negatives)], dim=1) + start
 
 
 def _once(mask: Tensor, hashes: Tensor) -> Tensor:

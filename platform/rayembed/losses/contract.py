@@ -37,6 +37,17 @@ class FalseNegatives(Settings):
 
 
 @dataclass(frozen=True)
+class TeacherScores:
+    """Scores by a teacher of each query's own documents: its positive, then its M - 1 negatives."""
+
+    places_BM: Int[Tensor, "B M"]
+    """Places of the documents among the candidates. What stands at the place of a missing negative
+    is any document."""
+    scores_BM: Float[Tensor, "B M"]
+    """All of a row by the same teacher; NaN where there is none, as of a missing negative."""
+
+
+@dataclass(frozen=True)
 class Candidates:
     """Documents among which each query has its positive."""
 
@@ -46,6 +57,9 @@ class Candidates:
     """Place of each query's positive among its candidates."""
     mask_BN: Bool[Tensor, "B N"]
     """Which candidates count for a query; its positive always does."""
+    teacher: TeacherScores | None = None
+    """There where the loss needs `teacher_scores`. A document that the mask leaves out has its
+    score nevertheless: a false negative is what a teacher knows best."""
 
 
 class Contrastive(LossConfig):

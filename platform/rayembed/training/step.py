@@ -36,9 +36,9 @@ from rayembed.losses.candidates import (
     above_positive,
     batch_candidates,
     own_candidates,
-    positive_places,
+    own_places,
 )
-from rayembed.losses.contract import Candidates, Contrastive, Pairwise
+from rayembed.losses.contract import Candidates, Contrastive, Pairwise, TeacherScores
 from rayembed.losses.matryoshka import cut
 from rayembed.models.contract import EmbeddingModel, EmbedOutput, cost, to_device
 from rayembed.models.micro_batches import (
@@ -210,25 +210,37 @@ def contrastive_loss(
     queries = embeddings[targets.query]
     not_negatives = targets.not_negatives
     if loss.false_negatives is not None:
-        scores = targets.negative_score, targets.positive_score
-        above = above_positive(rows.negatives, *scores, loss.false_negatives.margin)
+        above = above_positive(
+            rows.negatives,
+            targets.negative_score,
+            targets.positive_score,
+            loss.false_negatives.margin,
+        )
         not_negatives = torch.cat([not_negatives, above], dim=1)
     documents = torch.cat([targets.positive.unsqueeze(1), targets.negatives], dim=1)
     # A missing negative takes any vector's place; the mask keeps it out of the loss.
     candidates = embeddings[documents.clamp(min=0)]
     if not stage.batch.in_batch_negatives:
         mask = own_candidates(rows, not_negatives)
-        positive = torch.zeros_like(targets.positive)
+        places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     else:
         num_rows, num_negatives = targets.negatives.shape
         first_row = rank() * num_rows
         local = torch.cat([candidates[:, 0], candidates[:, 1:].flatten(0, 1)])
         everyone = Rows(**{name: gather(value) for name, value in vars(rows).items()})
         mask = batch_candidates(rows, not_negatives, everyone, first_row, num_rows)
-        positive = positive_places(num_rows, first_row, num_negatives, embeddings.device)
+        places = own_places(num_rows, first_row, num_negatives, embeddings.device)
         candidates = gather_with_gradient(local)
+    teacher = None
+    if "teacher_scores" in loss.needs:
+        scores = torch.cat([targets.positive_score.unsqueeze(1), targets.negative_score], dim=1)
+        teacher = TeacherScores(places, scores)
     of_width = [
-        loss.of_rows(cut(queries, d), Candidates(cut(candidates, d), positive, mask), parameters)
+        loss.of_rows(
+            cut(queries, d),
+            Candidates(cut(candidates, d), places[:, 0], mask, teacher),
+            parameters,
+        )
         for d in (width, *loss.dimensions)
     ]
     return torch.stack([of_rows.mean() for of_rows in of_width]).sum()

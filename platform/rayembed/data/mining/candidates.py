@@ -129,6 +129,33 @@ def score_order(candidates: Candidates, scores: np.ndarray) -> np.ndarray:
     return np.lexsort((-scores, ~candidates.open))
 
 
+def stratified_order(
+    candidates: Candidates, scores: np.ndarray, salt: np.ndarray, strata: int
+) -> np.ndarray:
+    """(Q, C) columns: one drawn from each stratum of the ranking by score, the highest stratum
+    first, then another from each, and so on; open ones first.
+
+    Args:
+        salt: (Q,) uint64.
+        strata: equal shares of a query's open candidates by falling score.
+    """
+    ranked = score_order(candidates, scores)
+    count = candidates.open.sum(1)[:, None]
+    place = np.arange(ranked.shape[1])[None, :]
+    by_rank = np.minimum(place * strata // np.maximum(count, 1), strata)
+    stratum = np.empty_like(by_rank)
+    np.put_along_axis(stratum, ranked, by_rank, 1)
+    drawn = mixed(candidates.hashes.view(np.uint64) ^ salt[:, None])
+    shuffled = np.lexsort((drawn, stratum, ~candidates.open))
+    # The how-manieth of its stratum: its place after those before that are of other strata.
+    of_place = np.take_along_axis(stratum, shuffled, 1)
+    starts = np.concatenate([np.ones_like(of_place[:, :1]), np.diff(of_place, axis=1)], axis=1) != 0
+    turn = place - np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+    turns = np.empty_like(turn)
+    np.put_along_axis(turns, shuffled, turn, 1)
+    return np.lexsort((stratum, turns, ~candidates.open))
+
+
 def _refused(candidates: Candidates, against: Sequence[tuple[int, np.ndarray]]) -> Candidates:
     status = candidates.status.copy()
     for reason, refused in against:
@@ -178,12 +205,18 @@ def rank_candidates(
     Args:
         scores: (Q, C) of a cross-encoder; None: the teacher's decide.
         positive_scores: (Q,) of the lowest-scoring positives, by the model that decides.
-        salt: (Q,) uint64, for uniform sampling.
+        salt: (Q,) uint64, for draws.
     """
     deciding = candidates.scores if scores is None else scores
     left = by_rule(candidates, deciding, config.rule.highest_scores(positive_scores))
-    uniform = config.sampling == "uniform"
-    order = draw_order(left, salt) if uniform else score_order(left, deciding)
+    if config.sampling == "uniform":
+        order = draw_order(left, salt)
+    elif config.sampling == "stratified":
+        # Teachers take turns, each over its own list.
+        strata = -(-config.num_negatives // (1 + len(config.further_teachers)))
+        order = stratified_order(left, deciding, salt, strata)
+    else:
+        order = score_order(left, deciding)
     return RankedCandidates(left, deciding, positive_scores, order, scores is not None)
 
 

@@ -137,7 +137,7 @@ def _inputs(config: MiningConfig, parent: DatasetArtifact, seed: int) -> dict[st
         "most_shared": MOST_SHARED,
         "settings": _settings(config),
         "records": parent.fingerprint,
-        "seed": seed if config.sampling == "uniform" else None,
+        "seed": None if config.sampling == "best" else seed,
     }
 
 

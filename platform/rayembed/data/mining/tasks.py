@@ -70,7 +70,7 @@ class MinePart:
     """Teachers in the order in which they take turns."""
     config: MiningConfig
     seed: int
-    """Seed of uniform sampling."""
+    """Seed of draws."""
     cross_encoder: str = ""
     """Fingerprint of the cross-encoder's weights, if `config` names one."""
     load_cross_encoder: Callable[[CrossEncoder, str, str], Scorer] = load_cross_encoder

@@ -1,0 +1,78 @@
+"""What losses have in common that bring a query's own documents to the scores of a teacher.
+
+B queries, N candidates, M = 1 + K own documents of a query, D embedding width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from rayembed.config.loss import Need
+from rayembed.losses.contract import Candidates, Contrastive, similarities
+from rayembed.losses.infonce import info_nce
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+    from rayembed.losses.contract import Parameters
+
+
+class Distilled(Contrastive):
+    """A loss of the positive and the hard negatives of each query under scores that mining stored,
+    with InfoNCE over all candidates beside it.
+
+    No teacher runs in the step. The scores are the cross-encoder's where mining rescored, else the
+    teacher's cosines. A document without a score takes no part; a query whose positive or whose
+    negatives all have none adds nothing but InfoNCE.
+    """
+
+    infonce_weight: NonNegativeFloat = 1.0
+    """Factor of InfoNCE; 0 leaves the teacher's scores alone."""
+    infonce_temperature: PositiveFloat = 0.02
+    """Temperature of InfoNCE."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Teacher scores."""
+        return frozenset({"teacher_scores"})
+
+    def of_rows(
+        self, queries_BD: Float[Tensor, "B D"], candidates: Candidates, parameters: Parameters
+    ) -> Float[Tensor, " B"]:
+        """Loss of each query, float32."""
+        teacher = candidates.teacher
+        assert teacher is not None
+        vectors = candidates.vectors
+        own_BMD = vectors[teacher.places_BM] if vectors.ndim == 2 else vectors
+        known_BM = ~teacher.scores_BM.isnan()
+        # Without the positive, or with it alone, there is nothing to compare.
+        known_BM = known_BM & known_BM[:, :1] & known_BM[:, 1:].any(dim=1, keepdim=True)
+        scores_BM = teacher.scores_BM.masked_fill(~known_BM, 0.0)
+        loss_B = self.of_scores(similarities(queries_BD, own_BMD), scores_BM, known_BM)
+        if not self.infonce_weight:
+            return loss_B
+        return loss_B + self.infonce_weight * info_nce(
+            queries_BD,
+            vectors,
+            candidates.positive_B,
+            candidates.mask_BN,
+            self.infonce_temperature,
+        )
+
+    def of_scores(
+        self,
+        cosines_BM: Float[Tensor, "B M"],
+        scores_BM: Float[Tensor, "B M"],
+        known_BM: Bool[Tensor, "B M"],
+    ) -> Float[Tensor, " B"]:
+        """The distillation alone of each query; 0 where nothing is known.
+
+        Args:
+            cosines_BM: of the query with its positive, then with its hard negatives.
+            scores_BM: the teacher's; 0 where it has none.
+            known_BM: which documents the teacher scored, none of a row or the positive and more.
+        """
+        raise TypeError(f"{type(self).__name__} computes nothing")
