@@ -1,0 +1,132 @@
+"""Models of one architecture made into one by arithmetic on their weights.
+
+All is computed in float32, whatever the weights are saved in.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rayembed.errors import ArtifactError, ConfigError
+
+Method = Literal["linear", "slerp", "task_arithmetic"]
+Weights = Mapping[str, Tensor]
+
+_PARALLEL = 1e-4
+"""Angle in radians below which two directions are one, so that nothing is divided by its sine."""
+
+
+def merge(method: Method, models: Iterable[Weights], shares: Sequence[float]) -> dict[str, Tensor]:
+    """Weights of the merged model, float32; what is no floating number comes from the first one.
+
+    - `linear`: Σ wᵢ θᵢ with shares that sum to 1; with equal ones a soup (arXiv 2203.05482), of a
+      model before and after its fine-tuning WiSE-FT (arXiv 2109.01903).
+    - `slerp`: each tensor goes the share of the way from the first model to the second along the
+      arc between their directions; its norm goes in a straight line.
+    - `task_arithmetic`: θ₀ + Σ wᵢ (θᵢ - θ₀), the first model being the base (arXiv 2212.04089).
+
+    Args:
+        models: weights by name, one model after the other; each is read once.
+        shares: of each model for `linear`; of the second alone for `slerp`; of each but the first
+            for `task_arithmetic`. See `check_shares`.
+
+    Raises:
+        ArtifactError: a model has other weights than the first.
+    """
+    first, *rest = _factors(method, shares)
+    merged: dict[str, Tensor] = {}
+    base: Weights = {}
+    for place, model in enumerate(models):
+        if not place:
+            base = {name: tensor.detach().clone() for name, tensor in model.items()}
+            scale = 1.0 if method == "slerp" else first
+            merged = {
+                name: scale * tensor.float() if tensor.is_floating_point() else tensor
+                for name, tensor in base.items()
+            }
+            continue
+        _check_alike(base, model, place)
+        share = rest[place - 1]
+        for name, tensor in model.items():
+            if not tensor.is_floating_point():
+                continue
+            if method == "slerp":
+                merged[name] = _slerp(merged[name], tensor.float(), share)
+            else:
+                merged[name] += share * tensor.float()
+    return merged
+
+
+def check_shares(method: Method, number: int, shares: Sequence[float] | None) -> tuple[float, ...]:
+    """The shares that `merge` takes for so many models; equal ones unless some are given.
+
+    Raises:
+        ConfigError: too few models, another number of shares, or shares that the method cannot
+            take.
+    """
+    wanted = {"linear": number, "slerp": 1, "task_arithmetic": number - 1}[method]
+    if number < 2 or (method == "slerp" and number != 2):
+        needs = "exactly two models" if method == "slerp" else "at least two models"
+        raise ConfigError(f"{method} takes {needs}, and {number} are given")
+    if shares is None:
+        return {
+            "linear": (1 / number,) * number,
+            "slerp": (0.5,),
+            "task_arithmetic": (1 / wanted,) * wanted,
+        }[method]
+    if len(shares) != wanted:
+        of = {
+            "linear": "one of each model",
+            "slerp": "that of the second model",
+            "task_arithmetic": "one of each model after the base, which comes first",
+        }[method]
+        raise ConfigError(
+            f"{method} of {number} models takes {wanted} shares ({of}), and {len(shares)} are given"
+        )
+    if method == "linear" and abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(f"the shares of a linear merge must sum to 1, and sum to {sum(shares):g}")
+    if method == "slerp" and not 0 <= shares[0] <= 1:
+        raise ConfigError(f"the share of a slerp must lie in 0 to 1, and is {shares[0]:g}")
+    return tuple(shares)
+
+
+def _factors(method: Method, shares: Sequence[float]) -> tuple[float, ...]:
+    """Factor of each model's weights."""
+    of: dict[Method, Callable[[], tuple[float, ...]]] = {
+        "linear": lambda: tuple(shares),
+        "slerp": lambda: (1 - shares[0], shares[0]),
+        "task_arithmetic": lambda: (1 - sum(shares), *shares),
+    }
+    return of[method]()
+
+
+def _check_alike(base: Weights, model: Weights, place: int) -> None:
+    shapes = [{name: tuple(w.shape) for name, w in weights.items()} for weights in (base, model)]
+    apart = sorted(name for name, _ in set(shapes[0].items()) ^ set(shapes[1].items()))
+    if apart:
+        name = apart[0]
+        there = [str(shape.get(name, "absent")) for shape in shapes]
+        raise ArtifactError(
+            f"model {place + 1} cannot be merged with the first one: {len(set(apart))} of their "
+            f"weights differ in name or shape, such as {name} ({there[0]} and {there[1]}); merge "
+            "models of one architecture, fine-tuned from the same start"
+        )
+
+
+def _slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
+    norms = one.norm(), other.norm()
+    if not all(norms):
+        return torch.lerp(one, other, share)
+    cosine = ((one / norms[0]) * (other / norms[1])).sum().clamp(-1, 1)
+    angle = torch.arccos(cosine)
+    # Opposite directions have no arc of their own either.
+    if angle < _PARALLEL or torch.pi - angle < _PARALLEL:
+        return torch.lerp(one, other, share)
+    direction = (
+        torch.sin((1 - share) * angle) * one / norms[0]
+        + torch.sin(share * angle) * other / norms[1]
+    ) / torch.sin(angle)
+    found: Tensor = direction * torch.lerp(norms[0], norms[1], share)
+    return found

@@ -1,0 +1,155 @@
+"""Merging of models: the arithmetic by hand, the job on saved folders, what cannot be merged."""
+
+import json
+import math
+
+import pytest
+import torch
+from own_pairs import own_run
+from tiny_job import run_here
+from tiny_models import save_encoder
+
+import rayembed
+from rayembed.errors import ArtifactError, ConfigError
+from rayembed.models.load import load_model
+from rayembed.models.merge import check_shares, merge
+from rayembed.pipeline.merge_job import merge_models
+
+
+def weights(*values, places=(1, 2)):
+    return {"w": torch.tensor(values), "places": torch.tensor(places)}
+
+
+def test_linear_is_the_weighted_mean_and_keeps_whole_numbers():
+    found = merge("linear", [weights(1.0, 2.0), weights(5.0, 0.0, places=(9, 9))], (0.25, 0.75))
+    assert found["w"].tolist() == [4.0, 0.5]
+    assert found["places"].tolist() == [1, 2]
+
+
+def test_task_arithmetic_adds_changes_to_the_base():
+    models = [weights(1.0, 1.0), weights(2.0, 1.0), weights(1.0, 4.0)]
+    found = merge("task_arithmetic", models, (0.5, 2.0))
+    assert found["w"].tolist() == [1.5, 7.0]
+
+
+def test_an_arc_keeps_the_norm_which_a_line_does_not():
+    one, other = weights(2.0, 0.0), weights(0.0, 2.0)
+    found = merge("slerp", [one, other], (1 / 3,))["w"]
+    expected = torch.tensor([2 * math.cos(math.pi / 6), 2 * math.sin(math.pi / 6)])
+    torch.testing.assert_close(found, expected)
+    assert merge("linear", [one, other], (0.5, 0.5))["w"].norm() < 1.5
+    longer = merge("slerp", [one, weights(0.0, 6.0)], (0.5,))["w"]
+    torch.testing.assert_close(longer, torch.tensor([2 * math.sqrt(2), 2 * math.sqrt(2)]))
+
+
+@pytest.mark.parametrize("other", [weights(4.0, 0.0), weights(-4.0, 0.0), weights(0.0, 0.0)])
+def test_directions_without_an_arc_are_merged_in_a_line(other):
+    found = merge("slerp", [weights(2.0, 0.0), other], (0.5,))["w"]
+    torch.testing.assert_close(found, (weights(2.0, 0.0)["w"] + other["w"]) / 2)
+
+
+def test_sums_of_bfloat16_are_taken_in_float32():
+    models = [{"w": torch.full((1,), 1 + i / 128).bfloat16()} for i in (0, 1)]
+    found = merge("linear", models, (0.5, 0.5))["w"]
+    assert found.dtype == torch.float32
+    assert found.item() == 1 + 1 / 256
+
+
+@pytest.mark.parametrize(
+    ("method", "number", "shares", "words"),
+    [
+        ("linear", 1, None, "at least two models, and 1"),
+        ("slerp", 3, None, "exactly two models, and 3"),
+        ("linear", 2, (0.5,), r"takes 2 shares \(one of each model\), and 1"),
+        ("linear", 2, (0.5, 0.6), "must sum to 1, and sum to 1.1"),
+        ("slerp", 2, (1.5,), "must lie in 0 to 1, and is 1.5"),
+        ("task_arithmetic", 2, (0.5, 0.5), "after the base, which comes first"),
+    ],
+)
+def test_wrong_shares_are_refused(method, number, shares, words):
+    with pytest.raises(ConfigError, match=words):
+        check_shares(method, number, shares)
+
+
+def test_without_shares_they_are_equal():
+    assert check_shares("linear", 4, None) == (0.25,) * 4
+    assert check_shares("slerp", 2, None) == (0.5,)
+    assert check_shares("task_arithmetic", 3, None) == (0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A start model as transformers saves it, and its fine-tuned model."""
+    folder = tmp_path_factory.mktemp("merge")
+    run = own_run(folder, "stages.finetune.steps=8")
+    (folder / "run.yaml").write_text(run.to_yaml())
+    done = run_here("train_biencoder", "--recipe", str(folder / "run.yaml"))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "encoder", folder / "outputs/runs/own/models/finetune"
+
+
+@pytest.mark.job
+def test_a_base_and_its_fine_tuned_model_become_one_that_loads(models, tmp_path):
+    base, tuned = models
+    done = run_here(
+        "merge_models",
+        *("--model", str(base), "--model", str(tuned), "--shares", "0.25,0.75"),
+        *("--output", str(tmp_path / "merged")),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Merged model: {tmp_path}/merged" in done.stdout
+    states = [load_model(path, dtype="float32").state_dict() for path in (base, tuned)]
+    found = load_model(tmp_path / "merged", dtype="float32").state_dict()
+    moved = 0
+    for name, weight in found.items():
+        expected = 0.25 * states[0][name] + 0.75 * states[1][name]
+        torch.testing.assert_close(weight, expected)
+        moved += not torch.equal(weight, states[1][name])
+    assert moved > 10
+    made_of = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    assert made_of == {
+        "method": "linear",
+        "models": [str(base), str(tuned)],
+        "shares": [0.25, 0.75],
+    }
+    assert rayembed.load(str(tmp_path / "merged")).encode("one text").shape == (32,)
+
+
+@pytest.mark.job
+def test_the_last_share_alone_is_the_last_model(models, tmp_path):
+    base, tuned = models
+    merge_models([str(base), str(tuned)], tmp_path / "all", shares=(0.0, 1.0))
+    texts = ["cats live", "the river"]
+    found = rayembed.load(str(tmp_path / "all")).encode(texts)
+    torch.testing.assert_close(
+        torch.as_tensor(found), torch.as_tensor(rayembed.load(str(tuned)).encode(texts))
+    )
+
+
+@pytest.mark.job
+def test_models_that_do_not_fit_are_refused_and_nothing_is_written(models, tmp_path):
+    base, tuned = models
+    other = save_encoder(tmp_path / "other")
+    vocabulary = json.loads((tmp_path / "other/tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    one, two = sorted(words)[:2]
+    words[one], words[two] = words[two], words[one]
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ArtifactError, match="other vocabularies"):
+        merge_models([str(other), str(tuned)], tmp_path / "merged")
+    shorter = {
+        name: w for name, w in load_model(base).state_dict().items() if "layer.1" not in name
+    }
+    with pytest.raises(ArtifactError, match="of their weights differ in name or shape, such as"):
+        merge("linear", [load_model(tuned).state_dict(), shorter], (0.5, 0.5))
+    done = run_here("merge_models", "--model", str(base), "--output", str(tmp_path / "merged"))
+    assert done.returncode == 2
+    assert "linear takes at least two models" in done.stderr
+    done = run_here(
+        "merge_models",
+        *("--model", str(base), "--model", str(tuned), "--shares", "half"),
+        *("--output", str(tmp_path / "merged")),
+    )
+    assert done.returncode == 2
+    assert "must be numbers with commas" in done.stderr
+    assert not (tmp_path / "merged").exists()
