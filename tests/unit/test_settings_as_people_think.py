@@ -140,7 +140,7 @@ def test_a_wrong_delimiter_or_encoding_says_what_to_set(tmp_path):
     written(tmp_path / "a.csv", ";", "utf-8")
     path = f"data.datasets.pairs.source.path={tmp_path}/a.csv"
     run = own_run(tmp_path, path)
-    with pytest.raises(ConfigError, match=r"set source\.delimiter=';'"):
+    with pytest.raises(ConfigError, match=r"set data\.datasets\.pairs\.source\.delimiter=';'"):
         prepare(run, PipelineContext(str(tmp_path / "out"), 0))
     written(tmp_path / "a.csv", ";", "utf-16")
     with pytest.raises(ArtifactError, match="utf-16 for Excel's Unicode text"):

@@ -10,11 +10,16 @@ from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
 from rayembed.data.plan.audit import data_provenance, data_warnings
-from rayembed.data.prepare import check_files_at_hand, prepare
+from rayembed.data.prepare import prepare
+from rayembed.data.sources.check import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
-from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.checks import (
+    check_inputs,
+    check_instructions_at_hand,
+    check_row_instructions,
+)
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
@@ -158,6 +163,7 @@ def _train(
     check_files_at_hand(run)
     # All of this is told before Ray starts.
     tokenizer = check_inputs(run)
+    check_instructions_at_hand(run, tokenizer)
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
