@@ -15,7 +15,7 @@ _FILE = "size.json"
 
 def remembered_size(model: ModelConfig) -> ModelSize | None:
     """Numbers of parameters, as `model_size` counts them; those of a model of the same settings and
-    shapes are read from this machine's cache.
+    shapes are read from this machine's cache, if it has one: a dry run makes no folder.
 
     Raises:
         ConfigError: as `model_size`; nothing is kept then.
@@ -23,6 +23,8 @@ def remembered_size(model: ModelConfig) -> ModelSize | None:
     shapes = {name: known_settings(at, f"model.{name}.path") for name, at in model.parts.items()}
     if None in shapes.values():
         return None
+    if not cache_folder().is_dir():
+        return model_size(model)
     built = [version("rayembed"), version("transformers"), model.model_dump(mode="json"), shapes]
 
     def fill(folder: Path) -> None:
