@@ -8,8 +8,8 @@ import pytest
 from own_pairs import write_pairs
 
 import rayembed
-from rayembed.errors import PlacementError
-from rayembed.pipeline.job import RUN
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.pipeline.job import RUN, work_begins
 from rayembed.pipeline.training_job import training_job
 from rayembed.recipes.catalogue import JOBS, get_recipe, recipe_names
 
@@ -115,6 +115,20 @@ def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys, 
     fake.train = refuse
     assert job() == 1
     assert capsys.readouterr().err == "error: more workers than CPUs\n"
+
+    def begin_and_refuse(run):
+        work_begins()
+        raise ConfigError("a setting that only the cluster could tell")
+
+    fake.train = begin_and_refuse
+    assert job() == 1, "2 says that nothing was started"
+    capsys.readouterr()
+
+    def refuse_first(run):
+        raise ConfigError("a setting that the model tells")
+
+    fake.train = refuse_first
+    assert job() == 2
 
     def break_down(run):
         raise ZeroDivisionError

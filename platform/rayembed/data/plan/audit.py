@@ -297,7 +297,7 @@ def rejected_rows(plan_folder: str) -> list[str]:
     for name, chain in folders_of(BatchPlan.open(plan_folder)).items():
         manifest = chain[-1].manifest
         kind = SOURCES.classes().get(manifest["inputs"]["settings"]["source"]["kind"])
-        tolerated = NOT_BAD | (kind.tolerated if kind is not None else frozenset())
+        tolerated = NOT_BAD | getattr(kind, "tolerated", frozenset())
         bad = {why: count for why, count in manifest["rejected"].items() if why not in tolerated}
         if number := sum(bad.values()):
             lines.append(

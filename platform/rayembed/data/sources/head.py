@@ -26,6 +26,7 @@ from rayembed.errors import RayembedError
 
 _WHOLE_BYTES = 4 << 20
 """Files of so many bytes together are read whole: half a second of CPU."""
+_WHOLE_ROWS = 20_000
 _FIRST_ROWS = 1000
 _SHOWN_CHARACTERS = 160
 
@@ -114,7 +115,8 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece])
         whole = size <= _WHOLE_BYTES // 8
     columns = source.columns_looked_up(dataset)
     first = next((row for row in _rows(pieces) if isinstance(row, Row)), None)
-    made, read = _made(dataset, source, pieces, columns, None if whole else _FIRST_ROWS)
+    made = _made(dataset, source, pieces, columns, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS)
+    whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
     rows, exact = (read, True) if whole else _count(pieces, read)
     own = type(source).records is not FileRows.records
     asks = source.instruction_column is not None
@@ -146,9 +148,9 @@ def _made(
     source: FileRows,
     pieces: Sequence[FilePiece],
     columns: Sequence[str],
-    most: int | None,
-) -> tuple[Made, int]:
-    """Rows with their records, or the reason why one has none; and the number of rows."""
+    most: int,
+) -> Made:
+    """The first rows with their records, or the reason why one has none."""
 
     def nothing(_: Row) -> list[Record]:
         return []
@@ -156,8 +158,7 @@ def _made(
     own = type(source).records is not FileRows.records
     make = partial(source.records, dataset) if own else nothing
     rows = (pair for piece in pieces for pair in converted(piece, columns, make))
-    made = list(islice(rows, most))
-    return made, len(made)
+    return list(islice(rows, most))
 
 
 def _rows(pieces: Sequence[FilePiece]) -> Iterator[Row | BadRow]:
