@@ -134,7 +134,7 @@ DATA = {
     ),
     "near column": (["{PATH}=near.jsonl"], ["did you mean 'querys'?"]),
     "misspelt column": (["{PATH}=good.jsonl", "{SOURCE}.positive=postive"], ["'positive'"]),
-    "misspelt label": (["{PATH}=good.jsonl", "{SOURCE}.label=lable"], ["source.label = 'lable'"]),
+    "misspelt label": (["{PATH}=good.jsonl", "{SOURCE}.label=labels"], ["source.label = 'labels'"]),
     "group column": (
         [
             "{PATH}=good.jsonl",
@@ -196,7 +196,7 @@ OTHERS = {
     ),
     "images": (["evaluation.tasks=[VisualSTS17Eng]"], ["only tasks over texts"]),
     "no such validation": (
-        ["evaluation.validation={data: {kind: mteb, tasks: [NanoSciFactRetrival]}}"],
+        ["evaluation.validation={data: {kind: mteb, tasks: [NanoSciFactRetrieva]}}"],
         ["evaluation.validation.data.tasks", "did you mean 'NanoSciFactRetrieval'?"],
     ),
     "AIR-Bench": (["evaluation.benchmarks=[AIR-Bench_24.05]"], ["evaluate_model --benchmark"]),
