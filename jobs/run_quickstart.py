@@ -17,6 +17,8 @@ from rayembed.pipeline.training_job import training_job
 FAMILIES = ("nvembed", "causal2vec", "cde", "nomic")
 """Families that can be trained; the first one is the default."""
 
+STORAGE = "placement.storage_path="
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -24,8 +26,10 @@ def main(argv: Sequence[str]) -> int:
     """The exit code of the training job, which is submitted to a Ray head of this machine."""
     family, *others = argv if argv and argv[0] in FAMILIES else (FAMILIES[0], *argv)
     recipe = f"{family}-quickstart"
-    # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
-    arguments = ["--set", f"placement.storage_path={CHECKOUT / 'outputs'}", *others]
+    arguments = others
+    if not any(word.removeprefix("--set=").startswith(STORAGE) for word in others):
+        # A job runs in a copy of the checkout, which is gone afterwards: the results go here.
+        arguments = ["--set", f"{STORAGE}{CHECKOUT / 'outputs'}", *others]
 
     def submit(_run: Run, context: JobContext) -> int:
         def echo(text: str) -> None:

@@ -32,7 +32,7 @@ def refused(folder, capfd):
         arguments = [f"--set={assignment}" for assignment in assignments]
         place = "--set=placement.runtime=auto"
         argv = ["--recipe", f"{folder}/run.yaml", "--name", NAME, place, *arguments]
-        assert training_job("none")(argv) == code
+        assert training_job("nvembed-quickstart")(argv) == code
         printed = capfd.readouterr()
         assert "Traceback" not in printed.err + printed.out
         assert printed.err.count("error: ") == 1, printed.err
@@ -57,16 +57,16 @@ GOOD = [{"query": f"query {i}", "positive": f"positive {i}"} for i in range(40)]
     ("assignments", "code", "message"),
     [
         (["model.poolin.kind=mean"], 2, "no setting 'model.poolin'; did you mean 'pooling'?"),
-        (["model.backbone.path=/nowhere/model"], 1, "no file or folder '/nowhere/model'"),
+        (["model.backbone.path=/nowhere/model"], 2, "no file or folder '/nowhere/model'"),
         (["model.lora.target_modules=[q_prj]"], 2, "'q_prj'"),
         (["placement.storage_path=/proc/nothing"], 1, "/proc/nothing"),
         (["placement.tracking_uri=http://127.0.0.1:9"], 1, "http://127.0.0.1:9"),
-        (["placement.cpus_per_worker=5000"], 1, "no node is large enough for one worker"),
+        (["placement.cpus_per_worker=5000"], 2, "no node is large enough for one worker"),
         (["stages.retrieval.batch.global_pairs=512"], 1, "512"),
-        (["evaluation.baselines=[bm25, /nowhere]"], 1, "evaluation.baselines.1 cannot be used"),
+        (["evaluation.baselines=[bm25, /nowhere]"], 2, "evaluation.baselines.1 cannot be used"),
         (
             ["data.datasets.topics.mining={teacher: /nowhere}"],
-            1,
+            2,
             "data.datasets.topics.mining.teacher cannot be used",
         ),
         (
@@ -92,18 +92,18 @@ def test_workers_that_do_not_fit(cluster, refused):
 @pytest.mark.parametrize(
     ("rows", "columns", "code", "messages"),
     [
-        ([], {}, 1, ["data set 'sentences' is empty", "no rows at all"]),
-        ([{"query": "a", "positive": ""}] * 3, {}, 1, ["3 rows, none usable", "no positive"]),
-        ([*GOOD, {"query": "a"}], {}, 1, ["1 of 41 rows", "no positive: {'query': 'a'}"]),
+        ([], {}, 2, ["data set 'sentences' is empty", "no rows at all"]),
+        ([{"query": "a", "positive": ""}] * 3, {}, 2, ["3 rows, none usable", "no positive"]),
+        ([*GOOD, {"query": "a"}], {}, 2, ["1 of 41 rows", "no positive: {'query': 'a'}"]),
         (
             [*GOOD, {"query": "\u200b\u0301", "positive": "b"}],
             {},
-            1,
+            2,
             ["1 of 41 rows", "query has no visible character: {'query': '"],
         ),
-        ([*GOOD, "{not json"], {}, 1, ["1 of 41 rows", "not JSON"]),
+        ([*GOOD, "{not json"], {}, 2, ["1 of 41 rows", "not JSON"]),
         (GOOD, {"query": "queries"}, 2, ["no such column; did you mean 'query'?"]),
-        (GOOD[:5], {}, 1, ["5 rows in all, fewer than one global batch of 8"]),
+        (GOOD[:5], {}, 2, ["5 records in all", "fewer than one global batch"]),
         (
             [{**row, "task": "find the rest of it " * 40} for row in GOOD],
             {"instruction": "task"},

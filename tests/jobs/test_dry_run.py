@@ -39,11 +39,11 @@ def run_script(*argv: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_what_a_dry_run_prints_is_the_run(name, tmp_path, capsys):
-    assert training_job("biencoder")(["--recipe", name, "--dry-run"]) == 0
+    assert training_job(name)(["--dry-run"]) == 0
     captured = capsys.readouterr()
     file = tmp_path / "run.yaml"
     file.write_text(captured.out)
-    again, _ = training_job("biencoder").resolve(["--recipe", str(file)])
+    again, _ = training_job(name).resolve(["--recipe", str(file)])
     run = get_recipe(name)
     assert again == run
     assert run.fingerprint in captured.out.splitlines()[0]
@@ -68,7 +68,7 @@ def test_the_full_size_run_of_the_readme_is_shown_without_ray_and_without_the_hu
     assert "7,892,959,232" in shown.stderr
     assert "8 workers" in shown.stderr
     (tmp_path / "run.yaml").write_text(shown.stdout)
-    again, _ = training_job("biencoder").resolve(["--recipe", str(tmp_path / "run.yaml")])
+    again, _ = training_job("nvembed-v2").resolve(["--recipe", str(tmp_path / "run.yaml")])
     assert again.data.root == "s3://bucket/data"
     assert again.fingerprint == get_recipe("nvembed-v2").fingerprint
 

@@ -22,7 +22,7 @@ from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.on_ray import execute_with_ray_data
 from rayembed.data.parts import read_records
-from rayembed.data.sources import convert, files
+from rayembed.data.sources import check, convert, files
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.work_items import run_resumable
 
@@ -83,7 +83,7 @@ def test_records_are_the_same_as_in_one_process_and_writing_twice_does_not_appen
     assert len(files.list_pieces(str(path))) > 10
 
     dataset = parse(DatasetConfig, {"name": "own", "source": source})
-    checked = convert.check_source(dataset, "")
+    checked = check.check_source(dataset, "")
     pipeline_context = PipelineContext(str(tmp_path / "there"), 0, execute_with_ray_data)
 
     def there() -> DatasetArtifact:

@@ -9,7 +9,8 @@ import sys
 from rayembed.config.mining import CleaningConfig
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import read_table
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.recipes.datasets.catalogue import get_dataset
 

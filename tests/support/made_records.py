@@ -8,7 +8,8 @@ from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_records
 from rayembed.data.records import Record
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 
 

@@ -73,9 +73,11 @@ if __name__ == "__main__":
 
     asked = json.load(sys.stdin)
     told = {script: forked(script, [["--help"]]) for script in asked}
+    from rayembed.pipeline.at_hand import look_at
     from rayembed.pipeline.dry_run import print_dry_run
 
-    print_dry_run(get_recipe("nvembed-quickstart"), out=io.StringIO(), tables=io.StringIO())
+    run = get_recipe("nvembed-quickstart")
+    print_dry_run(run, look_at(run), out=io.StringIO(), tables=io.StringIO())
     for script, commands in asked.items():
         told[script] += forked(script, commands)
     json.dump(told, sys.stdout)

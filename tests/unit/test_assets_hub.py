@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from rayembed.assets.hub import HubReference, model_files, parse_hub_reference
+from rayembed.assets.reading import list_hub_files
 from rayembed.assets.resolver import resolve, resolve_model
 from rayembed.errors import AssetError
 
@@ -130,11 +133,39 @@ def test_a_file_and_a_folder_of_a_dataset(hub, tmp_path):
 
 
 @loopback
-@pytest.mark.parametrize("reference", ["hf://org/name@v9", "hf://org/none@main"])
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("hf://org/name@v9", "no branch, tag or commit of that name .*NotFoundError"),
+        ("hf://org/none@main", "nothing of that name, or it is private .*NotFoundError.*HF_TOKEN"),
+    ],
+)
 @pytest.mark.parametrize("function", [resolve, resolve_model])
-def test_what_the_hub_does_not_have(hub, tmp_path, reference, function):
-    with pytest.raises(AssetError, match=r"cannot fetch 'hf://org/.*NotFoundError.*HF_ENDPOINT"):
+def test_what_the_hub_does_not_have(hub, tmp_path, reference, words, function):
+    with pytest.raises(AssetError, match=rf"cannot fetch 'hf://org/[^ ]*' from the hub: .*{words}"):
         function(reference, cache=tmp_path)
+
+
+@loopback
+def test_a_hub_that_never_answers_is_given_up(tmp_path, monkeypatch):
+    limits = {"connect": 0.3, "pool": 0.3, "read": 0.3, "write": 0.3}
+    monkeypatch.setattr("rayembed.assets.hub_client.LIMITS_SECONDS", limits)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(AssetError, match=r"cannot fetch .*no answer in time \(0\.3 s"):
+            list_hub_files("hf://datasets/org/name@main")
+        assert time.monotonic() - began < 20
+
+
+def test_an_offline_cache_speaks_our_words(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(AssetError) as told:
+        resolve_model("hf://nobody/nothing@main", cache=tmp_path)
+    assert "HF_HUB_OFFLINE is set, and this machine's cache has not got it" in str(told.value)
+    for inside in ("local_files_only", "HubReference", "repo_type"):
+        assert inside not in str(told.value)
 
 
 @loopback

@@ -2,13 +2,18 @@
 
 import sys
 import types
+from pathlib import Path
 
 import pytest
+from own_pairs import write_pairs
 
-from rayembed.errors import PlacementError
-from rayembed.pipeline.job import RUN
+import rayembed
+from rayembed.errors import ConfigError, PlacementError
+from rayembed.pipeline.job import RUN, work_begins
 from rayembed.pipeline.training_job import training_job
-from rayembed.recipes.catalogue import get_recipe
+from rayembed.recipes.catalogue import JOBS, get_recipe, recipe_names
+
+ROOT = Path(rayembed.__file__).parents[2]
 
 
 def job(*argv: str) -> int:
@@ -23,7 +28,7 @@ def test_without_arguments_the_default_recipe_is_trained():
 
 def test_recipe_settings_and_name_come_in_this_order():
     argv = "--name mine --set seed=1 --set name=other --recipe nvembed-v1 --set seed=2 --dry-run"
-    run, action = training_job("biencoder").resolve(argv.split())
+    run, action = training_job("nvembed-v1").resolve(argv.split())
     assert (run.name, run.seed, action) == ("mine", 2, "--dry-run")
     assert run.fingerprint != get_recipe("nvembed-v1").fingerprint
     assert run.model == get_recipe("nvembed-v1").model
@@ -33,11 +38,11 @@ def test_a_file_stands_for_a_recipe(tmp_path, monkeypatch):
     expected, _ = training_job("nvembed-quickstart").resolve(["--set", "seed=5"])
     file = tmp_path / "run.yaml"
     file.write_text(expected.to_yaml())
-    assert training_job("biencoder").resolve(["--recipe", str(file)])[0] == expected
+    assert training_job("nvembed-v2").resolve(["--recipe", str(file)])[0] == expected
     monkeypatch.chdir(tmp_path)
-    assert training_job("biencoder").resolve(["--recipe", "run.yaml"])[0] == expected
+    assert training_job("nvembed-v2").resolve(["--recipe", "run.yaml"])[0] == expected
     file.rename("run")  # any name that is a file and no recipe
-    assert training_job("biencoder").resolve(["--recipe", "run"])[0] == expected
+    assert training_job("nvembed-v2").resolve(["--recipe", "run"])[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -73,18 +78,34 @@ def test_unknown_options_and_abbreviations_are_refused(capsys):
     assert "unrecognized arguments" in capsys.readouterr().err
 
 
-def test_list_shows_every_recipe(capsys):
-    assert job("--list") == 0
-    shown = capsys.readouterr().out
-    for name in ("nvembed-quickstart-single-stage-in-batch", "nvembed-v2", "biencoder"):
-        assert f" {name} " in shown
+def test_the_lists_of_all_jobs_show_every_recipe_once(capsys):
+    lists = {}
+    for recipe in ("nvembed-v2", "causal2vec-quickstart", "cde", "nomic-v2-moe", "biencoder"):
+        assert training_job(recipe)(["--list"]) == 0
+        lists[recipe] = capsys.readouterr().out
+    for name in recipe_names():
+        (listing,) = [recipe for recipe, shown in lists.items() if f" {name} " in shown]
+        assert get_recipe(listing).model.kind == get_recipe(name).model.kind
 
 
-def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys):
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_recipe_of_another_architecture_is_refused_with_its_job(as_file, tmp_path, capsys):
+    recipe = "nomic-quickstart"
+    if as_file:
+        recipe = str(tmp_path / "run.yaml")
+        (tmp_path / "run.yaml").write_text(get_recipe("nomic-quickstart").to_yaml())
+    assert job("--recipe", recipe, "--dry-run") == 2
+    assert "start it with jobs/train_nomic.py" in capsys.readouterr().err
+    assert all((ROOT / "jobs" / f"{script}.py").is_file() for script in JOBS.values())
+
+
+def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys, tmp_path):
     trained = []
     fake = types.ModuleType("rayembed.pipeline.train")
     fake.train = trained.append
     monkeypatch.setitem(sys.modules, "rayembed.pipeline.train", fake)
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "pairs.jsonl")
     assert job("--name", "mine") == 0
     assert [run.name for run in trained] == ["mine"]
 
@@ -94,6 +115,20 @@ def test_training_gets_the_run_and_its_errors_are_messages(monkeypatch, capsys):
     fake.train = refuse
     assert job() == 1
     assert capsys.readouterr().err == "error: more workers than CPUs\n"
+
+    def begin_and_refuse(run):
+        work_begins()
+        raise ConfigError("a setting that only the cluster could tell")
+
+    fake.train = begin_and_refuse
+    assert job() == 1, "2 says that nothing was started"
+    capsys.readouterr()
+
+    def refuse_first(run):
+        raise ConfigError("a setting that the model tells")
+
+    fake.train = refuse_first
+    assert job() == 2
 
     def break_down(run):
         raise ZeroDivisionError

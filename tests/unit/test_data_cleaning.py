@@ -13,7 +13,8 @@ from rayembed.config.settings import parse
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.cleaning.rows import drawn, first_of_each
 from rayembed.data.parts import read_records
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.work_items import Execute, in_process
 from rayembed.errors import DataError

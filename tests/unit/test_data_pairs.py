@@ -17,7 +17,7 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.records import Record
 from rayembed.data.sources import files as pairs
 from rayembed.data.sources.cells import RowError
-from rayembed.data.sources.convert import with_source_path
+from rayembed.data.sources.check import with_source_path
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.pairs import PairsSource
 from rayembed.data.sources.rows import Row, check_columns, read_rows

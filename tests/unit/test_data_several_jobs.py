@@ -20,7 +20,8 @@ from rayembed.data.hashes import text_hash
 from rayembed.data.mining.mine import make_mined
 from rayembed.data.parts import write_part
 from rayembed.data.records import Record
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Execute, in_process, run_resumable

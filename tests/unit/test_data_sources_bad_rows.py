@@ -15,7 +15,8 @@ from rayembed.config.settings import parse
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.cleaning.evaluation_texts import find_sources, read_texts
 from rayembed.data.sources import files
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import BadRow, read_rows
 from rayembed.data.sources.tasks import HeldOut

@@ -19,7 +19,8 @@ from rayembed.data.audit import AUDIT
 from rayembed.data.parts import read_records
 from rayembed.data.plan.audit import data_warnings, folders_of, negatives_warning
 from rayembed.data.plan.batch_plan import BatchPlan
-from rayembed.data.prepare import check_files_at_hand, prepare
+from rayembed.data.prepare import prepare
+from rayembed.data.sources.check import check_files_at_hand
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.unread import unread_columns, unread_warning
 from rayembed.errors import ConfigError, DataError

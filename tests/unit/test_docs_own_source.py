@@ -34,7 +34,8 @@ run = override(get_recipe("biencoder"), {SETTINGS!r})
 import numpy as np
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.parts import read_records
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.tasks import HeldOut
 (dataset,) = pickle.loads(pickle.dumps(run.data.datasets))
 made = make_records(PipelineContext("out", 0), check_source(dataset, "."), HeldOut())

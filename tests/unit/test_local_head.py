@@ -268,6 +268,12 @@ def test_a_wrong_setting_is_told_before_a_head_starts(monkeypatch, capsys):
     assert started == []
     assert quickstart.main(["cde", "--set", "seed=1"]) == 0
     assert len(started) == 1, "the control"
+    capsys.readouterr()
+    for own in (["--set", "placement.storage_path=/own"], ["--set=placement.storage_path=/own"]):
+        assert quickstart.main(["cde", *own]) == 0
+        assert started[-1][-len(own) :] == own
+        assert sum("placement.storage_path=" in word for word in started[-1]) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_a_head_without_an_agent_yet_is_asked_again(monkeypatch):

@@ -13,6 +13,7 @@ from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.prepare import prepare, prepare_datasets
 from rayembed.errors import ConfigError
+from rayembed.pipeline.at_hand import AtHand
 from rayembed.pipeline.data_tables import print_data_run, print_prepared
 from rayembed.pipeline.dry_run import print_dry_run
 from rayembed.pipeline.held_out import held_out_sets, with_sets
@@ -85,7 +86,7 @@ def test_the_recipes_of_own_pairs_hold_a_part_out_and_a_dry_run_says_so(recipe: 
     shown = {}
     for name, assignments in {"on": [], "off": [NULL]}.items():
         out, tables = io.StringIO(), io.StringIO()
-        print_dry_run(override(run, assignments), out=out, tables=tables)
+        print_dry_run(override(run, assignments), AtHand(), out=out, tables=tables)
         shown[name] = tables.getvalue()
     assert "of untrained, finetune, bm25 on pairs-held-out" in shown["on"]
     assert "10% of documents, at most 1,000" in shown["on"]

@@ -19,12 +19,14 @@ def test_dropped_steps_are_in_the_summary(dropped, line, capsys):
         version=RegisteredVersion("m", 1, "models:/m/1", "models:/m@candidate"),
         tracking_uri="sqlite:///m.db",
         dropped_steps=dropped,
+        rejected=("pairs: 9 of 90 rows (10.0%)",),
         held_out=("pairs-held-out: 30 queries over 20 documents",),
     )
     print_outcome(outcome, mlflow_complete=True)
     printed = capsys.readouterr().out
     assert "models:/m@candidate" in printed
     assert "Held out   pairs-held-out: 30 queries over 20 documents" in printed
+    assert "Rejected   pairs: 9 of 90 rows (10.0%)" in printed
     assert ("Dropped" in printed) is (line is not None)
     assert line is None or line in printed
 

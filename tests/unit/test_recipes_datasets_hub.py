@@ -21,7 +21,8 @@ from rayembed.config.mining import CleaningConfig
 from rayembed.config.sources import Source
 from rayembed.data.artifacts import DatasetArtifact, PipelineContext
 from rayembed.data.parts import read_table
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_source
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.earlier import RecordsSource
 from rayembed.data.sources.mteb import MtebSource
 from rayembed.data.sources.tasks import HeldOut

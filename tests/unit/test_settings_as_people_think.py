@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from own_pairs import own_run, write_pairs
 from rayembed.config.override import override
 from rayembed.data.artifacts import PipelineContext
 from rayembed.data.epochs import with_steps
+from rayembed.data.plan.audit import rejected_rows
 from rayembed.data.prepare import prepare
 from rayembed.data.sources.files import list_pieces
 from rayembed.data.sources.rows import read_rows
@@ -140,7 +142,7 @@ def test_a_wrong_delimiter_or_encoding_says_what_to_set(tmp_path):
     written(tmp_path / "a.csv", ";", "utf-8")
     path = f"data.datasets.pairs.source.path={tmp_path}/a.csv"
     run = own_run(tmp_path, path)
-    with pytest.raises(ConfigError, match=r"set source\.delimiter=';'"):
+    with pytest.raises(ConfigError, match=r"set data\.datasets\.pairs\.source\.delimiter=';'"):
         prepare(run, PipelineContext(str(tmp_path / "out"), 0))
     written(tmp_path / "a.csv", ";", "utf-16")
     with pytest.raises(ArtifactError, match="utf-16 for Excel's Unicode text"):
@@ -154,7 +156,11 @@ def test_dirt_of_own_pairs_is_trained_on_up_to_a_twentieth(tmp_path):
     (tmp_path / "pairs.jsonl").write_text(text)
     run = own_run(tmp_path, f"data.datasets.pairs.source.path={tmp_path}/dirty.jsonl")
     (tmp_path / "dirty.jsonl").write_text(text)
-    prepare(run, PipelineContext(str(tmp_path / "out"), 0))
+    (plan,) = prepare(run, PipelineContext(str(tmp_path / "out"), 0)).values()
+    (line,) = rejected_rows(plan)
+    total = len(rows) + len(dirty)
+    assert line.startswith(f"pairs: 9 of {total} rows ({9 / total:.1%}): 9 × no query; examples: ")
+    assert Path(line.rpartition("examples: ")[2]).read_text().count("no query")
     (tmp_path / "dirty.jsonl").write_text(text + '{"query": ""}\n' * 10)
     with pytest.raises(DataError, match=r"set data\.datasets\.pairs\.source\.max_rejected_share"):
         prepare(run, PipelineContext(str(tmp_path / "out"), 0))

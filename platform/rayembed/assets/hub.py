@@ -7,12 +7,12 @@ names a mirror, `HF_TOKEN` opens private repositories, `HF_HUB_OFFLINE=1` uses w
 
 import glob
 import logging
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
+from rayembed.assets.hub_client import hub_api, hub_endpoint, limit_hub, unavailable
 from rayembed.errors import AssetError
 
 logger = logging.getLogger(__name__)
@@ -104,13 +104,13 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
         AssetError: as `fetch_from_hub`; also no file of a model.
     """
     import httpx
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     wanted = parse_hub_reference(reference)
     try:
-        api = HfApi(endpoint=hub_endpoint())
-        info = api.repo_info(wanted.repo_id, revision=wanted.revision, repo_type=wanted.repo_type)
+        info = hub_api().repo_info(
+            wanted.repo_id, revision=wanted.revision, repo_type=wanted.repo_type
+        )
         names = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
         needed = model_files(names, wanted.inside)
         if not needed:
@@ -122,7 +122,9 @@ def fetch_model_from_hub(reference: str, cache: Path | None) -> Path:
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise unavailable(reference, error) from error
     except (OSError, httpx.HTTPError) as error:
-        logger.warning("the hub does not answer (%s); looking for %s in its cache", error, wanted)
+        logger.warning(
+            "the hub does not answer (%s); looking for %s in its cache", error, reference
+        )
         start = f"{glob.escape(wanted.inside)}/*" if wanted.inside else "*"
         patterns = [f"{start}{ending}" for ending in _MODEL_FILES]
         return _snapshot(reference, wanted, patterns, cache, only_cached=True) / wanted.inside
@@ -157,6 +159,7 @@ def _snapshot(
     import httpx
     from huggingface_hub import snapshot_download
 
+    limit_hub()
     try:
         folder = snapshot_download(
             wanted.repo_id,
@@ -172,18 +175,3 @@ def _snapshot(
     except (OSError, ValueError, httpx.HTTPError) as error:
         raise unavailable(reference, error) from error
     return Path(str(folder))
-
-
-def hub_endpoint() -> str | None:
-    """Current value of `HF_ENDPOINT`; huggingface_hub reads it only on import."""
-    return os.environ.get("HF_ENDPOINT") or None
-
-
-def unavailable(reference: str, error: Exception) -> AssetError:
-    """Error for a hub that did not deliver a reference."""
-    said = " ".join(str(error).split())
-    return AssetError(
-        f"cannot fetch {reference!r} from the hub ({type(error).__name__}): {said}. Check the "
-        "name, the revision and the network; HF_ENDPOINT names a mirror, HF_TOKEN opens private "
-        "repositories"
-    )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rayembed.assets.hub import hub_endpoint
+from rayembed.assets.hub_client import hub_api
 from rayembed.errors import AssetError, ConfigError
 
 _OF_TRAINING = ("made-of.json", ".*")
@@ -45,13 +45,13 @@ def upload_model(folder: Path, name: str, card: str) -> str:
         AssetError: the hub is away or refuses; nothing of the folder was changed.
     """
     import httpx
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd
 
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     kept = [path for path in files if not any(path.match(one) for one in _OF_TRAINING)]
     content: dict[str, Path | bytes] = {p.relative_to(folder).as_posix(): p for p in kept}
     content["README.md"] = card.encode()
-    api = HfApi(endpoint=hub_endpoint())
+    api = hub_api()
     try:
         made = api.create_repo(name, private=True, exist_ok=True)
         api.create_commit(

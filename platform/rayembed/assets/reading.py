@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import pyarrow.fs
 
-from rayembed.assets.hub import HubReference, hub_endpoint, parse_hub_reference, unavailable
+from rayembed.assets.hub import HubReference, parse_hub_reference
+from rayembed.assets.hub_client import hub_api, hub_endpoint, limit_hub, unavailable
 from rayembed.assets.resolver import is_unpacked, resolve
 from rayembed.assets.storage import open_storage
 from rayembed.errors import AssetError
@@ -53,6 +54,7 @@ def open_source(path: str) -> tuple[pyarrow.fs.FileSystem, str]:
     from huggingface_hub import HfFileSystem
 
     found = _data_set(path)
+    limit_hub()
     hub = HfFileSystem(endpoint=hub_endpoint())
     filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(hub))
     return filesystem, _whole(found, found.revision, found.inside).removeprefix(_HUB)
@@ -66,10 +68,10 @@ def list_hub_files(path: str) -> list[HubFile]:
             the hub does not answer.
     """
     import httpx
-    from huggingface_hub import HfApi, RepoFile
+    from huggingface_hub import RepoFile
 
     wanted = _data_set(path)
-    api = HfApi(endpoint=hub_endpoint())
+    api = hub_api()
     name, inside = wanted.repo_id, wanted.inside
     try:
         commit = str(api.dataset_info(name, revision=wanted.revision).sha)

@@ -83,7 +83,7 @@ class Source(Settings):
             dataset: settings of the data set, a `DatasetConfig`, with whole paths.
 
         Raises:
-            DataError, ConfigError, AssetError: as `data.sources.convert.check_source`.
+            DataError, ConfigError, AssetError: as `data.sources.check.check_source`.
         """
         raise TypeError(f"{type(self).__name__} finds no data")
 

@@ -18,7 +18,7 @@ import posixpath
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rayembed.assets.storage import (
     exists,
@@ -31,9 +31,11 @@ from rayembed.assets.storage import (
 )
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import Part
-from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
 from rayembed.data.work_items import Execute, Result, add_up, in_process
 from rayembed.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from rayembed.data.vectors.teacher import TeacherLoader, TeacherSettings
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,12 @@ class DatasetArtifact:
         ]
 
 
+def _teacher_loader() -> "TeacherLoader":
+    from rayembed.data.vectors.teacher import TeacherLoader  # torch, which most readers do not need
+
+    return TeacherLoader()
+
+
 @dataclass(frozen=True)
 class PipelineContext:
     """Shared context of all preparation steps."""
@@ -91,7 +99,7 @@ class PipelineContext:
     """Folder or prefix for results, readable and writable on all machines."""
     seed: int
     execute: Execute = in_process
-    teacher_loader: TeacherLoader = field(default_factory=TeacherLoader)
+    teacher_loader: "TeacherLoader" = field(default_factory=_teacher_loader)
     root: str = ""
     """Folder that relative paths in the settings start from."""
 
@@ -138,7 +146,7 @@ class ArtifactWriter:
         """
         return join(self.folder, "working")
 
-    def settled(self, context: PipelineContext, teacher: TeacherSettings) -> TeacherSettings:
+    def settled(self, context: PipelineContext, teacher: "TeacherSettings") -> "TeacherSettings":
         """Teacher's settings with the number type that this folder was begun with.
 
         A job that goes on on machines of another kind would otherwise mix vectors of two types.

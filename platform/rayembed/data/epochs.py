@@ -44,7 +44,7 @@ def with_steps(run: Run) -> Run:
 
 def _rows(dataset: DatasetConfig, root: str, stage: str) -> int:
     """Rows of a data set's files that training may see."""
-    from rayembed.data.sources.convert import check_source
+    from rayembed.data.sources.check import check_source
 
     if not isinstance(dataset.source, FileRows):
         raise ConfigError(

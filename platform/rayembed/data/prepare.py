@@ -17,8 +17,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from rayembed.assets.reading import is_on_hub
-from rayembed.assets.resolver import is_unpacked
 from rayembed.assets.storage import join
 from rayembed.config.data import DatasetConfig
 from rayembed.config.data_run import DataRun, Step, data_of
@@ -35,10 +33,11 @@ from rayembed.data.plan.audit import negatives_warning, write_audit
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.plan.order import PlanConfig, columns_for
 from rayembed.data.plan.write import write_plan
-from rayembed.data.sources.convert import check_source, make_records
+from rayembed.data.sources.check import check_sources, check_unread
+from rayembed.data.sources.convert import make_records
 from rayembed.data.sources.file_rows import ResolvedDataset
 from rayembed.data.sources.tasks import HeldOut
-from rayembed.data.sources.unread import unread_negatives, unread_warning
+from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     """
     used = {name for stage in run.stages for name in stage.datasets}
     sources = check_sources(data_of(run), used)
-    _check_unread(run, sources)
+    check_unread(run, sources)
     steps = prepare_datasets(data_of(run), context, used, sources=sources)
     prepared = {name: done[-1] for name, done in steps.items()}
     _check_grades(run, prepared)
@@ -99,34 +98,6 @@ def prepare(run: Run, context: PipelineContext) -> dict[str, str]:
     if unused := [d.name for d in run.data.datasets if d.name not in used]:
         log.warning("no stage uses the data sets %s; they are not prepared", ", ".join(unused))
     return {name: plan.folder for name, plan in plans.items()}
-
-
-def check_sources(run: DataRun, names: Collection[str] | None = None) -> list[ResolvedDataset]:
-    """Data sets whose sources were found with all columns that the settings name.
-
-    Needs no download, so that it can run before one.
-    """
-    chosen = [d for d in run.data.datasets if names is None or d.name in names]
-    return [check_source(dataset, run.data.root) for dataset in chosen]
-
-
-def check_files_at_hand(run: Run) -> None:
-    """Check that the stages' data files exist, except those on the hub or in packages.
-
-    What takes no download, for those who are about to begin one.
-
-    Raises:
-        ConfigError: as `check_source`; or rows have negatives that a stage asks for and nobody
-            reads.
-        DataError: as `check_source`.
-    """
-    used = {name for stage in run.stages for name in stage.datasets}
-    found = []
-    for dataset in run.data.datasets:
-        places = dataset.source.paths.values() if dataset.name in used else ()
-        if places and not any(is_on_hub(place) or is_unpacked(place) for place in places):
-            found.append(check_source(dataset, run.data.root))
-    _check_unread(run, found)
 
 
 def prepare_datasets(
@@ -211,17 +182,3 @@ def _check_grades(run: Run, prepared: Mapping[str, DatasetArtifact]) -> None:
                     "take all for positives; take a loss over graded pairs (cosent), or prepare "
                     "them by a source of the kind sts, which keeps similar pairs alone"
                 )
-
-
-def _check_unread(run: Run, sources: Sequence[ResolvedDataset]) -> None:
-    """Raise when a stage requires hard negatives and rows have some in columns that are not read.
-
-    Raises:
-        ConfigError: some do.
-    """
-    asking = {n for stage in run.stages if stage.batch.num_negatives for n in stage.datasets}
-    for checked in sources:
-        if checked.dataset.name in asking:
-            problem = unread_negatives(checked.dataset, checked.unread)
-            if problem is not None:
-                raise problem

@@ -22,6 +22,7 @@ from mteb.get_tasks import TASK_LIST
 
 from rayembed.config.settings import nearest
 from rayembed.errors import ConfigError
+from rayembed.evaluation.mteb_names import no_benchmark, no_task
 
 MTEB_MINI: tuple[str, ...] = (
     *("SciFact", "NFCorpus", "FiQA2018", "SCIDOCS", "TRECCOVID", "Touche2020"),
@@ -87,7 +88,7 @@ class MtebTask:
 
 def benchmark_names() -> tuple[str, ...]:
     """Names of all benchmarks over texts, sorted."""
-    of_mteb = [found.name for found in mteb.get_benchmarks() if not _other_inputs(found.tasks)]
+    of_mteb = [found.name for found in mteb.get_benchmarks() if not other_inputs(found.tasks)]
     return tuple(sorted([*of_mteb, "MTEB-MINI", *_MADE_HERE]))
 
 
@@ -111,11 +112,8 @@ def benchmark_tasks(name: str, *, also: Sequence[str] = ()) -> tuple[MtebTask, .
     try:
         benchmark = mteb.get_benchmark(name)
     except KeyError:
-        raise ConfigError(
-            f"there is no benchmark {name!r}; "
-            f"{nearest(name.partition('?')[0], (*benchmark_names(), *also))}"
-        ) from None
-    if others := _other_inputs(benchmark.tasks):
+        raise ConfigError(no_benchmark(name, (*benchmark_names(), *also))) from None
+    if others := other_inputs(benchmark.tasks):
         raise ConfigError(
             f"the benchmark {name!r} has tasks over {', '.join(others)}; "
             "only benchmarks over texts are evaluated"
@@ -131,7 +129,7 @@ def named_tasks(names: Iterable[str]) -> tuple[MtebTask, ...]:
     """
     found = tuple(MtebTask(name) for name in dict.fromkeys(names))
     for factory in found:
-        if others := _other_inputs([factory.load()]):
+        if others := other_inputs([factory.load()]):
             raise ConfigError(
                 f"the task {factory.name!r} is over {', '.join(others)}; "
                 "only tasks over texts are evaluated"
@@ -193,13 +191,7 @@ def _with_own_members(aggregate: Any) -> Any:
 def _check_task(name: str) -> None:
     known = _task_names()
     if name not in known:
-        raise ConfigError(f"mteb has no task {name!r}; {_close(name, known)}")
-
-
-def _close(name: str, known: frozenset[str]) -> str:
-    """The nearest name; all of them, over a thousand, would tell nothing."""
-    hint = nearest(name, known)
-    return hint if hint.startswith("did you mean") else "mteb.get_tasks() lists all"
+        raise ConfigError(no_task(name, known))
 
 
 @lru_cache(maxsize=1)
@@ -207,7 +199,7 @@ def _task_names() -> frozenset[str]:
     return frozenset(task.metadata.name for task in TASK_LIST)
 
 
-def _other_inputs(tasks: Iterable[Any]) -> list[str]:
+def other_inputs(tasks: Iterable[Any]) -> list[str]:
     """Inputs of the tasks beside texts, sorted."""
     return sorted({kind for task in tasks for kind in task.metadata.modalities} - {"text"})
 

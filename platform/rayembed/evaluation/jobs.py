@@ -16,6 +16,7 @@ import httpx
 import mteb
 from huggingface_hub import is_offline_mode
 
+from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.hub_retries import causes_of, passes, status_of, with_retries
 from rayembed.errors import AssetError, RayembedError
 
@@ -48,6 +49,7 @@ def load_data(
     Raises:
         AssetError: the data cannot be had; names the task, the reason and what to do.
     """
+    limit_hub()
     try:
         with_retries(task.load_data, task.metadata.name, waits=waits, sleep=sleep)
     except _LOADING as error:

@@ -18,7 +18,7 @@ from rayembed.config.evaluation_run import EvaluationRun
 from rayembed.config.named_benchmarks import named_benchmarks
 from rayembed.config.scores import Scores
 from rayembed.errors import ConfigError, RayembedError
-from rayembed.evaluation.air_bench.catalogue import VERSIONS
+from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb
 from rayembed.evaluation.averages import main_score
 from rayembed.evaluation.benchmarks import (
     MtebTask,
@@ -80,10 +80,7 @@ def task_factories(scores: Scores) -> list[TaskFactory]:
         if benchmark in VERSIONS:
             if isinstance(scores, EvaluationRun):
                 continue  # its jobs are none of mteb's
-            raise ConfigError(
-                f"evaluation.benchmarks names {benchmark!r}, which a training run does not take; "
-                f"score its model afterwards: evaluate_model --benchmark {benchmark}"
-            )
+            raise ConfigError(not_of_mteb(benchmark))
         for task in benchmark_tasks(benchmark, also=also):
             found[task.name] = _both(found[task.name], task) if task.name in found else task
     for task in named_tasks(scores.tasks):

@@ -9,6 +9,7 @@ from typing import Any
 
 import mteb
 
+from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import join
 from rayembed.config.document import fingerprint
 from rayembed.config.evaluation import Prompts
@@ -73,6 +74,7 @@ def check_validation(run: Run) -> None:
     """
     import httpx
 
+    limit_hub()
     for task in validation_tasks(run):
         name = task.metadata.name
         try:

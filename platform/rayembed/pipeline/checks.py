@@ -17,6 +17,7 @@ from rayembed.config.types import Role
 from rayembed.config.validation import BeirValidation, MtebValidation
 from rayembed.data.mining.rescoring import check_cross_encoder
 from rayembed.data.plan.batch_plan import BatchPlan
+from rayembed.data.sources.head import is_here, look
 from rayembed.errors import ArtifactError, AssetError, ConfigError
 from rayembed.evaluation.plan import task_factories
 from rayembed.evaluation.prompts import ModelPrompts
@@ -178,6 +179,22 @@ def _check_examples(run: Run, tokenizer: PromptTokenizer) -> None:
             "and no data set of a stage has one; set data.datasets.<name>.query_instruction, or "
             "model.examples=null"
         )
+
+
+def check_instructions_at_hand(run: Run, tokenizer: PromptTokenizer) -> None:
+    """Return when every instruction that the rows read of files here bring along leaves room for
+    their query; of large files those are the first rows, and `check_row_instructions` sees all.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    used = {name for stage in run.stages for name in stage.datasets}
+    for dataset in run.data.datasets:
+        column = dataset.source.instruction_column
+        if dataset.name in used and column is not None and is_here(dataset, run.data.root):
+            setting = f"column {column!r} of the data set {dataset.name!r}"
+            for instruction in look(dataset, run.data.root).instructions:
+                _check_room("model", tokenizer, setting, instruction, "query")
 
 
 def check_row_instructions(run: Run, plans: Mapping[str, str], tokenizer: PromptTokenizer) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Collection
 from rayembed.assets.storage import check_writable
 from rayembed.config.data_run import DataRun, Step
 from rayembed.data.artifacts import DatasetArtifact
-from rayembed.data.prepare import check_sources, prepare_datasets
+from rayembed.data.prepare import prepare_datasets
+from rayembed.data.sources.check import check_sources
 from rayembed.pipeline.checks import check_teachers
 from rayembed.pipeline.data_tables import print_prepared
 from rayembed.pipeline.runtime import runtime_of

@@ -8,35 +8,38 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import held_out_set
 from rayembed.config.run import Run
 from rayembed.config.stage import StageConfig
+from rayembed.pipeline.at_hand import AtHand
+from rayembed.pipeline.model_sizes import remembered_size
 from rayembed.pipeline.requirements import (
     ModelSize,
     checkpoint_bytes,
     expected_precision,
     export_bytes,
     machines,
-    model_size,
     step_load,
     worker_memory,
 )
 from rayembed.tables import Table, console, facts_table
 
 
-def print_dry_run(run: Run, *, out: TextIO, tables: TextIO) -> None:
-    """Write the run as YAML to `out` and what it would need to `tables`.
+def print_dry_run(run: Run, found: AtHand, *, out: TextIO, tables: TextIO) -> None:
+    """Write the run as YAML to `out`, and to `tables` what it would need and what was read.
 
     They are apart so that `--dry-run > run.yaml` gives a file which `--recipe run.yaml` takes.
 
     Raises:
         ConfigError: the model cannot be built as configured.
     """
-    size = model_size(run.model)
+    size = remembered_size(run.model)
     out.write(f"# run {run.name}, fingerprint {run.fingerprint}\n{run.to_yaml()}")
     out.flush()
     printer = console(tables)
     printer.print(_needs(run, size))
-    printer.print(_stages(run))
+    printer.print(_stages(run, found))
     printer.print(_datasets(run))
-    if own := _below_root(run):
+    if found.heads:
+        printer.print(_rows_read(found))
+    if own := _below_root(run, found):
         printer.print(
             f"Must lie below data.root ({run.data.root or 'not set'}): {', '.join(own)}",
             soft_wrap=True,
@@ -101,7 +104,7 @@ def _scores(run: Run) -> str:
     return f"of {', '.join(models)} on {', '.join(on)}"
 
 
-def _stages(run: Run) -> Table:
+def _stages(run: Run, found: AtHand) -> Table:
     rows = []
     for stage in run.stages:
         load = step_load(run, stage)
@@ -115,10 +118,11 @@ def _stages(run: Run) -> Table:
                 f"{load.texts:,}",
                 f"{load.tokens:,}",
                 f"{stage.steps * stage.batch.global_pairs:,}",
+                _epochs(stage, found),
             ]
         )
     heads = ["stage", "steps", "pairs a step", "hard negatives", "in-batch", "texts a step ≤"]
-    heads += ["tokens a step ≤", "pairs in all"]
+    heads += ["tokens a step ≤", "pairs in all", "epochs"]
     return Table(heads, rows, title="Stages")
 
 
@@ -146,9 +150,41 @@ def _datasets(run: Run) -> Table:
     return Table(heads, rows, title="Data", align="llrlllr" if held_out else "llrllr")
 
 
-def _below_root(run: Run) -> list[str]:
-    """Places that only `data.root` makes whole."""
-    places = (place for dataset in run.data.datasets for place in dataset.source.paths.values())
+def _epochs(stage: StageConfig, found: AtHand) -> str:
+    """How often the stage trains on each row, where all files are here."""
+    heads = [found.heads.get(name) for name in stage.datasets]
+    rows = [None if head is None else head.trained_rows for head in heads]
+    known = [count for count in rows if count]
+    if len(known) < len(rows):
+        return ""
+    return f"{stage.steps * stage.batch.global_pairs / sum(known):.3g}"
+
+
+def _rows_read(found: AtHand) -> Table:
+    rows = []
+    for name, head in found.heads.items():
+        number = "not counted" if head.rows is None else f"{head.rows:,}"
+        more = f" and {len(head.files) - 1} more" if len(head.files) > 1 else ""
+        rejected = sum(head.rejected.values())
+        what = "" if head.whole else f" of the first {head.read:,}"
+        rows.append(
+            [
+                name,
+                f"{head.files[0]}{more}",
+                number if head.exact or head.rows is None else f"about {number}",
+                f"{rejected:,}{what}" if head.records is not None else "",
+                ", ".join(head.columns),
+                head.example,
+            ]
+        )
+    heads = ["data set", "files", "rows", "rejected", "columns", "first row"]
+    return Table(heads, rows, title="Rows that were read", align="llrrll")
+
+
+def _below_root(run: Run, found: AtHand) -> list[str]:
+    """Places that only `data.root` makes whole, and that are not here."""
+    elsewhere = [dataset for dataset in run.data.datasets if dataset.name not in found.heads]
+    places = (place for dataset in elsewhere for place in dataset.source.paths.values())
     return [place for place in places if "://" not in place and not Path(place).is_absolute()]
 
 

@@ -18,6 +18,7 @@ def _own_set(text: str) -> dict[str, str]:
 
 
 def _evaluate(run: EvaluationRun, context: JobContext) -> int:
+    _check_names(run)
     # torch, mteb and Ray; the rest of the job needs none of them.
     from rayembed.pipeline.evaluate import evaluate
     from rayembed.pipeline.evaluation_report import print_evaluated
@@ -35,6 +36,7 @@ def _evaluate(run: EvaluationRun, context: JobContext) -> int:
 
 def _show(run: EvaluationRun, context: JobContext) -> None:
     """The resolved evaluation, and what stands before the texts of each task."""
+    _check_names(run)
     from rayembed.evaluation.bm25 import Bm25
     from rayembed.evaluation.plan import task_factories
     from rayembed.evaluation.prompts_table import format_prompts, prompts_table
@@ -52,6 +54,14 @@ def _show(run: EvaluationRun, context: JobContext) -> None:
         context.err.write(f"model {model.meta.name}, revision {model.meta.revision}\n")
         loaded = [factory.load() for factory in factories]
         context.err.write(format_prompts(prompts_table(model, loaded)) + "\n")
+
+
+def _check_names(run: EvaluationRun) -> None:
+    """Raise where a benchmark or a task is misspelt, before mteb is imported."""
+    from rayembed.evaluation.air_bench.catalogue import VERSIONS
+    from rayembed.evaluation.mteb_names import check_names
+
+    check_names("", run, (*VERSIONS, *(named.name for named in named_benchmarks())))
 
 
 def _list(context: JobContext) -> None:

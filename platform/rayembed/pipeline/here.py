@@ -17,6 +17,7 @@ from rayembed.evaluation.pooled.here import run_shown
 from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.score import Pool
 from rayembed.hardware import Precision, auto_precision
+from rayembed.pipeline.job import work_begins
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
 from rayembed.training.here import train_here, train_stage_here
@@ -38,6 +39,7 @@ class Here:
 
     def start(self) -> None:
         """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
+        work_begins()
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         # Read when DeepSpeed is imported, which peft does too; it would warn of a guess.

@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
@@ -269,29 +270,41 @@ class Job(Generic[T]):
         return [(option("--dry-run", what), show), *self.instead]
 
 
+_begun: ContextVar[bool] = ContextVar("begun", default=False)
+
+
+def work_begins() -> None:
+    """Say that the job's work begins, Ray or rows: what fails from here on has no exit code 2."""
+    _begun.set(True)
+
+
 def exit_code(work: Callable[[], int | None], *, stopped: str = Job.stopped) -> int:
-    """Exit code of a job: what `work` returns (None: 0), 1 when it failed, 2 for invalid arguments,
-    130 or 143 when SIGINT or SIGTERM stopped it.
+    """Exit code of a job: what `work` returns (None: 0), 2 for invalid arguments, where nothing was
+    started, 1 when it failed otherwise, 130 or 143 when SIGINT or SIGTERM stopped it.
 
     Errors that a user can act on are printed as their message, without a traceback.
 
     Args:
         stopped: the line that an interrupted job ends with.
     """
-    with hearing() as heard:
-        try:
-            return work() or 0
-        except RayembedError as error:
-            if heard.number is None:
-                sys.stderr.write(f"error: {error}\n")
-                return 2 if isinstance(error, ConfigError) else 1
-        except KeyboardInterrupt:
-            pass
-        except Exception:
-            if heard.number is None:  # else it is what came of ending in the middle
-                raise
-        sys.stderr.write(f"{stopped}\n")
-        return heard.exit_code
+    before = _begun.set(False)
+    try:
+        with hearing() as heard:
+            try:
+                return work() or 0
+            except RayembedError as error:
+                if heard.number is None:
+                    sys.stderr.write(f"error: {error}\n")
+                    return 2 if isinstance(error, ConfigError) and not _begun.get() else 1
+            except KeyboardInterrupt:
+                pass
+            except Exception:
+                if heard.number is None:  # else it is what came of ending in the middle
+                    raise
+            sys.stderr.write(f"{stopped}\n")
+            return heard.exit_code
+    finally:
+        _begun.reset(before)
 
 
 def log_to_stderr(*packages: str) -> None:

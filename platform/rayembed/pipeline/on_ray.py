@@ -20,6 +20,7 @@ import yaml
 from rayembed.config.data_run import DataRun
 from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
+from rayembed.pipeline.job import work_begins
 from rayembed.pipeline.stopping import keep_hearing
 from rayembed.registry.provenance import with_commit
 
@@ -67,6 +68,7 @@ def connect() -> None:
 
     Without it Ray would look for any cluster of this machine, and wait for one that has gone.
     """
+    work_begins()
     address = os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         # Ray would make the token of such a cluster in a file that everybody here can read.

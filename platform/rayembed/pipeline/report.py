@@ -32,6 +32,8 @@ class Outcome:
     """Number of steps, of all stages, that changed no weights."""
     data_warnings: tuple[str, ...] = ()
     """Warnings about settings that ask for what the data do not give."""
+    rejected: tuple[str, ...] = ()
+    """Data sets of which rows were rejected, with their share and where examples lie."""
     held_out: tuple[str, ...] = ()
     """Held-out parts: how many texts the scores are over, and where these lie."""
 
@@ -58,6 +60,8 @@ def print_outcome(outcome: Outcome, *, mlflow_complete: bool) -> None:
         out.print(f"           without scores, so no candidate; {how_to_score(version.uri)}")
     further = "" if outcome.table is None else ", scores.png; table: scores.md"
     out.print(f"Plots      {outcome.run_folder}/loss.png{further}")
+    for line in outcome.rejected:
+        out.print(f"Rejected   {line}")
     for warning in outcome.data_warnings:
         out.print(f"Data       {warning}")
     if not mlflow_complete:

@@ -203,7 +203,7 @@ def model_size(model: ModelConfig) -> ModelSize | None:
 
     Raises:
         ConfigError: a family that transformers lacks, heads that do not fit the hidden size,
-            adapters on layers that a part does not have.
+            adapters on layers that a part does not have, texts longer than a part takes.
     """
     import torch
 
@@ -215,6 +215,7 @@ def model_size(model: ModelConfig) -> ModelSize | None:
         if part is None:
             return None
         parts[name] = part
+    architecture_of(model).check_lengths(model, parts)
     with torch.device("meta"):
         shapes = {name: part.config for name, part in parts.items()}
         head = architecture_of(model).build_head(model, shapes)

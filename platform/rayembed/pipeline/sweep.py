@@ -1,7 +1,7 @@
 """A sweep from its settings to a report and a registered model: check, prepare, run, compare."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -92,6 +92,7 @@ def _sweep(
     sweep = _as_begun(sweep, files.place)
     placement = sweep.base.placement
     tracking_uri = reachable_tracking_uri(placement.tracking_uri, placement.storage_path)
+    _check_inputs([sweep.base, *(trial.run for trial in known_trials(sweep))])
     connect()
     validates = any(run.evaluation.validation is not None for run in sweep.runs.values())
     check_placement_now(placement, validates=validates)
@@ -167,18 +168,24 @@ def _as_begun(sweep: Sweep, place: str) -> Sweep:
     return sweep
 
 
+def _check_inputs(runs: Iterable[Run]) -> dict[str, PromptTokenizer]:
+    """Check all assets of the runs, each different ones once; their tokenizers by `_assets`."""
+    tokenizers: dict[str, PromptTokenizer] = {}
+    for run in runs:
+        key = _assets(run)
+        if key not in tokenizers:
+            tokenizers[key] = check_inputs(run)
+    return tokenizers
+
+
 def _prepare(sweep: Sweep, runs: Sequence[Run]) -> None:
-    """Check all assets and prepare the data of all trials, each different one once.
+    """Prepare the data of all trials, each different one once.
 
     Args:
         runs: of the trials that are known; none with Optuna.
     """
     needed = data_runs(sweep, runs)
-    tokenizers: dict[str, PromptTokenizer] = {}
-    for run in [*runs, *needed]:
-        key = _assets(run)
-        if key not in tokenizers:
-            tokenizers[key] = check_inputs(run)
+    tokenizers = _check_inputs(needed)
     for run in needed:
         plans = prepare(run, ray_pipeline_context(data_of(run)))
         check_row_instructions(run, plans, tokenizers[_assets(run)])

@@ -60,10 +60,13 @@ def sweep_job(sweeps: Sweeps = NO_SWEEPS) -> Job[PrintedSweep]:
 
 
 def _show(asked: PrintedSweep, context: JobContext) -> None:
+    from rayembed.pipeline.at_hand import look_at
     from rayembed.pipeline.sweep_check import check_all
     from rayembed.pipeline.sweep_dry_run import print_sweep
 
     check_all(asked.sweep)
+    if problems := look_at(asked.sweep.base).problems:
+        raise ConfigError("\n".join(problems))
     print_sweep(asked.sweep, out=context.out, tables=context.err)
 
 
@@ -72,6 +75,9 @@ def _sweep(asked: PrintedSweep, _: JobContext) -> None:
     from rayembed.pipeline.sweep_check import check_all
 
     check_all(asked.sweep)
+    from rayembed.pipeline.at_hand import check_at_hand
+
+    check_at_hand(asked.sweep.base)
     from rayembed.pipeline.sweep import sweep_runs
 
     sweep_runs(asked.sweep, asked.printed, asked.source)

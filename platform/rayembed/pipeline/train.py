@@ -9,12 +9,17 @@ from typing import Any, TypeVar
 from rayembed.assets.storage import write_atomic
 from rayembed.config.data_run import data_of
 from rayembed.config.run import Run
-from rayembed.data.plan.audit import data_provenance, data_warnings
-from rayembed.data.prepare import check_files_at_hand, prepare
+from rayembed.data.plan.audit import data_provenance, data_warnings, rejected_rows
+from rayembed.data.prepare import prepare
+from rayembed.data.sources.check import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
-from rayembed.pipeline.checks import check_inputs, check_row_instructions
+from rayembed.pipeline.checks import (
+    check_inputs,
+    check_instructions_at_hand,
+    check_row_instructions,
+)
 from rayembed.pipeline.estimate import estimate
 from rayembed.pipeline.held_out import HeldOutSet, held_out_sets, with_sets
 from rayembed.pipeline.on_ray import OnRay
@@ -158,6 +163,7 @@ def _train(
     check_files_at_hand(run)
     # All of this is told before Ray starts.
     tokenizer = check_inputs(run)
+    check_instructions_at_hand(run, tokenizer)
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
@@ -178,7 +184,8 @@ def _train(
     try:
         found = collect_provenance(runtime.hardware(run.placement))
         found["data"] = {stage: data_provenance(plan) for stage, plan in plans.items()}
-        found["data_warnings"] = _data_warnings(plans)
+        found["data_warnings"] = _of_plans(data_warnings, plans)
+        found["rejected_rows"] = _of_plans(rejected_rows, plans)
         found["held_out"] = [{"summary": one.summary, "path": one.path} for one in held_out]
         tracker.log_resolved_run(run.to_yaml())
         tracker.log_provenance(found)
@@ -311,10 +318,11 @@ def _register(
         tracking_uri=tracker.tracking_uri,
         dropped_steps=dropped_steps(MetricsLog(folders.local / METRICS_FILE).records()),
         data_warnings=tuple(found["data_warnings"]),
+        rejected=tuple(found["rejected_rows"]),
         held_out=tuple(f"{one['summary']} ({one['path']})" for one in found["held_out"]),
     )
 
 
-def _data_warnings(plans: Mapping[str, str]) -> list[str]:
-    """Warnings about data that do not give what the stages ask for, each once."""
-    return list(dict.fromkeys(line for plan in plans.values() for line in data_warnings(plan)))
+def _of_plans(lines: Callable[[str], list[str]], plans: Mapping[str, str]) -> list[str]:
+    """What a function tells of each plan's folder, each line once."""
+    return list(dict.fromkeys(line for plan in plans.values() for line in lines(plan)))

@@ -4,13 +4,18 @@ Each of the functions below imports what it needs: `--help` takes no second, a d
 """
 
 import argparse
+import logging
+from collections.abc import Iterable
+from functools import partial
 
 from rayembed.config.adaptation import AnyRun
 from rayembed.config.run import Run, of_stages
 from rayembed.config.sweep import Sweep
+from rayembed.errors import ConfigError
 from rayembed.pipeline.job import Job, JobContext, Reader, named_or_read, option
-from rayembed.recipes.building_blocks import PUBLISHED_SCORES
-from rayembed.recipes.catalogue import get_recipe, recipe_names
+from rayembed.recipes.catalogue import check_job, get_recipe, recipe_names
+
+logger = logging.getLogger(__name__)
 
 A_RECIPE = "a recipe (see --list) or a file that --dry-run printed"
 
@@ -29,7 +34,12 @@ STAGE = option(
 
 
 def training_job(default_recipe: str) -> Job[Run]:
-    """The job that trains a recipe, evaluates the model and registers it."""
+    """The job that trains recipes of an architecture, evaluates the model and registers it.
+
+    Args:
+        default_recipe: where the command names none; its architecture is the job's.
+    """
+    kind = get_recipe(default_recipe).model.kind
     read = Reader(
         kind=Run,
         base=base_run,
@@ -46,12 +56,17 @@ def training_job(default_recipe: str) -> Job[Run]:
     )
     return Job(
         options=(*read.options, STAGE),
-        read=lambda args: _with_steps(of_stages(read(args), args.stages)),
+        read=lambda args: _with_steps(of_stages(_of_job(read(args), kind), args.stages)),
         run=_train,
-        lists=("the recipes", _list),
+        lists=("the recipes", partial(_list, kind)),
         shows=("the resolved run", "what it needs", _show),
         instead=[(SEND_METRICS, send_metrics), (trace, _trace)],
     )
+
+
+def _of_job(run: Run, kind: str) -> Run:
+    check_job(run, kind)
+    return run
 
 
 def _with_steps(run: Run) -> Run:
@@ -63,26 +78,42 @@ def _with_steps(run: Run) -> Run:
 
 
 def _train(run: Run, _: JobContext) -> None:
+    from rayembed.pipeline.at_hand import check_at_hand
+
+    found = check_at_hand(run)  # in a second; what follows imports torch, and perhaps Ray
+    for warning in found.warnings:
+        logger.warning("%s", warning)
     from rayembed.pipeline.train import train
 
     train(run)
 
 
-def _list(context: JobContext) -> None:
+def _list(kind: str, context: JobContext) -> None:
     from rayembed.pipeline.dry_run import print_recipes
 
-    print_recipes(map(get_recipe, recipe_names()), out=context.out)
+    runs = map(get_recipe, recipe_names())
+    print_recipes((run for run in runs if run.model.kind == kind), out=context.out)
 
 
 def _show(run: Run, context: JobContext) -> None:
+    from rayembed.pipeline.at_hand import look_at
     from rayembed.pipeline.dry_run import print_dry_run
 
-    # Own sets and the recipes' own benchmark need no mteb, which takes seconds.
-    if {*run.scores.benchmarks, *run.scores.tasks} - {*PUBLISHED_SCORES}:
-        from rayembed.evaluation.plan import task_factories
+    found = look_at(run)
+    typed = {name for name in found.absent if _is_typed(name, context.args.assignments)}
+    problems = [*found.problems, *(found.absent[name] for name in sorted(typed))]
+    if not problems:
+        print_dry_run(run, found, out=context.out, tables=context.err)
+    absent = [why for name, why in found.absent.items() if name not in typed]
+    for warning in (*absent, *found.warnings, *([found.room] if found.room else [])):
+        context.err.write(f"warning: {warning}\n")
+    if problems:
+        raise ConfigError("\n".join(problems))
 
-        task_factories(run.scores)
-    print_dry_run(run, out=context.out, tables=context.err)
+
+def _is_typed(dataset: str, assignments: Iterable[str]) -> bool:
+    """Whether the command names the files of a data set, which a recipe takes from elsewhere."""
+    return any(text.strip().startswith(f"data.datasets.{dataset}.source") for text in assignments)
 
 
 def _trace(run: Run, context: JobContext) -> None:

@@ -11,6 +11,30 @@ OWN_PAIRS = "biencoder"
 """Name of the recipe that fine-tunes an encoder on a user's own pairs."""
 
 
+JOBS = {
+    "nvembed": "train_nvembed",
+    "causal2vec": "train_causal2vec",
+    "cde": "train_cde",
+    "nomic-moe": "train_nomic",
+    "biencoder": "train_biencoder",
+}
+"""Architecture → job that trains it; architectures of other packages are trained by any."""
+
+
+def check_job(run: Run, kind: str) -> None:
+    """Return when the job of an architecture trains the run.
+
+    Raises:
+        ConfigError: another job does; the message names it.
+    """
+    own = JOBS.get(run.model.kind)
+    if run.model.kind != kind and own is not None:
+        raise ConfigError(
+            f"the run {run.name!r} has model.kind {run.model.kind!r}, and jobs/{JOBS[kind]}.py "
+            f"trains {kind!r} alone; start it with jobs/{own}.py"
+        )
+
+
 def recipe_names() -> tuple[str, ...]:
     """Names known to `get_recipe`."""
     return tuple(_recipes())

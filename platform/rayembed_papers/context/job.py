@@ -31,7 +31,8 @@ def analyse_batches(run: Run, job: JobContext) -> None:
         ConfigError: no data set with clusters, or sizes larger than the data.
     """
     from rayembed.data.on_ray import ray_pipeline_context
-    from rayembed.data.prepare import check_sources, prepare_datasets
+    from rayembed.data.prepare import prepare_datasets
+    from rayembed.data.sources.check import check_sources
     from rayembed.pipeline.checks import check_teachers
     from rayembed.pipeline.on_ray import connect
     from rayembed_papers.context.difficulty import Difficulty, measure_batches

@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from rayembed.assets.arrow_files import read_parquet
+from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import file_name, join, read_bytes
 from rayembed.config.settings import nearest
 from rayembed.data.records import has_content
@@ -85,6 +86,7 @@ def read_texts(source: TextSource) -> Iterator[str]:
 
     task = source.task
     try:
+        limit_hub()
         task.load_data()
         if isinstance(task, AbsTaskRetrieval):
             task.convert_v1_dataset_format_to_v2(num_proc=None)

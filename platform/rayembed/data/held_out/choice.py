@@ -18,7 +18,7 @@ from rayembed.config.data import DatasetConfig
 from rayembed.config.held_out import HeldOut, HeldOutFraction, HeldOutGroups, HeldOutIds
 from rayembed.data.artifacts import ArtifactWriter, PipelineContext
 from rayembed.data.hashes import seeded_keys, text_hash
-from rayembed.data.sources.convert import accept, told_of
+from rayembed.data.sources.accepted import accept, told_of
 from rayembed.data.sources.tasks import HeldOut as Banned
 from rayembed.data.sources.tasks import HeldOutRows, RecordWriter
 from rayembed.data.work_items import Result, WorkItem, run_resumable

@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 
 from rayembed.assets.storage import exists, join, write_atomic
+from rayembed.config.sources import SOURCES
 from rayembed.data.artifacts import MANIFEST, DatasetArtifact, open_artifact
+from rayembed.data.audit import AUDIT
 from rayembed.data.parts import Part, read_records
 from rayembed.data.plan.batch_plan import BatchPlan
 from rayembed.data.records import Negative, Record
+from rayembed.data.sources.accepted import counts_of
+from rayembed.data.sources.tasks import NOT_BAD
 from rayembed.data.sources.unread import unread_warning
 from rayembed.errors import ArtifactError
 from rayembed.tables import Table, show
@@ -280,6 +284,28 @@ def data_warnings(plan_folder: str) -> list[str]:
     plan = BatchPlan.open(plan_folder)
     lines = [unread_warning(chain[-1].manifest) for chain in folders_of(plan).values()]
     return [line for line in [*lines, negatives_warning(plan)] if line is not None]
+
+
+def rejected_rows(plan_folder: str) -> list[str]:
+    """A line for each data set of which rows were rejected: share, reasons, the page with examples.
+    Rows that are held out, or that a source rejects by its rule, are none of them.
+
+    Raises:
+        ArtifactError: as `lineage`.
+    """
+    lines = []
+    for name, chain in folders_of(BatchPlan.open(plan_folder)).items():
+        manifest = chain[-1].manifest
+        kind = SOURCES.classes().get(manifest["inputs"]["settings"]["source"]["kind"])
+        tolerated = NOT_BAD | getattr(kind, "tolerated", frozenset())
+        bad = {why: count for why, count in manifest["rejected"].items() if why not in tolerated}
+        if number := sum(bad.values()):
+            lines.append(
+                f"{name}: {number:,} of {manifest['rows_in']:,} rows "
+                f"({number / manifest['rows_in']:.1%}): {counts_of(bad)}; examples: "
+                f"{join(chain[-1].folder, AUDIT)}"
+            )
+    return lines
 
 
 def data_provenance(plan_folder: str) -> dict[str, list[dict[str, Any]]]:

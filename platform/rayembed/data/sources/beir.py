@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from rayembed.config.sources import Column
 from rayembed.config.types import Reference
 from rayembed.data.sources.cells import RowError, is_unicode, name_in, number_in
-from rayembed.data.sources.file_rows import Conversion, FileRows, ResolvedDataset
+from rayembed.data.sources.file_rows import Conversion, FileRows
 from rayembed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -57,11 +57,10 @@ class BeirSource(FileRows):
         """Setting → path of its files."""
         return {"path": self.path, "corpus": self.corpus, "queries": self.queries}
 
-    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
-        """Find the files and check that all of them have the columns that the settings name."""
-        checked = super().check(dataset)
-        self._check_texts(checked.files["corpus"][0], checked.files["queries"][0])
-        return checked
+    def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
+        """Check that all of the files have the columns that the settings name."""
+        super().check_found(dataset, files)
+        self._check_texts(files["corpus"][0], files["queries"][0])
 
     def _check_texts(self, corpus: FilePiece, queries: FilePiece) -> None:
         """Check ids and text columns; only a title that nobody names may be missing."""

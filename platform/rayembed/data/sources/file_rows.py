@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rayembed.config.document import fingerprint
 from rayembed.config.sources import Column, FileSource, Source
 from rayembed.data.records import Record
+from rayembed.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayembed.config.data import DatasetConfig
@@ -103,23 +104,54 @@ class FileRows(FileSource, Source):
         """
         raise TypeError(f"{type(self).__name__} makes no records of rows")
 
-    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
-        """Find the files and check that they have the columns that the settings name."""
+    def find(self, *, versions: bool = True) -> dict[str, tuple[FilePiece, ...]]:
+        """Setting → pieces of its files; see `data.sources.files.list_pieces`."""
         from rayembed.data.sources.files import list_pieces
-        from rayembed.data.sources.rows import check_columns
-        from rayembed.data.sources.unread import unread_columns
 
-        files = {
-            name: tuple(list_pieces(path, delimiter=self.delimiter, encoding=self.encoding))
+        form = {"delimiter": self.delimiter, "encoding": self.encoding}
+        return {
+            name: tuple(list_pieces(path, **form, versions=versions))
             for name, path in self.paths.items()
         }
-        columns = {f"source.{name}": column for name, column in self.columns.items()}
+
+    def check_found(self, dataset: DatasetConfig, files: Mapping[str, Sequence[FilePiece]]) -> None:
+        """Check that the files have the columns that the settings name, each of them here.
+
+        Raises:
+            ConfigError: one has not, the message names the nearest column; or the files are those
+                of a retrieval set in BEIR's layout, which are no rows of one kind.
+        """
+        from rayembed.data.sources.rows import check_columns, first_pieces
+
+        setting = f"data.datasets.{dataset.name}"
+        stems = {piece.name.partition(".")[0] for piece in files["path"]}
+        if stems >= {"corpus", "queries"}:
+            raise ConfigError(
+                f"{setting}.source.path = {self.path!r} is a folder with a corpus and queries, a "
+                "retrieval set in BEIR's layout, and not of rows of one kind: name one of its "
+                f"files, or set {setting}.source.kind=beir with corpus, queries and path, the "
+                "judgements"
+            )
+        columns = {f"{setting}.source.{name}": column for name, column in self.columns.items()}
         if (column := getattr(dataset.held_out, "column", None)) is not None:
-            columns["held_out.column"] = column
-        check_columns(files["path"][0], columns)
+            columns[f"{setting}.held_out.column"] = column
+        for piece in first_pieces(files["path"]):
+            check_columns(piece, columns)
+
+    def check(self, dataset: DatasetConfig) -> ResolvedDataset:
+        """Find the files and check that they have the columns that the settings name."""
+        from rayembed.data.sources.unread import unread_columns
+
+        files = self.find()
+        self.check_found(dataset, files)
         told = {n: [[p.name, p.start, p.version] for p in ps] for n, ps in files.items()}
-        unread = unread_columns(files["path"], columns.values())
+        unread = unread_columns(files["path"], self.columns_looked_up(dataset))
         return ResolvedDataset(dataset, fingerprint(told), files, unread)
+
+    def columns_looked_up(self, dataset: DatasetConfig) -> list[str]:
+        """Columns of the files at `path` that are read, the one of held-out groups among them."""
+        column = getattr(dataset.held_out, "column", None)
+        return [*self.columns.values(), *([] if column is None else [column])]
 
     def convert(self, conversion: Conversion) -> list[Result]:
         """Make the records of every piece on its own."""
@@ -147,7 +179,7 @@ class FileRows(FileSource, Source):
         from rayembed.data.sources.tasks import converted
 
         column = getattr(dataset.held_out, "column", None)
-        columns = [*self.columns.values(), *([column] if column else [])]
+        columns = self.columns_looked_up(dataset)
         for row, made in converted(item, columns, partial(self.records, dataset)):
             if isinstance(row, BadRow) or isinstance(made, str):
                 yield Candidate(row.shown if isinstance(row, BadRow) else row.values, str(made))

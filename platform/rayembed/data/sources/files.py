@@ -4,11 +4,14 @@ A piece is what one task reads: a byte range of a JSONL file, a few row groups o
 a whole CSV, TSV or compressed file. Pieces depend on the files alone, not on the cluster.
 """
 
+import difflib
+import errno
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -81,7 +84,11 @@ class _File:
 
 
 def list_pieces(
-    path: str, *, delimiter: str | None = None, encoding: str | None = None
+    path: str,
+    *,
+    delimiter: str | None = None,
+    encoding: str | None = None,
+    versions: bool = True,
 ) -> list[FilePiece]:
     """All pieces of a file, folder, prefix or pattern (`*`, `**`), files sorted by name.
 
@@ -91,6 +98,8 @@ def list_pieces(
     Args:
         delimiter: sign between cells of CSV and TSV files; None: the kind's own.
         encoding: of all but Parquet files; None: UTF-8.
+        versions: whether pieces have the version of their file, for which local files are read
+            whole.
 
     Raises:
         DataError: nothing there, not to be reached, Parquet files without any rows, a file of an
@@ -104,7 +113,11 @@ def list_pieces(
             files = _hub_files(path) if is_on_hub(path) else _stored_files(path)
         files.sort(key=lambda file: file.name)
         with ThreadPoolExecutor(_OPENED_AT_ONCE) as pool:  # opening a file waits for the network
-            pieces = [piece for found in pool.map(_pieces_of, files) for piece in found]
+            pieces = [
+                piece
+                for found in pool.map(partial(_pieces_of, versions=versions), files)
+                for piece in found
+            ]
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"the rows at {path!r} cannot be reached: {error}. Check the address, the network, and "
@@ -137,7 +150,7 @@ def _stored_files(path: str) -> list[_File]:
     inside = inside.rstrip("/") or "/"
     root = filesystem.get_file_info(inside)
     if root.type == pyarrow.fs.FileType.NotFound:
-        raise DataError(f"there are no rows at {path!r}: no such file, folder or prefix")
+        raise DataError(f"there are no rows at {path!r}: {missing(path)}")
     if root.type == pyarrow.fs.FileType.File:
         found = {root.base_name: root}
         names = [root.base_name]  # also of one that a folder would hide
@@ -161,6 +174,35 @@ def _stored_files(path: str) -> list[_File]:
     if not files:
         raise DataError(f"there are no rows at {path!r}: the folder holds no files")
     return files
+
+
+def missing(path: str) -> str:
+    """Why there is nothing at a path, and what lies beside it."""
+    here = Path(path)
+    if is_remote(path):
+        return "no such file, folder or prefix"
+    if here.is_symlink():
+        try:
+            here.resolve(strict=True)
+        except OSError as error:
+            circle = error.errno == errno.ELOOP
+            leads = "in a circle" if circle else f"to {str(here.readlink())!r}, which is not there"
+            return f"it is a symbolic link that leads {leads}"
+        except RuntimeError:  # until Python 3.12
+            return "it is a symbolic link that leads in a circle"
+    folder = here.absolute().parent
+    if not folder.is_dir():
+        return f"no such file, and the folder {str(folder)!r} is not there either"
+    names = sorted(item.name for item in folder.iterdir() if not _hidden(item.name))
+    close = difflib.get_close_matches(here.name, names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"{str(folder)!r} holds {shown_names(names)}"
+    return f"no such file, folder or prefix; {hint}"
+
+
+def shown_names(names: Sequence[str]) -> str:
+    """The first names of a list, in words."""
+    more = ", …" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more if names else "nothing"
 
 
 def _unpacked_files(path: str) -> list[_File]:
@@ -228,7 +270,7 @@ def _matching(path: str, names: Sequence[str], pattern: str | None) -> list[str]
     )
     matching = [name for name in visible if re.fullmatch(regex, name)]
     if not matching:
-        shown = ", ".join(sorted(visible)[:_NAMES_SHOWN]) or "nothing"
+        shown = shown_names(sorted(visible))
         raise DataError(f"there are no rows at {path!r}: no file is named so; there is {shown}")
     return matching
 
@@ -243,7 +285,7 @@ def _kind(name: str) -> Kind | None:
     return None if kind == "parquet" and plain != name else kind
 
 
-def _pieces_of(file: _File) -> list[FilePiece]:
+def _pieces_of(file: _File, *, versions: bool) -> list[FilePiece]:
     kind = _kind(file.name)
     if kind is None:
         raise DataError(
@@ -251,7 +293,7 @@ def _pieces_of(file: _File) -> list[FilePiece]:
             "(.gz after it for text files); rename it or take it out of the folder"
         )
     filesystem, inside = open_source(file.path)
-    version = file.version or _version(filesystem, inside, file.size)
+    version = file.version or (_version(filesystem, inside, file.size) if versions else "")
     piece = partial(FilePiece, file.path, file.name, kind, version=version)
     if kind == "parquet":
         try:

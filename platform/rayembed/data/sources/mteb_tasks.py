@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from rayembed.assets.arrow_files import parquet_bytes
+from rayembed.assets.hub_client import limit_hub
 from rayembed.assets.storage import join, write_atomic
 from rayembed.config.document import fingerprint
 from rayembed.data.parts import ROWS_PER_PART
@@ -182,6 +183,7 @@ def _loaded(of: SplitOfTask) -> Any:
     try:
         if isinstance(task, AbsTaskRetrieval):
             _check_judgements(task, name, split)
+        limit_hub()
         task.load_data()
         if isinstance(task, AbsTaskRetrieval):
             task.convert_v1_dataset_format_to_v2(num_proc=None)

@@ -26,6 +26,7 @@ from rayembed.errors import ArtifactError, ConfigError
 
 _ROWS_TO_FIND_COLUMNS = 1000
 _ROWS_AT_ONCE = 1024
+_FILES_LOOKED_AT = 64
 _LARGEST_CELL = 1 << 30
 _NOT_UTF8 = "not UTF-8"
 
@@ -97,16 +98,25 @@ def check_columns(
         if missing and (setting not in lenient or len(missing) == len(fields)):
             raise ConfigError(
                 f"{setting} = {column!r}: {piece.path!r} has no such column; "
-                f"{nearest(missing[0], _beside(piece, column))}{_hint(seen)}"
+                f"{nearest(missing[0], _beside(piece, column))}{_hint(setting, seen)}"
             )
 
 
-def _hint(rows: Sequence[Mapping[str, Any]]) -> str:
-    """What to do about rows of a single column that looks like several."""
+def first_pieces(pieces: Sequence[FilePiece]) -> list[FilePiece]:
+    """The first piece of each file on this machine, of the first files where there are many; of
+    files elsewhere, which answer slowly, of the first one.
+    """
+    firsts = list({piece.path: piece for piece in reversed(pieces)}.values())[::-1]
+    return firsts[: 1 if "://" in firsts[0].path else _FILES_LOOKED_AT]
+
+
+def _hint(setting: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What to set: the name of a column, or the sign that parts what looks like several."""
     names = list(rows[0]) if rows else []
-    if len(names) != 1 or not (signs := [sign for sign in ";\t|" if sign in names[0]]):
-        return ""
-    return f". Its first line has {signs[0]!r} between the names: set source.delimiter={signs[0]!r}"
+    if len(names) == 1 and (signs := [sign for sign in ";\t|" if sign in names[0]]):
+        at = f"{setting.rpartition('.')[0]}.delimiter"
+        return f". Its first line has {signs[0]!r} between the names: set {at}={signs[0]!r}"
+    return f". Set {setting} to the column that is meant" if setting.startswith("data.") else ""
 
 
 def _missing(rows: Sequence[Mapping[str, Any]], column: str) -> list[str]:

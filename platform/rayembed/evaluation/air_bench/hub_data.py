@@ -17,7 +17,7 @@ from datasets import Dataset, Value
 from datasets.exceptions import DatasetGenerationError, DatasetsError
 from huggingface_hub import HfApi
 
-from rayembed.assets.hub import unavailable
+from rayembed.assets.hub_client import limit_hub, unavailable
 from rayembed.assets.hub_retries import with_retries
 from rayembed.errors import DataError
 from rayembed.evaluation.air_bench.catalogue import AirBenchDataset, Split
@@ -102,6 +102,7 @@ def _load(repository: str, version: str, cache: str | None) -> _Configuration:
     commit = _commit(repository)
 
     def load() -> Any:
+        limit_hub()
         return datasets.load_dataset(
             repository, version, revision=commit or None, cache_dir=cache, keep_in_memory=False
         )

@@ -1,0 +1,195 @@
+"""What the head of a data set's files tells before any work: columns, rows, what becomes of them.
+
+Reads files of this machine alone, small ones whole and of large ones the first rows.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from rayembed.assets.arrow_files import open_parquet
+from rayembed.assets.reading import open_source
+from rayembed.config.data import DatasetConfig
+from rayembed.config.held_out import HeldOutFraction
+from rayembed.data.records import Record
+from rayembed.data.sources.check import with_source_path
+from rayembed.data.sources.file_rows import FileRows
+from rayembed.data.sources.files import FilePiece
+from rayembed.data.sources.rows import BadRow, Row, read_rows
+from rayembed.data.sources.tasks import NOT_BAD, converted
+from rayembed.data.sources.unread import unread_columns
+from rayembed.errors import RayembedError
+
+_WHOLE_BYTES = 4 << 20
+"""Files of so many bytes together are read whole: half a second of CPU."""
+_WHOLE_ROWS = 20_000
+_FIRST_ROWS = 1000
+_SHOWN_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class Head:
+    """What was read of a data set."""
+
+    dataset: DatasetConfig
+    """Settings with whole paths."""
+    files: tuple[str, ...]
+    """Names of the files at `path`."""
+    columns: tuple[str, ...]
+    example: str
+    """Beginning of the first row."""
+    rows: int | None
+    """Rows of the files; None: not known without reading them."""
+    exact: bool
+    """Whether `rows` was counted; else it is estimated by bytes."""
+    whole: bool
+    """Whether every row was read."""
+    read: int
+    """Rows that were read."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Reason → rows read that give no record; empty where rows give none by themselves."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Reason and beginning of some rejected rows."""
+    records: int | None = None
+    """Different records of the rows read; None where rows give none by themselves."""
+    instructions: tuple[str, ...] = ()
+    """Different instructions that rows bring along."""
+    unread: dict[str, str] = field(default_factory=dict)
+    """Column that no setting reads → what it looks like."""
+
+    @property
+    def most_records(self) -> int | None:
+        """Most records that there can be; None: not known."""
+        return self.records if self.whole else None
+
+    @property
+    def bad(self) -> int:
+        """Rows read that count against `max_rejected_share`."""
+        tolerated = NOT_BAD | self.dataset.source.tolerated
+        return sum(n for reason, n in self.rejected.items() if reason not in tolerated)
+
+    @property
+    def trained_rows(self) -> int | None:
+        """About how many rows are trained on; None: not known."""
+        rows, held_out = self.rows, self.dataset.held_out
+        if rows is not None and isinstance(held_out, HeldOutFraction):
+            rows -= min(int(held_out.share * rows), held_out.max_queries)
+        drawn = self.dataset.num_samples
+        return min(rows, drawn) if rows is not None and drawn is not None else rows
+
+
+def is_here(dataset: DatasetConfig, root: str) -> bool:
+    """Whether the data set is made of rows of files on this machine."""
+    source = with_source_path(dataset, root).source
+    return isinstance(source, FileRows) and not any("://" in at for at in source.paths.values())
+
+
+def look(dataset: DatasetConfig, root: str) -> Head:
+    """Head of a data set whose files are here.
+
+    Raises:
+        RayembedError: no such files, not of a known kind, broken, without a column that a setting
+            names, or not in the encoding; the message begins with the setting of their path.
+    """
+    whole = with_source_path(dataset, root)
+    source = whole.source
+    assert isinstance(source, FileRows)
+    at = f"data.datasets.{dataset.name}.source"
+    try:
+        files = source.find(versions=False)
+        source.check_found(whole, files)
+        return _head(whole, source, files["path"])
+    except RayembedError as error:
+        told = str(error)
+        raise type(error)(told if told.startswith("data.datasets.") else f"{at}: {told}") from error
+
+
+def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece]) -> Head:
+    size = sum(piece.size for piece in pieces)
+    whole = size <= _WHOLE_BYTES
+    if any(piece.name.endswith(".gz") for piece in pieces):
+        whole = size <= _WHOLE_BYTES // 8
+    columns = source.columns_looked_up(dataset)
+    first = next((row for row in _rows(pieces) if isinstance(row, Row)), None)
+    made = _made(dataset, source, pieces, columns, _WHOLE_ROWS + 1 if whole else _FIRST_ROWS)
+    whole, read = whole and len(made) <= _WHOLE_ROWS, len(made)
+    rows, exact = (read, True) if whole else _count(pieces, read)
+    own = type(source).records is not FileRows.records
+    asks = source.instruction_column is not None
+    records = [record for one in made if not isinstance(one[1], str) for record in one[1]]
+    rejected = [(why, row) for row, why in made if isinstance(why, str)]
+    told = {why: row.shown if isinstance(row, BadRow) else str(row.values) for why, row in rejected}
+    return Head(
+        dataset,
+        tuple(dict.fromkeys(piece.name for piece in pieces)),
+        tuple(first.values) if first is not None else (),
+        _shown(first.values) if first is not None else "",
+        rows,
+        exact,
+        whole,
+        read,
+        dict(Counter(why for why, _ in rejected)),
+        tuple((why, _cut(row)) for why, row in told.items()),
+        len({record.id for record in records}) if own else None,
+        tuple(sorted({record.query_instruction for record in records if asks})),
+        unread_columns(pieces, columns),
+    )
+
+
+Made = list[tuple[Row | BadRow, list[Record] | str]]
+
+
+def _made(
+    dataset: DatasetConfig,
+    source: FileRows,
+    pieces: Sequence[FilePiece],
+    columns: Sequence[str],
+    most: int,
+) -> Made:
+    """The first rows with their records, or the reason why one has none."""
+
+    def nothing(_: Row) -> list[Record]:
+        return []
+
+    own = type(source).records is not FileRows.records
+    make = partial(source.records, dataset) if own else nothing
+    rows = (pair for piece in pieces for pair in converted(piece, columns, make))
+    return list(islice(rows, most))
+
+
+def _rows(pieces: Sequence[FilePiece]) -> Iterator[Row | BadRow]:
+    return (row for piece in pieces for row in read_rows(piece))
+
+
+def _count(pieces: Sequence[FilePiece], read: int) -> tuple[int | None, bool]:
+    """Rows of files, and whether they are counted: of Parquet files; of others by bytes."""
+    if all(piece.kind == "parquet" for piece in pieces):
+        return sum(_parquet_rows(path) for path in {piece.path for piece in pieces}), True
+    if any(piece.name.endswith(".gz") or piece.kind == "parquet" for piece in pieces):
+        return None, False
+    filesystem, inside = open_source(pieces[0].path)
+    with filesystem.open_input_stream(inside) as stream:
+        begin = stream.read(_WHOLE_BYTES)
+    lines = begin.count(b"\n")
+    size = sum(piece.size for piece in pieces)
+    return (round(size * lines / len(begin)), False) if lines and read else (None, False)
+
+
+def _parquet_rows(path: str) -> int:
+    filesystem, inside = open_source(path)
+    with filesystem.open_input_file(inside) as file:
+        return int(open_parquet(file).metadata.num_rows)
+
+
+def _shown(row: Mapping[str, Any]) -> str:
+    """Beginning of a row, on one line."""
+    return " ".join(_cut(json.dumps(row, ensure_ascii=False, default=str)).split())
+
+
+def _cut(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

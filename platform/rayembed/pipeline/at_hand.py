@@ -1,0 +1,333 @@
+"""What can be known of a run before anything starts: names, files and models of this machine, room.
+
+Imports neither torch nor transformers, mteb or Ray, so that a misspelt path is told in a second.
+What takes a download, or the model itself, is checked by `pipeline.checks`.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rayembed.assets.hub import parse_hub_reference
+from rayembed.assets.package_index import parse_package_reference
+from rayembed.assets.resolver import resolve, resolve_model
+from rayembed.config.data import DatasetConfig
+from rayembed.config.evaluation import BM25
+from rayembed.config.named_benchmarks import named_benchmarks
+from rayembed.config.placement import Placement
+from rayembed.config.run import Run
+from rayembed.config.settings import changed, parse
+from rayembed.config.stage import StageConfig
+from rayembed.config.validation import MtebValidation
+from rayembed.data.sources.accepted import accept
+from rayembed.data.sources.check import with_source_path
+from rayembed.data.sources.files import missing
+from rayembed.data.sources.head import Head, is_here, look
+from rayembed.data.sources.unread import unread_negatives
+from rayembed.errors import AssetError, ConfigError, PlacementError, RayembedError
+from rayembed.evaluation.air_bench.catalogue import VERSIONS, not_of_mteb
+from rayembed.evaluation.mteb_names import check_names, check_task
+from rayembed.evaluation.own_data import find_files
+from rayembed.training.capacity import Node, check_capacity
+
+
+@dataclass
+class AtHand:
+    """What was found."""
+
+    heads: dict[str, Head] = field(default_factory=dict)
+    """Data set → head of its files, of those that are here."""
+    problems: list[str] = field(default_factory=list)
+    """What the run would be refused for, wherever it is started."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Data set → why its files are not here, where another `data.root` may have them."""
+    room: str | None = None
+    """Why the workers have no room on this machine, where a cluster may have it."""
+    warnings: list[str] = field(default_factory=list)
+    """What does not stop the run."""
+
+
+def check_at_hand(run: Run) -> AtHand:
+    """Look at everything that the run names and this machine has; then the run may start here.
+
+    Raises:
+        ConfigError: what the run is refused for, a line for each.
+    """
+    found = look_at(run)
+    told = [*found.problems, *found.absent.values(), *([found.room] if found.room else [])]
+    if told:
+        raise ConfigError("\n".join(told))
+    return found
+
+
+def look_at(run: Run) -> AtHand:
+    """Look at everything that the run names and this machine has; raises nothing."""
+    found = AtHand()
+
+    def ask(check: Callable[[], None]) -> None:
+        try:
+            check()
+        except RayembedError as error:
+            if str(error) not in found.problems:
+                found.problems.append(str(error))
+
+    ask(partial(_check_names, run))
+    used = {name for stage in run.stages for name in stage.datasets}
+    for dataset in (d for d in run.data.datasets if d.name in used):
+        ask(partial(_look_at_source, run, dataset, found))
+    for stage in run.stages:
+        ask(partial(_check_rows, stage, found))
+    for setting, reference in _models(run):
+        ask(partial(_check_model, setting, reference))
+    ask(partial(_check_sets, run))
+    ask(partial(_check_number_types, run))
+    try:
+        check_room(run.placement)
+    except PlacementError as error:
+        if run.placement.runtime == "local":
+            found.problems.append(str(error))
+        else:
+            found.room = str(error)
+    return found
+
+
+def _check_names(run: Run) -> None:
+    also = (*VERSIONS, *(named.name for named in named_benchmarks()))
+    check_names("evaluation", run.scores, also)
+    for name in run.evaluation.benchmarks:
+        if name in VERSIONS:
+            raise ConfigError(not_of_mteb(name))
+    data = None if run.evaluation.validation is None else run.evaluation.validation.data
+    if isinstance(data, MtebValidation):
+        for name in data.tasks:
+            check_task("evaluation.validation.data.tasks", name)
+
+
+def _look_at_source(run: Run, dataset: DatasetConfig, found: AtHand) -> None:
+    if not run.data.root and (lost := _not_here(dataset)):
+        found.absent[dataset.name] = lost
+        return
+    if not is_here(dataset, run.data.root):
+        _check_other_source(run, dataset)
+        return
+    head = found.heads[dataset.name] = look(dataset, run.data.root)
+    asking = [s for s in run.stages if s.batch.num_negatives and dataset.name in s.datasets]
+    problem = unread_negatives(dataset, head.unread) if asking else None
+    if problem is not None:
+        raise problem
+    if head.records is None:
+        return
+    if head.whole:
+        told = [{"reason": reason, "row": row} for reason, row in head.examples]
+        counts = {"rows_in": head.read, "records_made": head.records, "rejected": head.rejected}
+        accept(head.dataset, {**counts, "examples": told})
+        return
+    share = getattr(dataset.source, "max_rejected_share", 1.0)
+    if head.bad > share * head.read:
+        found.warnings.append(
+            f"data.datasets.{dataset.name}: {head.bad:,} of the first {head.read:,} rows give no "
+            f"record ({', '.join(head.rejected)}), more than source.max_rejected_share "
+            f"{share:g}; for instance {head.examples[0][1]}"
+        )
+
+
+def _not_here(dataset: DatasetConfig) -> str | None:
+    """Why the files of relative paths are not here; None: they are."""
+    for setting, path in dataset.source.paths.items():
+        if (
+            "*" not in path
+            and "://" not in path
+            and not Path(path).is_absolute()
+            and not Path(path).exists()
+        ):
+            at = f"data.datasets.{dataset.name}.source.{setting}"
+            return (
+                f"{at} = {path!r}: {missing(path)} (set it to where your rows lie, or data.root to "
+                "the folder that relative paths are taken from)"
+            )
+    return None
+
+
+def _check_other_source(run: Run, dataset: DatasetConfig) -> None:
+    source, at = dataset.source, f"data.datasets.{dataset.name}.source"
+    if source.kind == "mteb":
+        check_task(f"{at}.task", source.place)
+    whole = with_source_path(dataset, run.data.root)
+    if source.has_records and not any("://" in path for path in whole.source.paths.values()):
+        try:
+            whole.source.check(whole)
+        except RayembedError as error:
+            raise type(error)(f"{at}: {error}") from error
+    for setting, path in source.paths.items():
+        _check_form(f"{at}.{setting}", path)
+
+
+def _check_rows(stage: StageConfig, found: AtHand) -> None:
+    """Raise where a stage's data sets cannot fill a batch."""
+    pairs, setting = stage.batch.global_pairs, f"stages.{stage.name}.batch.global_pairs"
+    most = {name: _most(found.heads[name]) for name in stage.datasets if name in found.heads}
+    known = {name: rows for name, rows in most.items() if rows is not None}
+    if len(known) < len(stage.datasets):
+        return
+    total, each = sum(known.values()), list(known.values())
+    if stage.batch.policy == "homogeneous" and max(each) < pairs:
+        raise ConfigError(
+            f"{setting} is {pairs}, filled from one data set at a time, and none has so many "
+            f"records (in all: {_counts(known)}); lower it, add rows or take policy 'blended'"
+        )
+    if total < pairs:
+        raise ConfigError(
+            f"{setting} is {pairs}, but the stage's data sets have {total} records in all "
+            f"({_counts(known)}), fewer than one global batch; lower it or add rows"
+        )
+    if stage.batch.policy == "blended" and stage.batch.temperature is None:
+        weights = sum(stage.datasets.values())
+        for name, weight in stage.datasets.items():
+            needed = min(pairs, math.ceil(weight / weights * pairs - 1e-9))
+            if known[name] < needed:
+                raise ConfigError(
+                    f"{setting} is {pairs}, of which the data set {name!r} gives up to {needed}, "
+                    f"and it has {known[name]} records; lower it or its weight, "
+                    f"stages.{stage.name}.datasets.{name}, or add rows"
+                )
+
+
+def _most(head: Head) -> int | None:
+    """Most records of a data set in training; None: not known."""
+    drawn = head.dataset.num_samples
+    counts = [count for count in (head.most_records, drawn) if count is not None]
+    return min(counts, default=None)
+
+
+def _counts(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in rows.items())
+
+
+def _models(run: Run) -> Iterator[tuple[str, str]]:
+    """Setting and reference of every model that the run loads."""
+    for name, reference in run.model.parts.items():
+        yield f"model.{name}.path", reference
+    used = {name for stage in run.stages for name in stage.datasets}
+    for dataset in (d for d in run.data.datasets if d.name in used):
+        at = f"data.datasets.{dataset.name}"
+        for step in ("consistency", "mining", "clusters"):
+            if (settings := getattr(dataset, step)) is not None:
+                yield f"{at}.{step}.teacher", settings.teacher
+        if dataset.mining is not None:
+            for place, further in enumerate(dataset.mining.further_teachers):
+                yield f"{at}.mining.further_teachers.{place}", further.teacher
+            if dataset.mining.rescoring is not None:
+                yield f"{at}.mining.rescoring.model", dataset.mining.rescoring.model
+    if run.takes_scores:
+        for place, baseline in enumerate(run.evaluation.baselines):
+            if baseline != BM25:
+                yield f"evaluation.baselines.{place}", baseline
+
+
+def _check_model(setting: str, reference: str) -> None:
+    """Raise where a model's reference cannot be read, or no model lies there."""
+    _check_form(setting, reference)
+    if "://" in reference:
+        return
+    try:
+        if resolve(reference).is_file() and reference.lower().endswith(".gguf"):
+            return
+        _check_folder(resolve_model(reference))
+    except AssetError as error:
+        raise AssetError(f"{setting} cannot be used: {error}") from None
+
+
+def _check_form(setting: str, reference: str) -> None:
+    """Raise where a reference is not of the form of its scheme."""
+    read = {"hf": parse_hub_reference, "pypi": parse_package_reference}
+    scheme = reference.partition("://")[0]
+    if "://" in reference and scheme in read and "*" not in reference:
+        try:
+            read[scheme](reference)
+        except AssetError as error:
+            raise AssetError(f"{setting} cannot be used: {error}") from None
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise where a model's folder has broken settings or no weights."""
+    for path in folder.glob("*.json"):
+        if path.name in ("config.json", "modules.json", "rayembed.json"):
+            try:
+                json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise AssetError(f"{str(path)!r} is broken: {error}; copy it again") from None
+    weights = [path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin")]
+    if not weights:
+        held = ", ".join(sorted(item.name for item in folder.iterdir()))
+        raise AssetError(
+            f"no weights in {str(folder)!r}, which holds {held}; expected *.safetensors or "
+            "pytorch_model.bin"
+        )
+    if empty := [path.name for path in weights if not path.stat().st_size]:
+        raise AssetError(f"the weights {empty[0]} in {str(folder)!r} are empty; copy them again")
+
+
+def _check_sets(run: Run) -> None:
+    """Raise where files of an own set are not there."""
+    places = [
+        (f"evaluation.own_sets.{own.name}", own.path, own.split)
+        for own in run.scores.own_sets
+        if own.kind == "retrieval" and not own.languages
+    ]
+    data = None if run.evaluation.validation is None else run.validation_scores
+    for own in () if data is None else data.own_sets:
+        if own.kind == "retrieval" and not own.languages:
+            places.append(("evaluation.validation.data", own.path, own.split))
+    for setting, path, split in places:
+        if "://" not in path:
+            try:
+                find_files(path, split)
+            except RayembedError as error:
+                raise type(error)(f"{setting}: {error}") from None
+
+
+def _check_number_types(run: Run) -> None:
+    """Raise where the run is refused in a number type that its workers may choose."""
+    if run.model.backbone.dtype != "auto":
+        return
+    for dtype in ("bfloat16", "float32"):
+        backbone = changed(run.model.backbone, dtype=dtype)
+        try:
+            parse(type(run), {**dict(run), "model": changed(run.model, backbone=backbone)})
+        except ConfigError as error:
+            raise ConfigError(
+                f"model.backbone.dtype is auto, {dtype} on some machines, and then: {error}"
+            ) from None
+
+
+def check_room(placement: Placement) -> None:
+    """Raise where the run's workers are on this machine alone, and it has no room for them.
+
+    Raises:
+        PlacementError: as `check_capacity`.
+    """
+    named = os.environ.get("RAY_ADDRESS", "local") or "local"
+    ray: Any = sys.modules.get("ray")
+    elsewhere = named != "local" or (ray is not None and ray.is_initialized())
+    if placement.runtime != "local" and (elsewhere or placement.wait_for_nodes_seconds):
+        return
+    check_capacity(placement, [_this_machine()])
+
+
+def _this_machine() -> Node:
+    return {"CPU": float(os.cpu_count() or 1), "GPU": float(_num_gpus())}
+
+
+def _num_gpus() -> int:
+    """GPUs of this machine without asking torch, rather too many than too few."""
+    if any(Path(name).exists() for name in ("/dev/dxg", "/dev/kfd")):  # WSL, AMD
+        return 1 << 10
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    devices = len([p for p in Path("/dev").glob("nvidia*") if p.name[len("nvidia") :].isdecimal()])
+    return devices if shown is None else min(devices, len([n for n in shown.split(",") if n]))
