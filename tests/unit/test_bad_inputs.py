@@ -133,7 +133,10 @@ DATA = {
         ["allowed: question, réponse", "Set data.datasets.pairs.source.query to the column"],
     ),
     "near column": (["{PATH}=near.jsonl"], ["did you mean 'querys'?"]),
-    "misspelt column": (["{PATH}=good.jsonl", "{SOURCE}.positive=postive"], ["'positive'"]),
+    "misspelt column": (
+        ["{PATH}=good.jsonl", "{SOURCE}.positive=answer"],
+        ["source.positive = 'answer'"],
+    ),
     "misspelt label": (["{PATH}=good.jsonl", "{SOURCE}.label=labels"], ["source.label = 'labels'"]),
     "group column": (
         [
