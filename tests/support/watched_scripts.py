@@ -76,8 +76,8 @@ if __name__ == "__main__":
     from rayembed.pipeline.at_hand import look_at
     from rayembed.pipeline.dry_run import print_dry_run
 
-    run = get_recipe("nvembed-quickstart")
-    print_dry_run(run, look_at(run), out=io.StringIO(), tables=io.StringIO())
+    shown = get_recipe("nvembed-quickstart")
+    print_dry_run(shown, look_at(shown), out=io.StringIO(), tables=io.StringIO())
     for script, commands in asked.items():
         told[script] += forked(script, commands)
     json.dump(told, sys.stdout)

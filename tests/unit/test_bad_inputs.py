@@ -71,7 +71,7 @@ def files(tmp_path_factory):
         "numbers.jsonl": lines([{"query": [1], "positive": {"a": 1}}] * 100),
         "lists.jsonl": lines([{"queries": ["a"], "positive": "b"}] * 100),
         "named.jsonl": lines([{"question": "a", "réponse": "b"}] * 100),
-        "near.jsonl": lines([{"querys": "a", "positive": "b"}] * 100),
+        "near.jsonl": lines([{"my_query": "a", "positive": "b"}] * 100),
         "negatives.jsonl": lines([{**row, "negatives": ["no text", "no more"]} for row in GOOD]),
         "empty.jsonl": b"",
         "binary.jsonl": bytes(range(256)) * 40,
@@ -132,8 +132,11 @@ DATA = {
         ["{PATH}=named.jsonl"],
         ["allowed: question, réponse", "Set data.datasets.pairs.source.query to the column"],
     ),
-    "near column": (["{PATH}=near.jsonl"], ["did you mean 'querys'?"]),
-    "misspelt column": (["{PATH}=good.jsonl", "{SOURCE}.positive=postive"], ["'positive'"]),
+    "near column": (["{PATH}=near.jsonl"], ["did you mean 'my_query'?"]),
+    "misspelt column": (
+        ["{PATH}=good.jsonl", "{SOURCE}.positive=answer"],
+        ["source.positive = 'answer'"],
+    ),
     "misspelt label": (["{PATH}=good.jsonl", "{SOURCE}.label=labels"], ["source.label = 'labels'"]),
     "group column": (
         [
