@@ -70,9 +70,9 @@ async def measure(url, inputs, clients, seconds):
 
 def one_side(tokens, inputs, clients, seconds):
     port = free_port()
-    command = [sys.executable, "jobs/serve_model.py", "--model", MINILM, "--name", "minilm"]
-    command += ["--port", str(port), "--set", f"tokens_per_batch={tokens}"]
-    command += ["--set", "threads_per_replica=2"]
+    command = [sys.executable, "jobs/serve_model.py", "--model", f"minilm={MINILM}"]
+    command += ["--port", str(port), "--set", f"models.0.tokens_per_batch={tokens}"]
+    command += ["--set", "models.0.threads_per_replica=2"]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
