@@ -486,7 +486,7 @@ def test_requests_that_wait_together_are_embedded_together(model):
     assert service.counts.batches == 1 + 1
     assert service.counts.texts == 1 + sum(len(body["input"]) for body in bodies)
     for body, answer in zip(bodies, together, strict=True):
-        found = [item["embedding"] for item in json.loads(b"".join(answer.pieces))["data"]]
+        found = [item["embedding"] for item in json.loads(answer.content)["data"]]
         alone = encode(
             model,
             body["input"],

@@ -284,12 +284,3 @@ def test_a_model_that_does_not_tell_its_state_is_failing(model, monkeypatch):
     assert (answer.status_code, answer.json()["models"]) == (503, ["bad"])
     assert 'model="good"' in client.get("/metrics").text
     assert 'model="bad"' not in client.get("/metrics").text
-
-
-def test_a_large_answer_is_written_in_pieces(model):
-    service = EmbeddingService("tiny", model)
-    texts = [f"{i} fox" for i in range(1500)]
-    answer = asyncio.run(service.answer("/v1/embeddings", {"input": texts}))
-    assert len(answer.pieces) > 2
-    assert max(map(len, answer.pieces)) < 2**19
-    assert len(json.loads(b"".join(answer.pieces))["data"]) == 1500

@@ -5,11 +5,11 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from rayembed.config.serving import Limits
@@ -96,7 +96,9 @@ async def _answer(request: Request, work: Awaitable[Answer], seconds: float) -> 
     try:
         await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            return _written(task.result())
+            answer = task.result()
+            told = {"X-Truncated-Texts": str(answer.truncated)}
+            return Response(answer.content, headers=told, media_type="application/json")
         if left.done():
             return Response(status_code=499)  # to nobody
         return _error(504, f"the request took longer than {seconds:g} seconds", None, None)
@@ -108,18 +110,6 @@ async def _answer(request: Request, work: Awaitable[Answer], seconds: float) -> 
     finally:
         task.cancel()
         left.cancel()
-
-
-def _written(answer: Answer) -> Response:
-    async def pieces() -> AsyncIterator[bytes]:
-        for piece in answer.pieces:
-            yield piece
-
-    headers = {
-        "Content-Length": str(sum(map(len, answer.pieces))),
-        "X-Truncated-Texts": str(answer.truncated),
-    }
-    return StreamingResponse(pieces(), headers=headers, media_type="application/json")
 
 
 async def _states(services: Mapping[str, Served]) -> dict[str, State]:

@@ -3,6 +3,7 @@
 import logging
 import re
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ APPLICATION = "rayembed-embeddings"
 _NOT_LOADED, _END = "the model could not be loaded: ", " (end of the reason)"
 """Around the reason in what Serve tells of a copy that did not start: a text with a traceback."""
 
-_logger = logging.getLogger(__name__)
+_SWITCH_SECONDS = 0.0005
+"""After which a thread that tokenises or writes JSON lets the event loop go on, a tenth of Python's
+own: `/health` beside a full-size request took 47 to 73 ms at most, else 47 to 153."""
 
 
 class Replica:
@@ -50,6 +53,7 @@ class Replica:
         tracking_uri: str | None,
         key_digests: frozenset[str],
     ) -> None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
         # Ray shows an actor's output in the job's log.
         logging.basicConfig(level="WARNING")
         logging.getLogger("rayembed.hardware").setLevel(logging.INFO)

@@ -26,8 +26,6 @@ _TEXTS_PER_CALL = 64
 """Texts tokenised at once; a request that was given up ends between two calls."""
 _FAILURES = 3
 """Failed batches in a row after which the service counts as broken."""
-_PIECE = 2**18
-"""Least characters of a piece of an answer."""
 
 
 class ServiceError(Exception):
@@ -62,7 +60,7 @@ class State(NamedTuple):
 class Answer(NamedTuple):
     """Body of an answer."""
 
-    pieces: list[bytes]
+    content: bytes
     truncated: int
     """Texts that the model did not read to their end."""
 
@@ -170,12 +168,12 @@ class EmbeddingService:
         self.waiting_texts += len(texts)
         try:
             embedded = await self._embed(call)
-            parts = await asyncio.to_thread(_joined, call.answer(embedded))
+            content = await asyncio.to_thread(_joined, call.answer(embedded))
         except DataError as error:
             raise ServiceError(400, str(error), field=_field(texts[-1])) from None
         finally:
             self.waiting_texts -= len(texts)
-        return Answer(parts, len(embedded.truncated))
+        return Answer(content, len(embedded.truncated))
 
     async def _embed(self, call: Call) -> Embedded:
         places: dict[tuple[str, Role], int] = {}
@@ -272,15 +270,5 @@ def _tokens(
     return tokens, lengths
 
 
-def _joined(parts: Iterable[str]) -> list[bytes]:
-    """The parts in pieces that are written one at a time, between which others have their turn."""
-    pieces: list[bytes] = []
-    piece: list[str] = []
-    length = 0
-    for part in parts:
-        piece.append(part)
-        length += len(part)
-        if length >= _PIECE:
-            pieces.append("".join(piece).encode())
-            piece, length = [], 0
-    return [*pieces, "".join(piece).encode()]
+def _joined(parts: Iterable[str]) -> bytes:
+    return "".join(parts).encode()
