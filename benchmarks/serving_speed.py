@@ -1,7 +1,8 @@
-"""Requests a second of the served all-MiniLM-L6-v2, with requests embedded together and one by one.
+"""The served all-MiniLM-L6-v2 beside a plain server: FastAPI around a SentenceTransformer.
 
-Each side is `jobs/serve_model.py` itself, started anew in each round, in turn. Clients ask for one
-text each (one-line descriptions of articles, base64), and ask again as soon as they are answered.
+Each side is started anew in each round, in turn; both have two threads of torch. First clients ask
+for one text each (one-line descriptions of articles, base64), and again as soon as they are
+answered. Then one client asks for 512 longer texts at once, another for one word, again and again.
 Run: python benchmarks/serving_speed.py [--clients 64] [--seconds 10] [--rounds 2]
 """
 
@@ -17,74 +18,95 @@ from pathlib import Path
 
 import aiohttp
 
+from rayembed.assets.resolver import resolve_model
 from rayembed.pipeline.local_head import free_port
 from rayembed.samples.assets import MINILM
 from rayembed.samples.files import summaries
 from rayembed.samples.references import ScoreSizes
 
 ROOT = Path(__file__).resolve().parents[1]
-SIDES = {"one by one": 1, "together": 16_384}
-"""Tokens of requests that are embedded together."""
+SIDES = ("served", "plain, float32", "plain, bfloat16")
 WARM_UP_SECONDS = 2.0
+LARGE = 512
+THREADS = 2
 
 
-def texts():
-    return [a.description for a in summaries(ScoreSizes(), "en") if a.description]
+class Client:
+    """One that asks a server."""
+
+    def __init__(self, session, url):
+        self.session, self.url = session, url
+
+    async def ask(self, text):
+        """Seconds until the answer was read."""
+        began = time.perf_counter()
+        body = {"model": "minilm", "input": text, "encoding_format": "base64"}
+        async with self.session.post(f"{self.url}/v1/embeddings", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            await answer.read()
+        return time.perf_counter() - began
+
+    async def ready(self):
+        for _ in range(1200):
+            try:
+                async with self.session.get(f"{self.url}/health") as answer:
+                    if answer.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+        raise AssertionError("the server did not start")
 
 
-async def measure(url, inputs, clients, seconds):
-    """Seconds of each request that was answered within the time, and the server's counts."""
-    taken, place = [], iter(range(10**9))
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=clients)) as session:
+async def measure(url, short, long, clients, seconds):
+    """Seconds of many clients' requests and of all; of a large one, and of words beside it."""
+    timeout, limit = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=clients + 1)
+    async with aiohttp.ClientSession(connector=limit, timeout=timeout) as session:
+        client = Client(session, url)
+        await client.ready()
+        place = iter(range(10**9))
 
-        async def counts():
-            async with session.get(f"{url}/metrics") as answer:
-                lines = (await answer.text()).splitlines()
-            pairs = [line.partition("{") for line in lines if not line.startswith("#")]
-            return {
-                name.removeprefix("rayembed_").removesuffix("_total"): int(rest.split()[-1])
-                for name, _, rest in pairs
-            }
-
-        async def client(end, kept):
+        async def again(end, kept):
             while time.perf_counter() < end:
-                text = inputs[next(place) % len(inputs)]
-                began = time.perf_counter()
-                body = {"model": "minilm", "input": text, "encoding_format": "base64"}
-                async with session.post(f"{url}/v1/embeddings", json=body) as answer:
-                    assert answer.status == 200, await answer.text()
-                    await answer.read()
-                kept.append(time.perf_counter() - began)
+                kept.append(await client.ask(short[next(place) % len(short)]))
 
-        async def run(for_seconds, kept):
-            end = time.perf_counter() + for_seconds
-            await asyncio.gather(*(client(end, kept) for _ in range(clients)))
+        async def run(for_seconds):
+            began, kept = time.perf_counter(), []
+            await asyncio.gather(*(again(began + for_seconds, kept) for _ in range(clients)))
+            return kept, time.perf_counter() - began
 
-        await run(WARM_UP_SECONDS, [])
-        before, began = await counts(), time.perf_counter()
-        await run(seconds, taken)
-        lasted, after = time.perf_counter() - began, await counts()
-    done = {name: after[name] - before[name] for name in after}
-    return lasted, taken, done
+        await run(WARM_UP_SECONDS)
+        many, lasted = await run(seconds)
+        large = asyncio.create_task(client.ask(long))
+        words = []
+        await asyncio.sleep(0.2)
+        while not large.done():
+            words.append(await client.ask("fox"))
+        return many, lasted, await large, words
 
 
-def one_side(tokens, inputs, clients, seconds):
+def command(side, port):
+    if side == "served":
+        given = ["jobs/serve_model.py", "--model", f"minilm={MINILM}", "--port", str(port)]
+        return [*given, "--set", f"models.0.threads_per_replica={THREADS}"]
+    return ["benchmarks/plain_server.py", resolve_model(MINILM), str(port), side.split()[-1]]
+
+
+def one_side(side, short, long, clients, seconds):
     port = free_port()
-    command = [sys.executable, "jobs/serve_model.py", "--model", MINILM, "--name", "minilm"]
-    command += ["--port", str(port), "--set", f"tokens_per_batch={tokens}"]
-    command += ["--set", "threads_per_replica=2"]
     process = subprocess.Popen(
-        command,
+        [sys.executable, *command(side, port)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "platform")},
-        stdout=subprocess.PIPE,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "platform"),
+            "OMP_NUM_THREADS": str(THREADS),
+        },
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        text=True,
     )
     try:
-        while "is served as" not in (line := process.stdout.readline()):
-            assert line, "the server ended"
-        return asyncio.run(measure(f"http://127.0.0.1:{port}", inputs, clients, seconds))
+        return asyncio.run(measure(f"http://127.0.0.1:{port}", short, long, clients, seconds))
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -96,22 +118,25 @@ def main():
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    inputs = texts()
-    print("| round | side | requests/s | median ms | 95 % ms | requests a call of the encoder |")
-    print("|---|---|---:|---:|---:|---:|")
-    rates = {side: [] for side in SIDES}
+    articles = list(summaries(ScoreSizes(), "en"))
+    short = [article.description for article in articles if article.description]
+    long = [article.extract for article in articles][:LARGE]
+    print(
+        "| round | side | requests/s | median ms | 99 % ms | 512 texts s | word ms | longest ms |"
+    )
+    print("|---|---|---:|---:|---:|---:|---:|---:|", flush=True)
     for number in range(options.rounds):
-        for side, tokens in SIDES.items():
-            lasted, taken, done = one_side(tokens, inputs, options.clients, options.seconds)
-            rates[side].append(len(taken) / lasted)
-            cuts = statistics.quantiles(taken, n=20)
+        for side in SIDES:
+            many, lasted, large, words = one_side(
+                side, short, long, options.clients, options.seconds
+            )
             print(
-                f"| {number + 1} | {side} | {rates[side][-1]:.0f} | {1e3 * cuts[9]:.0f} | "
-                f"{1e3 * cuts[18]:.0f} | {done['requests'] / max(1, done['batches']):.1f} |",
+                f"| {number + 1} | {side} | {len(many) / lasted:.0f} | "
+                f"{1e3 * statistics.median(many):.0f} | "
+                f"{1e3 * statistics.quantiles(many, n=100)[98]:.0f} | {large:.1f} | "
+                f"{1e3 * statistics.median(words):.0f} | {1e3 * max(words):.0f} |",
                 flush=True,
             )
-    best = {side: max(found) for side, found in rates.items()}
-    print(f"\nbest of each side: {best['together'] / best['one by one']:.2f} times as many")
 
 
 if __name__ == "__main__":

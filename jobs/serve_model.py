@@ -1,4 +1,4 @@
-"""Serve a registered model at OpenAI's path /v1/embeddings, on Ray Serve, with batching."""
+"""Serve models at the paths of OpenAI, Text Embeddings Inference and Cohere, on Ray Serve."""
 
 import sys
 

@@ -7,9 +7,9 @@ import numpy as np
 import openai
 import pytest
 from registered import register
-from tiny_folders import save_nvembed
+from tiny_folders import save_biencoder, save_nvembed
 
-from rayembed.config.serving import ServingConfig
+from rayembed.config.serving import ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.models.encoding import encode
 from rayembed.models.load import load_model
@@ -62,15 +62,11 @@ def served(cluster, folder, tracking_uri, free_port, tmp_path_factory):
     """The address of the server."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAYEMBED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        asked = ServingConfig(
-            model="models:/tiny@champion",
-            port=free_port,
-            tracking_uri=tracking_uri,
-            dtype="float32",  # as this process; a replica asks its own CPU
-        )
-        config, name, uri = pin(asked)
-        assert (config.model, name) == ("models:/tiny/1", "tiny")
-        on_ray.start(config, name=name, tracking_uri=uri, key_digests=frozenset([digest(KEY)]))
+        model = ServedModel(name="tiny", model="models:/tiny@champion", dtype="float32")
+        asked = ServingConfig(models=(model,), port=free_port, tracking_uri=tracking_uri)
+        config = pin(asked)
+        assert [one.model for one in config.models] == ["models:/tiny/1"]
+        on_ray.start(config, key_digests=frozenset([digest(KEY)]))
         yield f"http://127.0.0.1:{free_port}"
         on_ray.stop()
 
@@ -164,13 +160,48 @@ def test_concurrent_requests_share_forward_passes(served, folder):
     np.testing.assert_allclose(found, encode(load_model(folder), texts, role="document"), atol=1e-5)
 
 
+def test_several_models_of_one_server(served, folder, free_port, tmp_path):
+    """Each in copies of its own, chosen by name."""
+    other = save_biencoder(tmp_path / "model")
+    models = (
+        ServedModel(name="tiny", model=str(folder), dtype="float32", token_arrays="model"),
+        ServedModel(name="org/other", model=str(other), dtype="float32", cpus_per_replica=0.1),
+    )
+    config = pin(ServingConfig(models=models, port=free_port, limits={"texts": 500}))
+    on_ray.start(config, key_digests=frozenset([digest(KEY)]))
+    with openai.OpenAI(base_url=f"{served}/v1", api_key=KEY, max_retries=0) as client:
+        assert [m.id for m in client.models.list()] == ["tiny", "org/other"]
+        for name, path in (("tiny", folder), ("org/other", other)):
+            found = vectors(client.embeddings.create(model=f"{name}:query", input=TEXTS))
+            wanted = encode(load_model(path), TEXTS, role="query")
+            np.testing.assert_allclose(found, wanted, atol=1e-5)
+        numbers = client.embeddings.create(model="tiny", input=[[5, 6, 7]])
+        assert len(numbers.data) == 1
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length"):
+            client.embeddings.create(model="org/other", input=[[5, 6, 7]])
+        with pytest.raises(openai.NotFoundError, match="this server has 'tiny', 'org/other'"):
+            client.embeddings.create(model="third", input="x")
+        with pytest.raises(openai.APIStatusError, match="501 texts in one request"):
+            client.embeddings.create(model="tiny", input=["x"] * 501)
+        asked = {"model": "org/other", "query": TEXTS[0], "texts": TEXTS}
+        headers = {"Authorization": f"Bearer {KEY}"}
+        ranked = httpx.post(f"{served}/rerank", json=asked, headers=headers, timeout=60)
+        assert sorted(one["index"] for one in ranked.json()) == [0, 1, 2, 3]
+        assert httpx.post(f"{served}/rerank", json=asked, timeout=60).status_code == 401
+        health = httpx.get(f"{served}/health", timeout=60)
+        assert (health.status_code, health.json()) == (200, {"status": "ready"})
+        told = httpx.get(f"{served}/metrics", timeout=60).text
+        assert 'rayembed_texts_total{model="tiny"} 5\n' in told
+        assert 'rayembed_texts_total{model="org/other"} 9\n' in told
+
+
 def test_what_cannot_be_served_is_told(served, free_port, tmp_path):
-    config = ServingConfig(model=str(tmp_path), port=free_port)
-    big = config.model_copy(update={"cpus_per_replica": 5000.0})
+    model = ServedModel(name="none", model=str(tmp_path))
+    big = model.model_copy(update={"cpus_per_replica": 5000.0})
     with pytest.raises(PlacementError, match="that a copy of the model needs"):
-        on_ray.start(big, name="big", tracking_uri=None, key_digests=frozenset())
+        on_ray.start(ServingConfig(models=(big,), port=free_port), key_digests=frozenset())
     with pytest.raises(PlacementError, match=f"cannot listen on 127.0.0.1:{free_port}"):
         on_ray._check_port("127.0.0.1", free_port)
     # Last: it takes the place of the served model.
     with pytest.raises(WorkerError, match=r"could not be loaded: the model .* has neither"):
-        on_ray.start(config, name="none", tracking_uri=None, key_digests=frozenset())
+        on_ray.start(ServingConfig(models=(model,), port=free_port), key_digests=frozenset())

@@ -62,7 +62,7 @@ PLAIN_TEXTS = {
     "subset", "target_modules", "task",
     # Names in some classes, references in others.
     "MtebValidation.tasks", "Scores.tasks", "BackboneRun.tasks",
-    "OpenAICompatible.model", "ServingConfig.name", "ServingConfig.api_key_env", "BeirSource.query",
+    "OpenAICompatible.model", "ServingConfig.api_key_env", "BeirSource.query",
 }  # fmt: skip
 """Settings that take any text and name no place."""
 

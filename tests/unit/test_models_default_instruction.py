@@ -99,7 +99,7 @@ def test_every_way_to_the_vectors_uses_it(folder, tmp_path):
     np.testing.assert_allclose(again, told, atol=1e-6)
 
     service = EmbeddingService("tiny", model, source="x")
-    with TestClient(make_app(service)) as client:
+    with TestClient(make_app({"tiny": service}, service.limits)) as client:
 
         def served(**body):
             answer = client.post("/v1/embeddings", json={"input": TEXTS, "role": "query", **body})

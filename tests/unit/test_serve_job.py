@@ -3,6 +3,7 @@
 import pytest
 from tiny_folders import save_biencoder
 
+from rayembed.config.serving import named_reference
 from rayembed.errors import ArtifactError, AssetError, ConfigError, TrackingError
 from rayembed.pipeline.serve_job import pin, run_serve_job
 
@@ -13,15 +14,42 @@ def resolve(arguments):
 
 def test_arguments_and_settings():
     config = resolve(["--model", "models:/m@champion", "--port", "9001"])
-    assert (config.model, config.host, config.port) == ("models:/m@champion", "127.0.0.1", 9001)
-    config = resolve(["--model", "x", "--set", "limits.texts=7", "--set", "use_gpu=true"])
-    assert (config.limits.texts, config.use_gpu, config.port) == (7, True, 8000)
+    assert (config.host, config.port) == ("127.0.0.1", 9001)
+    assert [(m.name, m.model) for m in config.models] == [("m", "models:/m@champion")]
+    config = resolve(
+        [
+            *("--model", "x", "--set", "limits.texts=7", "--set", "models.0.use_gpu=true"),
+            *("--model", "large=hf://org/y@main", "--set", "models.large.replicas=2"),
+        ]
+    )
+    assert (config.limits.texts, config.port) == (7, 8000)
+    assert [(m.name, m.model, m.use_gpu, m.replicas) for m in config.models] == [
+        ("x", "x", True, 1),
+        ("large", "hf://org/y@main", False, 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "model"),
+    [
+        ("models:/m@champion", "m", "models:/m@champion"),
+        ("models:/my model/3", "my model", "models:/my model/3"),
+        ("small=models:/m/3", "small", "models:/m/3"),
+        ("hf://org/name@main", "name", "hf://org/name@main"),
+        ("/a=b/c/", "c", "/a=b/c/"),
+        ("pypi://p==1/a/model?sha256=0", "model", "pypi://p==1/a/model?sha256=0"),
+    ],
+)
+def test_names_of_models(text, name, model):
+    assert named_reference(text) == {"name": name, "model": model}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "replica=2"], "no setting 'replica'; did you mean 'replicas'?"),
+        (["--set", "models.0.replica=2"], "did you mean 'replicas'?"),
+        (["--set", "models.y.replicas=2"], "no element 'models.y'; allowed: x"),
+        (["--model", "x=y"], "two models have the name 'x'"),
         (["--port", "70000"], "port = 70000"),
         (["--set", "limits.texts=0"], "limits.texts = '0': must be"),
         (["--tracking-uri", "http://user:secret@host"], "tracking_uri"),
@@ -53,6 +81,9 @@ def test_what_cannot_be_served_is_told_before_ray_starts(tmp_path, capsys):
 
 def test_a_folder_is_served_under_its_name(tmp_path):
     folder = save_biencoder(tmp_path / "my-model")
-    config, name, tracking_uri = pin(resolve(["--model", str(folder)]))
-    assert (config.model, name, tracking_uri) == (str(folder), "my-model", None)
-    assert pin(resolve(["--model", str(folder), "--name", "other"]))[1] == "other"
+    config = pin(resolve(["--model", str(folder), "--model", f"other={folder}"]))
+    assert [(m.name, m.model) for m in config.models] == [
+        ("my-model", str(folder)),
+        ("other", str(folder)),
+    ]
+    assert config.tracking_uri is None

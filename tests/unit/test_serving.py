@@ -127,6 +127,11 @@ def test_a_caller_that_went_away_is_not_worked_for():
     assert gate.batches == [["a", "a"], ["c"]]
 
 
+def app_of(*services, **more):
+    """The application of services, of which the first has the limits."""
+    return make_app({one.name: one for one in services}, services[0].limits, **more)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return load_model(save_nvembed(tmp_path_factory.mktemp("served") / "model"))
@@ -139,7 +144,7 @@ def service(model):
 
 @pytest.fixture
 def client(service):
-    with TestClient(make_app(service)) as found:
+    with TestClient(app_of(service)) as found:
         yield found
 
 
@@ -163,8 +168,9 @@ def test_answers_are_those_of_the_encoder(client, model):
     assert answer.json()["model"] == "tiny"
 
 
-def test_base64_and_dimensions(client, model, monkeypatch):
+def test_base64_and_dimensions(model, monkeypatch):
     monkeypatch.setattr(model, "dimensions", (32, 8))
+    client = TestClient(app_of(EmbeddingService("tiny", model)))
     packed = client.post("/v1/embeddings", json={"input": TEXTS[0], "encoding_format": "base64"})
     text = packed.json()["data"][0]["embedding"]
     plain = vectors(client.post("/v1/embeddings", json={"input": TEXTS[0]}))
@@ -178,7 +184,7 @@ def test_base64_and_dimensions(client, model, monkeypatch):
     [
         ({"input": []}, 400, "list of texts, not empty", "input"),
         ({}, 400, "list of texts, not empty", "input"),
-        ({"input": [[1, 2]]}, 400, "set check_embedding_ctx_length=False there", "input"),
+        ({"input": [[1, 2]]}, 400, "OpenAIEmbeddings: check_embedding_ctx_length=False", "input"),
         ({"input": [1, 2]}, 400, "token numbers are not taken", "input"),
         ({"input": {"a": "x"}}, 400, "list of texts, not empty", "input"),
         ({"input": "x", "role": ["query"]}, 400, "allowed: query, document", "role"),
@@ -188,7 +194,7 @@ def test_base64_and_dimensions(client, model, monkeypatch):
         ({"input": "x", "dimensions": {}}, 400, "this model has [32]", "dimensions"),
         ({"input": "x", "encoding_format": 1}, 400, "encoding_format = 1;", "encoding_format"),
         ({"input": "x", "truncate": "no"}, 400, "must be true or false", "truncate"),
-        ({"input": "x", "model": "tiny:passage"}, 404, "'tiny:query' and", "model"),
+        ({"input": "x", "model": "tiny:passage"}, 404, "also with ':query' or", "model"),
         ({"input": "x", "model": ["tiny"]}, 404, "this server has 'tiny'", "model"),
         ({"input": "x", "model": "tiny:document"}, 400, "differ", "role"),
         ({"input": "x", "role": "passage"}, 400, "allowed: query, document", "role"),
@@ -259,7 +265,7 @@ def test_truncation_is_told_or_refused(kind, tmp_path):
     lengths = [len(tokens["input_ids"]) for tokens in model.tokenizer(long, "document")]
     first = lengths.index(limit)
     service = EmbeddingService("tiny", model)
-    with TestClient(make_app(service)) as client:
+    with TestClient(app_of(service)) as client:
         body = {"input": [long[0], long[first], long[-1], long[-1]]}
         answer = client.post("/v1/embeddings", json=body)
         assert answer.json()["truncated"] == [2, 3]
@@ -289,7 +295,7 @@ def test_a_failing_model_answers_500_and_is_unhealthy_until_it_works(model, monk
     def broken(*_):
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    with TestClient(make_app(service)) as client:
+    with TestClient(app_of(service)) as client:
         with monkeypatch.context() as patch:
             patch.setattr(model, "forward", broken)
             for _ in range(3):
@@ -322,7 +328,7 @@ def asked(service, talk):
     """What `talk` gives for a client of the service that may ask several things at once."""
 
     async def run():
-        transport = httpx.ASGITransport(make_app(service))
+        transport = httpx.ASGITransport(app_of(service))
         async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
             return await talk(client)
 
@@ -383,7 +389,7 @@ def test_a_request_whose_client_left_or_that_takes_too_long_is_worked_on_no_long
             "query_string": b"",
             "headers": [],
         }
-        await make_app(service)(scope, receive, send)
+        await app_of(service)(scope, receive, send)
         done = service.counts.batches
         await asyncio.sleep(0.2)
         return done
@@ -430,7 +436,7 @@ def test_health_is_answered_beside_a_full_size_answer(model, monkeypatch):
 
 
 def test_a_token_is_asked_for_where_one_is_set(service):
-    with TestClient(make_app(service, key_digests=[digest("other"), digest("geheim")])) as client:
+    with TestClient(app_of(service, key_digests=[digest("other"), digest("geheim")])) as client:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic geheim"}):
             for answer in (
                 client.post("/v1/embeddings", json={"input": "x"}, headers=headers),
@@ -463,9 +469,9 @@ def test_requests_that_wait_together_are_embedded_together(model):
     ]
 
     async def run():
-        first = asyncio.create_task(service.answer({"input": "first"}))
+        first = asyncio.create_task(service.answer("/v1/embeddings", {"input": "first"}))
         await asyncio.to_thread(under_way.wait, 30)
-        tasks = [asyncio.create_task(service.answer(body)) for body in bodies]
+        tasks = [asyncio.create_task(service.answer("/v1/embeddings", body)) for body in bodies]
         while service.counts.requests < 10:
             await asyncio.sleep(0.01)
         go_on.set()
@@ -480,7 +486,7 @@ def test_requests_that_wait_together_are_embedded_together(model):
     assert service.counts.batches == 1 + 1
     assert service.counts.texts == 1 + sum(len(body["input"]) for body in bodies)
     for body, answer in zip(bodies, together, strict=True):
-        found = [item["embedding"] for item in json.loads(answer)["data"]]
+        found = [item["embedding"] for item in json.loads(answer.content)["data"]]
         alone = encode(
             model,
             body["input"],
@@ -493,7 +499,7 @@ def test_requests_that_wait_together_are_embedded_together(model):
 def test_a_full_queue_is_told(model):
     service = EmbeddingService("tiny", model, limits=SMALL)
     service.waiting_texts = 4
-    with TestClient(make_app(service)) as client:
+    with TestClient(app_of(service)) as client:
         assert client.post("/v1/embeddings", json={"input": ["x"]}).status_code == 200
         answer = client.post("/v1/embeddings", json={"input": ["x", "y"]})
     assert answer.status_code == 503

@@ -1,12 +1,13 @@
 """Serving settings: address, request limits, replicas."""
 
-from typing import Self
+import re
+from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rayembed.config.backbone import DtypeSetting
 from rayembed.config.settings import Settings
-from rayembed.config.types import Reference
+from rayembed.config.types import Reference, unique_names
 
 
 class Limits(Settings):
@@ -34,21 +35,14 @@ class Autoscaling(Settings):
     """Requests under way for each copy that Serve aims at."""
 
 
-class ServingConfig(Settings):
-    """Settings of a served model."""
+class ServedModel(Settings):
+    """A model of a server, and the copies of it."""
 
+    name: str = Field(pattern="^[^:]+$")
+    """What requests call it."""
     model: Reference = Field(min_length=1)
     """`models:/name@alias`, `models:/name/version`, or an asset reference of a model (a folder,
     `hf://org/name@revision`, `s3://…`, `gs://…`, `pypi://…`)."""
-    name: str | None = None
-    """Model name in requests; None: the registered name, or the last part of the reference."""
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback opens the server to the network (see
-    `api_key_env`)."""
-    port: int = Field(default=8000, ge=1, le=65535)
-    api_key_env: str = "RAYEMBED_API_KEY"
-    """Environment variable of the job with the bearer token that requests must have, or several
-    with commas between, each as good as the other; if unset, everybody is served."""
     replicas: PositiveInt = 1
     """Copies of the model, each with its own queue; Ray Serve distributes requests."""
     autoscaling: Autoscaling | None = None
@@ -65,11 +59,10 @@ class ServingConfig(Settings):
     """Maximum tokens that are embedded together, of one request or many: a larger request takes
     several batches, between which others have theirs. None: 16384 on a GPU, 2048 on a CPU. 1 embeds
     each text by itself."""
-    limits: Limits = Limits()
-    tracking_uri: Reference | None = None
-    """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
-    storage_path: Reference = Field(default="outputs", min_length=1)
-    """Result storage of training jobs, which holds MLflow's SQLite file."""
+    token_arrays: Reference | None = None
+    """Whose token numbers an `input` of numbers has: `model` for the model's own tokenizer, or an
+    asset reference of another one (a folder or file with a tokenizer.json). None: refused, since
+    numbers of another tokenizer are another text."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
@@ -79,3 +72,36 @@ class ServingConfig(Settings):
                 f"{self.replicas}; raise the one or lower the other"
             )
         return self
+
+
+def named_reference(text: str) -> dict[str, str]:
+    """Name and reference of `NAME=REFERENCE`, or of a reference, whose last part is the name.
+
+    The name of `models:/name@alias` and `models:/name/3` is `name`.
+    """
+    found = re.fullmatch(r"([^:/=]+)=(.+)", text)
+    if found:
+        return {"name": found[1], "model": found[2]}
+    if text.startswith("models:/"):
+        return {"name": re.split("[@/]", text.removeprefix("models:/"))[0], "model": text}
+    last = text.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return {"name": last.partition("@")[0], "model": text}
+
+
+class ServingConfig(Settings):
+    """Settings of a server of one or several models."""
+
+    models: Annotated[tuple[ServedModel, ...], unique_names("models")] = Field(min_length=1)
+    """Models; requests choose by name."""
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback opens the server to the network (see
+    `api_key_env`)."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    api_key_env: str = "RAYEMBED_API_KEY"
+    """Environment variable of the job with the bearer token that requests must have, or several
+    with commas between, each as good as the other; if unset, everybody is served."""
+    limits: Limits = Limits()
+    tracking_uri: Reference | None = None
+    """MLflow's address for `models:/…`; None: the SQLite file in `storage_path`."""
+    storage_path: Reference = Field(default="outputs", min_length=1)
+    """Result storage of training jobs, which holds MLflow's SQLite file."""

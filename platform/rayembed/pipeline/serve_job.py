@@ -6,7 +6,7 @@ import signal
 import threading
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.serving import ServingConfig
+from rayembed.config.serving import ServedModel, ServingConfig, named_reference
 from rayembed.pipeline.job import Job, JobContext, Reader, option
 from rayembed.pipeline.storage import absolute_storage
 from rayembed.registry.mlflow_run import as_tracking_error
@@ -18,36 +18,42 @@ logger = logging.getLogger(__name__)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def pin(config: ServingConfig) -> tuple[ServingConfig, str, str | None]:
-    """The config with an alias as the version that it now is, the served name, MLflow's address.
+def pin(config: ServingConfig) -> ServingConfig:
+    """The config with MLflow's address, and each alias as the version that it now is.
 
-    So all copies of the model are of one version, also those that start later.
+    So all copies of a model are of one version, also those that start later.
 
     Raises:
         RayembedError: no such version or model, or no model that can be served.
     """
-    if not config.model.startswith(SCHEME):
+    tracking_uri = None
+    if [parse_reference(one.model) for one in config.models if one.model.startswith(SCHEME)]:
+        storage = absolute_storage(config.storage_path)
+        tracking_uri = resolve_tracking_uri(config.tracking_uri, storage, make_folder=False)
+    models = tuple(_pinned(model, tracking_uri) for model in config.models)
+    return config.model_copy(update={"models": models, "tracking_uri": tracking_uri})
+
+
+def _pinned(served: ServedModel, tracking_uri: str | None) -> ServedModel:
+    if not served.model.startswith(SCHEME):
         from rayembed.models.load import check_loadable
 
-        check_loadable(resolve_model(config.model))
-        last = config.model.partition("?")[0].rstrip("/").rpartition("/")[2]
-        return config, config.name or last.partition("@")[0], None
-    reference = parse_reference(config.model)
-    storage = absolute_storage(config.storage_path)
-    tracking_uri = resolve_tracking_uri(config.tracking_uri, storage, make_folder=False)
+        check_loadable(resolve_model(served.model))
+        return served
+    assert tracking_uri is not None
+    reference = parse_reference(served.model)
     client = connect(tracking_uri)
     with as_tracking_error(tracking_uri):
         version = get_version(client, reference)
     pinned = f"{SCHEME}{reference.name}/{version.version}"
-    if pinned != config.model:
-        logger.info("%s is %s", config.model, pinned)
-    pinned_config = config.model_copy(update={"model": pinned})
-    return pinned_config, config.name or reference.name, tracking_uri
+    if pinned != served.model:
+        logger.info("%s is %s", served.model, pinned)
+    return served.model_copy(update={"model": pinned})
 
 
 def _serve(config: ServingConfig, context: JobContext) -> None:
     """Return when the process was told to stop, after the application was taken away."""
-    config, name, tracking_uri = pin(config)
+    config = pin(config)
     keys = [key.strip() for key in os.environ.get(config.api_key_env, "").split(",")]
     keys = [key for key in keys if key]
     if config.host not in _LOOPBACK and not keys:
@@ -64,17 +70,16 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
 
     connect_to_ray()
     try:
-        on_ray.start(
-            config,
-            name=name,
-            tracking_uri=tracking_uri,
-            key_digests=frozenset(digest(key) for key in keys),
-        )
+        on_ray.start(config, key_digests=frozenset(digest(key) for key in keys))
         address = f"http://{config.host}:{config.port}/v1"
+        for model in config.models:
+            context.out.write(
+                f"{model.model} is served as {model.name!r} at {address}/embeddings\n"
+            )
         context.out.write(
-            f"{config.model} is served as {name!r} at {address}/embeddings; stop it with Ctrl-C\n"
             f"  OpenAI(base_url={address!r}, api_key=…).embeddings.create("
-            f"model='{name}:query', input=[…])\n"
+            f"model='{config.models[0].name}:query', input=[…])\n"
+            "stop it with Ctrl-C\n"
         )
         context.out.flush()
         stopped = threading.Event()
@@ -88,15 +93,17 @@ def _serve(config: ServingConfig, context: JobContext) -> None:
 
 _READER = Reader(
     kind=ServingConfig,
-    examples="use_gpu=true replicas=2 tokens_per_batch=65536 limits.texts=512",
+    examples="models.0.use_gpu=true models.NAME.replicas=2 limits.texts=512",
     own=(
         option(
-            "--model REFERENCE",
-            "models:/name@champion, models:/name/3, a folder, hf://org/name@revision, …",
-            sets="model",
+            "--model [NAME=]REFERENCE",
+            "models:/name@champion, models:/name/3, a folder, hf://org/name@revision, …; NAME: "
+            "what requests call it; default: as registered",
+            sets="models",
+            often=True,
             required=True,
+            type=named_reference,
         ),
-        option("--name NAME", "what requests call the model; default: as registered"),
         option("--host HOST", "address to listen on; default: 127.0.0.1", sets="host"),
         option("--port PORT", "port to listen on; default: 8000", sets="port", type=int),
         option(

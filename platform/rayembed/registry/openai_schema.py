@@ -75,8 +75,8 @@ def read_encode_options(request: Mapping[str, Any], widths: Sequence[int]) -> En
     )
 
 
-def read_texts(value: Any) -> list[str]:
-    """Texts of the field `input`: one text or a list.
+def read_texts(value: Any, field: str = "input") -> list[str]:
+    """Texts of a field: one text or a list.
 
     Raises:
         RequestError: none, an empty one, or token numbers.
@@ -88,24 +88,24 @@ def read_texts(value: Any) -> list[str]:
         texts = [texts]  # MLflow makes a table of a list of numbers, one in each row
     if not isinstance(texts, list | tuple) or not texts:
         raise RequestError(
-            f"'input' must be a text or a list of texts, not empty: {reprlib.repr(value)}", "input"
+            f"{field!r} must be a text or a list of texts, not empty: {reprlib.repr(value)}", field
         )
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise RequestError(
-                f"input[{i}] = {reprlib.repr(text)} must be a text; token numbers are not taken, "
+                f"{field}[{i}] = {reprlib.repr(text)} must be a text; token numbers are not taken, "
                 "since nothing says of which tokenizer they are (LangChain's OpenAIEmbeddings "
                 "sends those of OpenAI's: set check_embedding_ctx_length=False there)",
-                "input",
+                field,
             )
         if not well_formed(text):
             raise RequestError(
-                f"input[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is no "
+                f"{field}[{i}] has half of a surrogate pair (\\ud800 to \\udfff), which is no "
                 "character",
-                "input",
+                field,
             )
         if not text.strip():
-            raise RequestError(f"input[{i}] is an empty text, which has no embedding", "input")
+            raise RequestError(f"{field}[{i}] is an empty text, which has no embedding", field)
     return list(texts)
 
 

@@ -1,21 +1,25 @@
-"""HTTP application: OpenAI's paths and error bodies, optional bearer tokens."""
+"""HTTP application: paths, OpenAI's error bodies, optional bearer tokens."""
 
 import asyncio
 import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Awaitable, Collection
-from dataclasses import fields
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
-from rayembed.serving.service import EmbeddingService, ServiceError
+from rayembed.config.serving import Limits
+from rayembed.registry.openai_schema import ROLES
+from rayembed.serving.routes import ROUTES
+from rayembed.serving.service import Answer, Served, ServiceError, State
 
 _RETRY_SECONDS = "2"
+_STATE_SECONDS = 5.0
+"""After which a model that does not tell its state counts as failing."""
 
 _logger = logging.getLogger(__name__)
 
@@ -23,12 +27,15 @@ _KINDS = {401: "authentication_error", 404: "invalid_request_error", 503: "serve
 """OpenAI's error types by status; others are `invalid_request_error`."""
 
 
-def make_app(service: EmbeddingService, *, key_digests: Collection[str] = ()) -> FastAPI:
-    """ASGI application with `/v1/embeddings`, `/v1/models`, `/health` and `/metrics`.
+def make_app(
+    services: Mapping[str, Served], limits: Limits, *, key_digests: Collection[str] = ()
+) -> FastAPI:
+    """ASGI application with the paths of `ROUTES`, `/v1/models`, `/health` and `/metrics`.
 
     Args:
-        key_digests: SHA-256 in hexadecimal of the tokens of which `/v1/…` asks for one; none: it
-            asks for none. `/health` and `/metrics` never do.
+        services: name → model.
+        key_digests: SHA-256 in hexadecimal of the tokens of which requests must have one; none:
+            they need none. `/health` and `/metrics` never do.
     """
     app = FastAPI(title="rayembed", docs_url=None, redoc_url=None, openapi_url=None)
 
@@ -43,37 +50,43 @@ def make_app(service: EmbeddingService, *, key_digests: Collection[str] = ()) ->
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
-        state = "ready" if service.healthy else "failing"
-        return JSONResponse({"status": state}, status_code=200 if service.healthy else 503)
+        states = await _states(services)
+        failing = [name for name in services if name not in states or not states[name].healthy]
+        if failing:
+            return JSONResponse({"status": "failing", "models": failing}, status_code=503)
+        return JSONResponse({"status": "ready"})
 
     @app.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(_metrics(service), media_type="text/plain; version=0.0.4")
+        text = _metrics(await _states(services))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         _check_key(request, key_digests)
-        return {"object": "list", "data": [service.describe()]}
+        entries = await asyncio.gather(*(one.describe() for one in services.values()))
+        return {"object": "list", "data": entries}
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str, request: Request) -> dict[str, Any]:
         _check_key(request, key_digests)
-        if name != service.name:
-            raise ServiceError(
-                404, f"there is no model {name!r} here", field="model", code="model_not_found"
-            )
-        return service.describe()
+        return await services[_bare_name(name, services)].describe()
 
-    @app.post("/v1/embeddings")
-    async def embeddings(request: Request) -> Response:
+    async def embed(request: Request) -> Response:
         _check_key(request, key_digests)
-        body = _object(await _read(request, service.limits.body_bytes))
-        return await _answer(request, service.answer(body), service.limits.request_seconds)
+        body = _object(await _read(request, limits.body_bytes))
+        if "model" in request.query_params:  # of clients that can set nothing but an address
+            body.setdefault("model", request.query_params["model"])
+        service = services[_bare_name(body.get("model"), services)]
+        work = service.answer(request.url.path, body)
+        return await _answer(request, work, limits.request_seconds)
 
+    for path in ROUTES:
+        app.post(path)(embed)
     return app
 
 
-async def _answer(request: Request, work: Awaitable[bytes], seconds: float) -> Response:
+async def _answer(request: Request, work: Awaitable[Answer], seconds: float) -> Response:
     """The answer, unless its client leaves before or it takes too long: then the work is cancelled.
 
     What fails is answered here: an error that reaches the web server closes the connection.
@@ -83,7 +96,9 @@ async def _answer(request: Request, work: Awaitable[bytes], seconds: float) -> R
     try:
         await asyncio.wait({task, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
-            return Response(task.result(), media_type="application/json")
+            answer = task.result()
+            told = {"X-Truncated-Texts": str(answer.truncated)}
+            return Response(answer.content, headers=told, media_type="application/json")
         if left.done():
             return Response(status_code=499)  # to nobody
         return _error(504, f"the request took longer than {seconds:g} seconds", None, None)
@@ -97,17 +112,54 @@ async def _answer(request: Request, work: Awaitable[bytes], seconds: float) -> R
         left.cancel()
 
 
-def _metrics(service: EmbeddingService) -> str:
-    """Counters in Prometheus' text format, all of the one model."""
-    label = service.name.replace("\\", "\\\\").replace('"', '\\"')
-    values = [
-        (f"rayembed_{field.name}_total", "counter", getattr(service.counts, field.name))
-        for field in fields(service.counts)
-    ]
-    values.append(("rayembed_waiting_texts", "gauge", service.waiting_texts))
+async def _states(services: Mapping[str, Served]) -> dict[str, State]:
+    """State of each model that tells it in time."""
+
+    async def one(service: Served) -> State | None:
+        try:
+            return await asyncio.wait_for(service.state(), _STATE_SECONDS)
+        except Exception:  # noqa: BLE001 - whatever it is, it tells nothing
+            return None
+
+    found = await asyncio.gather(*map(one, services.values()))
+    return {name: state for name, state in zip(services, found, strict=True) if state}
+
+
+def _metrics(states: Mapping[str, State]) -> str:
+    """Counters of all models in Prometheus' text format."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for name, state in states.items():
+        label = name.replace("\\", "\\\\").replace('"', '\\"')
+        for key, number in state.totals.items():
+            metric = f"rayembed_{key}_total"
+            values.setdefault((metric, "counter"), []).append(f'{{model="{label}"}} {number}')
+        metric = "rayembed_waiting_texts"
+        values.setdefault((metric, "gauge"), []).append(
+            f'{{model="{label}"}} {state.waiting_texts}'
+        )
     return "".join(
-        f'# TYPE {name} {kind}\n{name}{{model="{label}"}} {value}\n' for name, kind, value in values
+        f"# TYPE {metric} {kind}\n" + "".join(f"{metric}{one}\n" for one in lines)
+        for (metric, kind), lines in values.items()
     )
+
+
+def _bare_name(asked: Any, services: Collection[str]) -> str:
+    """Name of the model that a request asks for, without a role behind it."""
+    if asked is None and len(services) == 1:
+        return next(iter(services))
+    names = ", ".join(map(repr, services))
+    if asked is None:
+        raise ServiceError(400, f"'model' must be one of {names}", field="model")
+    name, _, role = asked.partition(":") if isinstance(asked, str) else ("", "", "")
+    if name not in services or role not in ("", *ROLES):
+        raise ServiceError(
+            404,
+            f"there is no model {str(asked)[:80]!r} here; this server has {names}, each also with "
+            "':query' or ':document' behind it",
+            field="model",
+            code="model_not_found",
+        )
+    return name
 
 
 def digest(key: str) -> str:

@@ -1,7 +1,10 @@
-"""A served model as an application of Ray Serve."""
+"""Served models as an application of Ray Serve."""
 
 import logging
+import re
 import socket
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -10,11 +13,10 @@ from ray.serve.config import HTTPOptions
 from ray.serve.exceptions import RayServeException
 
 from rayembed.assets.resolver import resolve_model
-from rayembed.config.serving import ServingConfig
+from rayembed.config.serving import Limits, ServedModel, ServingConfig
 from rayembed.errors import PlacementError, WorkerError
 from rayembed.hardware import settled
 from rayembed.models.load import load_model
-from rayembed.models.transformer_model import TransformerModel
 from rayembed.registry.registered_model import (
     SCHEME,
     connect,
@@ -23,7 +25,9 @@ from rayembed.registry.registered_model import (
     parse_reference,
 )
 from rayembed.serving.app import make_app
-from rayembed.serving.service import EmbeddingService
+from rayembed.serving.remote import RemoteService
+from rayembed.serving.service import Answer, EmbeddingService, ServiceError, State
+from rayembed.serving.token_arrays import model_tokenizer, named_tokenizer
 
 APPLICATION = "rayembed-embeddings"
 """Name of the Serve application."""
@@ -31,107 +35,160 @@ APPLICATION = "rayembed-embeddings"
 _NOT_LOADED, _END = "the model could not be loaded: ", " (end of the reason)"
 """Around the reason in what Serve tells of a copy that did not start: a text with a traceback."""
 
-_logger = logging.getLogger(__name__)
+_SWITCH_SECONDS = 0.0005
+"""After which a thread that tokenises or writes JSON lets the event loop go on, a tenth of Python's
+own: `/health` beside a full-size request took 47 to 73 ms at most, else 47 to 153."""
 
 
 class Replica:
-    """One copy of the model with its HTTP application; takes requests once the model is loaded."""
+    """One copy of a model; takes requests once the model is loaded.
+
+    Where it is the server's only one, requests come to it over HTTP, else from the `Front`.
+    """
 
     def __init__(
         self,
-        config: ServingConfig,
-        name: str,
+        model: ServedModel,
+        limits: Limits,
         tracking_uri: str | None,
         key_digests: frozenset[str],
     ) -> None:
+        sys.setswitchinterval(_SWITCH_SECONDS)
         # Ray shows an actor's output in the job's log.
         logging.basicConfig(level="WARNING")
         logging.getLogger("rayembed.hardware").setLevel(logging.INFO)
-        self._key_digests = key_digests
+        self._limits, self._key_digests = limits, key_digests
         try:
-            model = load(config, tracking_uri)
+            self._service = load(model, limits, tracking_uri)
         except Exception as error:
             raise WorkerError(f"{_NOT_LOADED}{error}{_END}") from error
-        self._service = EmbeddingService(
-            name,
-            model,
-            source=config.model,
-            tokens_per_batch=config.tokens_per_batch,
-            limits=config.limits,
-        )
 
     def __serve_build_asgi_app__(self) -> Any:
         """Application that Serve calls for each request."""
-        return make_app(self._service, key_digests=self._key_digests)
+        services = {self._service.name: self._service}
+        return make_app(services, self._limits, key_digests=self._key_digests)
 
     def check_health(self) -> None:
         """Raise where Serve shall put a new copy in the place of this one."""
         if not self._service.healthy:
             raise WorkerError("the last batches all failed")
 
+    async def answer(self, path: str, body: dict[str, Any]) -> Answer | ServiceError:
+        """As the service's; a refusal is returned, since Ray would wrap what is raised."""
+        try:
+            return await self._service.answer(path, body)
+        except ServiceError as error:
+            return error
 
-def load(config: ServingConfig, tracking_uri: str | None) -> TransformerModel:
-    """Load the model of a served reference for embedding, on its device.
+    async def describe(self) -> dict[str, Any]:
+        """As the service's."""
+        return await self._service.describe()
+
+    async def state(self) -> State:
+        """As the service's."""
+        return await self._service.state()
+
+
+class Front:
+    """Takes the HTTP requests of a server of several models, and has their copies answer."""
+
+    def __init__(
+        self, handles: Mapping[str, Any], limits: Limits, key_digests: frozenset[str]
+    ) -> None:
+        self._services = {name: RemoteService(handle) for name, handle in handles.items()}
+        self._limits, self._key_digests = limits, key_digests
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Application that Serve calls for each request."""
+        return make_app(self._services, self._limits, key_digests=self._key_digests)
+
+
+def load(served: ServedModel, limits: Limits, tracking_uri: str | None) -> EmbeddingService:
+    """Load a served model for embedding, on its device.
 
     Raises:
         RayembedError: it cannot be fetched or loaded.
     """
     import torch
 
-    torch.set_num_threads(config.threads_per_replica or max(1, int(config.cpus_per_replica)))
-    if config.model.startswith(SCHEME):
+    torch.set_num_threads(served.threads_per_replica or max(1, int(served.cpus_per_replica)))
+    if served.model.startswith(SCHEME):
         assert tracking_uri is not None
         client = connect(tracking_uri)
-        version = get_version(client, parse_reference(config.model))
+        version = get_version(client, parse_reference(served.model))
         folder = download(client, version, tracking_uri=tracking_uri)
     else:
-        folder = resolve_model(config.model)
-    device = "cuda" if config.use_gpu else "cpu"
-    return load_model(folder, dtype=settled(config.dtype, device)).to(device)
+        folder = resolve_model(served.model)
+    device = "cuda" if served.use_gpu else "cpu"
+    model = load_model(folder, dtype=settled(served.dtype, device)).to(device)
+    tokenizer = None
+    if served.token_arrays == "model":
+        tokenizer = model_tokenizer(model)
+    elif served.token_arrays is not None:
+        tokenizer = named_tokenizer(served.token_arrays)
+    return EmbeddingService(
+        served.name,
+        model,
+        source=served.model,
+        tokens_per_batch=served.tokens_per_batch,
+        token_arrays=tokenizer,
+        limits=limits,
+    )
 
 
-def start(
-    config: ServingConfig, *, name: str, tracking_uri: str | None, key_digests: frozenset[str]
-) -> None:
-    """Start serving and wait until the model answers at the config's address.
+def start(config: ServingConfig, *, key_digests: frozenset[str]) -> None:
+    """Start serving and wait until the models answer at the config's address.
 
     A Ray cluster must be joined already. An application that is served there under our name is
     replaced.
 
     Args:
-        name: what requests call the model.
-        tracking_uri: MLflow's address for `models:/` references; every node must reach it.
+        config: its `tracking_uri`, where it has models of `models:/`, every node must reach.
         key_digests: see `make_app`.
 
     Raises:
         PlacementError: the port is taken, or the cluster does not have what the copies need.
-        WorkerError: the model could not be loaded.
+        WorkerError: a model could not be loaded.
     """
     if not _serves():
         _check_port(config.host, config.port)
     serve.start(
         http_options=HTTPOptions(host=config.host, port=config.port), proxy_location="HeadOnly"
     )
-    _check_resources(config)
-    deployment = serve.deployment(
-        name="model",
-        **_replicas(config),
-        # Someone waits for the first start, and is told at once why it failed.
-        max_constructor_retry_count=1,
-        # Texts are counted by the service; Serve must not keep requests from waiting together.
-        max_ongoing_requests=config.limits.waiting_texts,
-        ray_actor_options={
-            "num_cpus": config.cpus_per_replica,
-            "num_gpus": 1 if config.use_gpu else 0,
-        },
-    )(serve.ingress()(Replica))
-    application = deployment.bind(config, name, tracking_uri, key_digests)
+    for model in config.models:
+        _check_resources(model)
     try:
-        serve.run(application, name=APPLICATION, route_prefix="/")
+        serve.run(_application(config, key_digests), name=APPLICATION, route_prefix="/")
     except (ray.exceptions.RayError, RayServeException, RuntimeError) as error:
         reason = _told(str(error))
         told = f"{_NOT_LOADED}{reason}" if reason else f"Ray Serve could not start it: {error}"
         raise WorkerError(told) from error
+
+
+def _application(config: ServingConfig, key_digests: frozenset[str]) -> Any:
+    """The only model, which then takes requests itself, or a front and the models behind it."""
+    # Texts are counted by the services; Serve must not keep requests from waiting together.
+    shared = {"max_ongoing_requests": config.limits.waiting_texts}
+    alone = len(config.models) == 1
+    bound = {}
+    for place, model in enumerate(config.models):
+        deployment = serve.deployment(
+            name=f"{place}-" + re.sub(r"[^\w.-]", "-", model.name),
+            **_replicas(model),
+            **shared,
+            # Someone waits for the first start, and is told at once why it failed.
+            max_constructor_retry_count=1,
+            ray_actor_options={
+                "num_cpus": model.cpus_per_replica,
+                "num_gpus": 1 if model.use_gpu else 0,
+            },
+        )(serve.ingress()(Replica) if alone else Replica)
+        arguments = (model, config.limits, config.tracking_uri, key_digests)
+        bound[model.name] = deployment.bind(*arguments)
+    if alone:
+        return bound[config.models[0].name]
+    front = serve.deployment(name="front", **shared, ray_actor_options={"num_cpus": 0})
+    return front(serve.ingress()(Front)).bind(bound, config.limits, key_digests)
 
 
 def stop() -> None:
@@ -142,16 +199,16 @@ def stop() -> None:
         serve.shutdown()
 
 
-def _replicas(config: ServingConfig) -> dict[str, Any]:
+def _replicas(model: ServedModel) -> dict[str, Any]:
     """Serve's options of how many copies there are."""
-    if config.autoscaling is None:
-        return {"num_replicas": config.replicas}
+    if model.autoscaling is None:
+        return {"num_replicas": model.replicas}
     return {
         "autoscaling_config": {
-            "min_replicas": config.replicas,
-            "initial_replicas": config.replicas,
-            "max_replicas": config.autoscaling.max_replicas,
-            "target_ongoing_requests": config.autoscaling.target_requests,
+            "min_replicas": model.replicas,
+            "initial_replicas": model.replicas,
+            "max_replicas": model.autoscaling.max_replicas,
+            "target_ongoing_requests": model.autoscaling.target_requests,
         }
     }
 
@@ -185,9 +242,9 @@ def _check_port(host: str, port: int) -> None:
             ) from None
 
 
-def _check_resources(config: ServingConfig) -> None:
+def _check_resources(model: ServedModel) -> None:
     """Check that a replica fits on some node; Serve itself would wait forever."""
-    wanted = {"CPU": config.cpus_per_replica, "GPU": 1.0 if config.use_gpu else 0.0}
+    wanted = {"CPU": model.cpus_per_replica, "GPU": 1.0 if model.use_gpu else 0.0}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(
         all(resources.get(name, 0.0) >= number for name, number in wanted.items())

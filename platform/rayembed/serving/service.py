@@ -1,14 +1,16 @@
-"""Embeddings service over one loaded model: request body in, response body out."""
+"""Service over one loaded model: request body in, response body out."""
 
 import asyncio
 import copy
-import json
+import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from rayembed.config.serving import Limits
 from rayembed.config.types import Role
@@ -16,16 +18,9 @@ from rayembed.errors import DataError
 from rayembed.models.contract import Tokens, cost
 from rayembed.models.encoding import default_budget, encode_tokens
 from rayembed.models.transformer_model import TransformerModel
-from rayembed.registry.openai_schema import (
-    EncodeOptions,
-    RequestError,
-    cut,
-    encoded,
-    read_encode_options,
-    read_texts,
-    response,
-)
+from rayembed.registry.openai_schema import EncodeOptions, RequestError, cut
 from rayembed.serving.batcher import Batcher
+from rayembed.serving.routes import ROUTES, Call, Embedded, Offer, Text
 
 _TEXTS_PER_CALL = 64
 """Texts tokenised at once; a request that was given up ends between two calls."""
@@ -34,13 +29,40 @@ _FAILURES = 3
 
 
 class ServiceError(Exception):
-    """Refused request, with HTTP status and OpenAI's error type."""
+    """Refused request, with HTTP status and OpenAI's error code."""
 
     def __init__(
         self, status: int, message: str, *, field: str | None = None, code: str | None = None
     ) -> None:
         super().__init__(message)
         self.status, self.field, self.code = status, field, code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _service_error, (self.status, str(self), self.field, self.code)
+
+
+def _service_error(
+    status: int, message: str, field: str | None, code: str | None
+) -> "ServiceError":
+    return ServiceError(status, message, field=field, code=code)
+
+
+class State(NamedTuple):
+    """How a served model is."""
+
+    healthy: bool
+    totals: dict[str, int]
+    """Counters since the start."""
+    waiting_texts: int
+    """Texts of requests that are not answered yet."""
+
+
+class Answer(NamedTuple):
+    """Body of an answer."""
+
+    content: bytes
+    truncated: int
+    """Texts that the model did not read to their end."""
 
 
 @dataclass
@@ -58,6 +80,22 @@ class Counts:
     """Encoder calls, one for all texts of a batch."""
 
 
+class Served(Protocol):
+    """A served model, here or in another process."""
+
+    async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Answer to a request of one of `routes.ROUTES`; raises `ServiceError` as the service."""
+        ...
+
+    async def describe(self) -> dict[str, Any]:
+        """Model entry for OpenAI's list of models."""
+        ...
+
+    async def state(self) -> State:
+        """How it is now."""
+        ...
+
+
 class EmbeddingService:
     """Answers embeddings requests by a loaded model."""
 
@@ -68,21 +106,23 @@ class EmbeddingService:
         *,
         source: str = "",
         tokens_per_batch: int | None = None,
+        token_arrays: Tokenizer | None = None,
         limits: Limits | None = None,
     ) -> None:
         """Create a service of a model that is on its device.
 
         Args:
-            name: what requests call the model; `NAME:query` and `NAME:document` state the role,
-                too.
+            name: what requests call the model.
             source: what was loaded, for those who ask.
             tokens_per_batch: of texts that are embedded together; None: 16384 on a GPU, 2048 on a
                 CPU.
+            token_arrays: of token numbers in requests; None: they are refused.
         """
         self.name, self.source = name, source
         self.limits = limits or Limits()
         self.counts = Counts()
         self._model = model
+        self._offer = Offer(name, model.dimensions, token_arrays)
         self._created = int(time.time())
         self.waiting_texts = 0
         """Texts of requests that are not answered yet."""
@@ -94,7 +134,11 @@ class EmbeddingService:
         """Whether the last batches did not all fail, as they do once a GPU is lost."""
         return self._batcher.failures < _FAILURES
 
-    def describe(self) -> dict[str, Any]:
+    async def state(self) -> State:
+        """How the model is now."""
+        return State(self.healthy, asdict(self.counts), self.waiting_texts)
+
+    async def describe(self) -> dict[str, Any]:
         """Model entry for OpenAI's list of models."""
         return {
             "id": self.name,
@@ -106,61 +150,54 @@ class EmbeddingService:
             "max_tokens": dict(self._model.tokenizer.max_lengths),
         }
 
-    async def answer(self, body: Mapping[str, Any]) -> bytes:
-        """JSON of the response to a request; see `registry.openai_schema` for both.
-
-        Beside OpenAI's fields it has `truncated`: the indices of texts that were longer than the
-        model reads. With `truncate` false in the request such texts are refused.
+    async def answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """Answer to a request of one of `routes.ROUTES`.
 
         Raises:
-            ServiceError: the request does not hold (400, 404, 413), or cannot be answered now
-                (503).
+            ServiceError: the request does not hold (400, 413), or cannot be answered now (503).
         """
         request = {key: value for key, value in body.items() if value is not None}
-        self._read_name(request)
         try:
-            options = read_encode_options(request, self._model.dimensions)
-            texts = read_texts(request.get("input"))
+            call = await asyncio.to_thread(ROUTES[path], request, self._offer)
         except RequestError as error:
             raise ServiceError(400, str(error), field=error.field) from None
-        truncate = request.get("truncate", True)
-        if not isinstance(truncate, bool):
-            raise ServiceError(400, "truncate must be true or false", field="truncate")
+        texts = call.texts
         self._check_size(texts)
         if self.waiting_texts + len(texts) > self.limits.waiting_texts:
             raise ServiceError(503, f"{self.waiting_texts} texts wait already; try again later")
         self.waiting_texts += len(texts)
         try:
-            return await self._embed(texts, options, truncate)
+            embedded = await self._embed(call)
+            content = await asyncio.to_thread(_joined, call.answer(embedded))
         except DataError as error:
-            raise ServiceError(400, str(error), field="input") from None
+            raise ServiceError(400, str(error), field=_field(texts[-1])) from None
         finally:
             self.waiting_texts -= len(texts)
+        return Answer(content, len(embedded.truncated))
 
-    async def _embed(self, texts: list[str], options: EncodeOptions, truncate: bool) -> bytes:
-        places: dict[str, int] = {}
-        order = [places.setdefault(text, len(places)) for text in texts]
-        tokens, whole = await self._tokenize(list(places), options)
+    async def _embed(self, call: Call) -> Embedded:
+        places: dict[tuple[str, Role], int] = {}
+        order = [places.setdefault((one.text, one.role), len(places)) for one in call.texts]
+        tokens, whole = await self._tokenize(list(places), call.options)
         truncated = [i for i, place in enumerate(order) if whole[place] > cost(tokens[place])]
-        if truncated and not truncate:
-            first = order[truncated[0]]
+        if truncated and not call.truncate:
+            first, place = call.texts[truncated[0]], order[truncated[0]]
             raise ServiceError(
                 400,
-                f"input[{truncated[0]}] has {whole[first]} tokens with its instruction and special "
-                f"tokens; the model reads {cost(tokens[first])} of a {options.role}. Shorten it, "
-                "or leave out truncate=false",
-                field="input",
+                f"{first.where} has {whole[place]} tokens with its instruction and special tokens; "
+                f"the model reads {cost(tokens[place])} of a {first.role}. Shorten it, or leave "
+                "out truncate=false",
+                field=_field(first),
             )
         self.counts.requests += 1
         self.counts.truncated += len(truncated)
         own = [cost(one) for one in tokens]
         rows = await self._batcher(tokens, [n + self._model.added_tokens for n in own])
-        return await asyncio.to_thread(
-            _rendered, rows, order, options, self.name, sum(own[i] for i in order), truncated
-        )
+        vectors = cut(np.stack(rows), call.options.dimensions)
+        return Embedded(vectors, order, sum(own[i] for i in order), truncated)
 
     async def _tokenize(
-        self, texts: list[str], options: EncodeOptions
+        self, texts: list[tuple[str, Role]], options: EncodeOptions
     ) -> tuple[list[Tokens], list[int]]:
         """Tokens of each text, and how many they were if the model read all of it.
 
@@ -168,11 +205,16 @@ class EmbeddingService:
         """
         tokens: list[Tokens] = []
         whole: list[int] = []
-        for start in range(0, len(texts), _TEXTS_PER_CALL):
-            part = texts[start : start + _TEXTS_PER_CALL]
-            found, lengths = await asyncio.to_thread(_tokens, self._model, part, options)
-            tokens += found
-            whole += lengths
+        for role, group in itertools.groupby(texts, key=itemgetter(1)):
+            instruction = options.instruction if role == options.role else None
+            own = [text for text, _ in group]
+            for start in range(0, len(own), _TEXTS_PER_CALL):
+                part = own[start : start + _TEXTS_PER_CALL]
+                found, lengths = await asyncio.to_thread(
+                    _tokens, self._model, part, role, instruction
+                )
+                tokens += found
+                whole += lengths
         return tokens, whole
 
     def _embed_together(self, batch: Sequence[Tokens]) -> list[np.ndarray]:
@@ -183,48 +225,33 @@ class EmbeddingService:
         self.counts.tokens += sum(cost(one) for one in batch)
         return list(vectors)
 
-    def _read_name(self, request: dict[str, Any]) -> None:
-        """Check the model's name; a role that stands in it becomes the field."""
-        asked = request.get("model", self.name)
-        role = asked.removeprefix(f"{self.name}:") if isinstance(asked, str) else None
-        if asked == self.name:
-            return
-        if role not in ("query", "document"):
-            raise ServiceError(
-                404,
-                f"there is no model {str(asked)[:80]!r} here; this server has {self.name!r}, "
-                f"'{self.name}:query' and '{self.name}:document'",
-                field="model",
-                code="model_not_found",
-            )
-        if request.setdefault("role", role) != role:
-            raise ServiceError(
-                400, f"model {asked!r} and role {str(request['role'])[:80]!r} differ", field="role"
-            )
-
-    def _check_size(self, texts: Sequence[str]) -> None:
+    def _check_size(self, texts: Sequence[Text]) -> None:
         if len(texts) > self.limits.texts:
             raise ServiceError(
                 413,
                 f"{len(texts)} texts in one request; allowed: {self.limits.texts}. Send them in "
                 "parts",
-                field="input",
+                field=_field(texts[-1]),
             )
-        for i, text in enumerate(texts):
-            if len(text) > self.limits.characters:
+        for one in texts:
+            if len(one.text) > self.limits.characters:
                 raise ServiceError(
                     413,
-                    f"input[{i}] has {len(text)} characters; allowed: {self.limits.characters}",
-                    field="input",
+                    f"{one.where} has {len(one.text)} characters; allowed: "
+                    f"{self.limits.characters}",
+                    field=_field(one),
                 )
 
 
+def _field(text: Text) -> str:
+    return text.where.partition("[")[0]
+
+
 def _tokens(
-    model: TransformerModel, texts: list[str], options: EncodeOptions
+    model: TransformerModel, texts: list[str], role: Role, given: str | None
 ) -> tuple[list[Tokens], list[int]]:
     """Tokens of each text as the model reads them, and how many all of it would be."""
-    role: Role = options.role
-    instruction = model.instruction_of(role, options.instruction)
+    instruction = model.instruction_of(role, given)
 
     def read(tokenizer: Any, some: list[str]) -> list[Tokens]:
         instructions = [instruction] * len(some) if instruction else None
@@ -243,22 +270,5 @@ def _tokens(
     return tokens, lengths
 
 
-def _rendered(
-    rows: Sequence[np.ndarray],
-    order: Sequence[int],
-    options: EncodeOptions,
-    name: str,
-    num_tokens: int,
-    truncated: list[int],
-) -> bytes:
-    """JSON of a response, one vector after the other: `json` holds Python's lock while it writes
-    one value, and the event loop waits for it.
-    """
-    vectors = cut(np.stack(rows), options.dimensions)
-    made = [json.dumps(encoded(vector, options.encoding_format)) for vector in vectors]
-    head = {**response([], model=name, num_tokens=num_tokens), "truncated": truncated}
-    data = ", ".join(
-        f'{{"object": "embedding", "index": {i}, "embedding": {made[place]}}}'
-        for i, place in enumerate(order)
-    )
-    return json.dumps(head).replace('"data": []', f'"data": [{data}]', 1).encode()
+def _joined(parts: Iterable[str]) -> bytes:
+    return "".join(parts).encode()

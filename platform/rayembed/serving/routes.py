@@ -1,0 +1,229 @@
+"""The paths that embed: what a request of each asks for, and what its answer is made of.
+
+A route reads a request into texts in their roles, and says what their vectors become. Everything
+between is the same for all of them: see `service`.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from rayembed.config.types import Role
+from rayembed.registry.openai_schema import (
+    ROLES,
+    EncodeOptions,
+    RequestError,
+    encoded,
+    read_encode_options,
+    read_texts,
+    response,
+)
+from rayembed.serving.token_arrays import arrays_as_texts
+
+
+class Text(NamedTuple):
+    """A text to embed."""
+
+    text: str
+    role: Role
+    where: str
+    """Its place in the request, for messages."""
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Vectors of a request's texts."""
+
+    vectors: np.ndarray
+    """(M, D) float32 unit vectors, one of each distinct text."""
+    order: Sequence[int]
+    """Row of each text."""
+    num_tokens: int
+    truncated: Sequence[int]
+    """Indices of the texts that the model did not read to their end."""
+
+
+class Call(NamedTuple):
+    """What a request asks for."""
+
+    texts: list[Text]
+    options: EncodeOptions
+    """Options of all texts; of a ranking's documents the role and instruction are their own."""
+    truncate: bool
+    """Whether texts longer than the model reads are cut; else they are refused."""
+    answer: Callable[[Embedded], Iterable[str]]
+    """Parts of the answer's JSON. Short ones: `json` holds Python's lock while it writes one."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a route must know of the served model."""
+
+    name: str
+    dimensions: Sequence[int]
+    token_arrays: Tokenizer | None = None
+
+
+Route = Callable[[Mapping[str, Any], Offer], Call]
+
+
+def embeddings(request: Mapping[str, Any], offer: Offer) -> Call:
+    """OpenAI's request. Beside its fields the answer has `truncated`."""
+    options = read_encode_options(_with_role(request), offer.dimensions)
+
+    def answer(found: Embedded) -> Iterator[str]:
+        head = response([], model=offer.name, num_tokens=found.num_tokens)
+        before, _, after = json.dumps({**head, "truncated": found.truncated}).partition("[]")
+        yield before + "["
+        made = [json.dumps(encoded(vector, options.encoding_format)) for vector in found.vectors]
+        for i, place in enumerate(found.order):
+            comma = ", " if i else ""
+            yield f'{comma}{{"object": "embedding", "index": {i}, "embedding": {made[place]}}}'
+        yield "]" + after
+
+    texts = _texts(request, "input", options.role, offer)
+    return Call(texts, options, _flag(request, "truncate", True), answer)
+
+
+def embed(request: Mapping[str, Any], offer: Offer) -> Call:
+    """Text Embeddings Inference's request: `inputs` gives a list of vectors."""
+    _check_right(request)
+    if not _flag(request, "normalize", True):
+        raise RequestError("normalize = false; all vectors here have length 1", "normalize")
+    prompt = request.get("prompt_name")
+    if prompt is not None and prompt not in ROLES:
+        allowed = ", ".join(ROLES)
+        raise RequestError(f"prompt_name = {prompt!r:.80}; allowed: {allowed}", "prompt_name")
+    named = {**request, "role": prompt} if prompt else dict(request)
+    options = read_encode_options(_with_role(named), offer.dimensions)
+
+    def answer(found: Embedded) -> Iterator[str]:
+        made = [json.dumps(vector.tolist()) for vector in found.vectors]
+        for i, place in enumerate(found.order):
+            yield f"{', ' if i else '['}{made[place]}"
+        yield "]"
+
+    texts = _texts(request, "inputs", options.role, offer)
+    return Call(texts, options, _flag(request, "truncate", True), answer)
+
+
+def rerank(request: Mapping[str, Any], offer: Offer) -> Call:
+    """Text Embeddings Inference's ranking: `texts` by their similarity to `query`, best first."""
+    _check_right(request)
+    raw = _flag(request, "raw_scores", False)
+    shown = _flag(request, "return_text", False)
+    texts = _texts(request, "texts", "document", offer)
+
+    def answer(found: Embedded) -> Iterator[str]:
+        ranked: list[dict[str, Any]] = []
+        for i, score in _ranked(found):
+            ranked.append({"index": i, "score": score if raw else (1 + score) / 2})
+            if shown:
+                ranked[-1]["text"] = texts[i].text
+        yield json.dumps(ranked)
+
+    return _ranking(request, texts, offer, answer)
+
+
+def rank_documents(request: Mapping[str, Any], offer: Offer) -> Call:
+    """Cohere's and Jina's ranking: the `top_n` of `documents` by their similarity to `query`."""
+    shown = _flag(request, "return_documents", False)
+    given = request.get("documents")
+    if isinstance(given, list):
+        given = [one.get("text") if isinstance(one, dict) else one for one in given]
+    texts = _texts({"documents": given}, "documents", "document", offer)
+    top = request.get("top_n", len(texts))
+    if type(top) is not int or top < 1:
+        raise RequestError(f"top_n = {top!r:.80} must be a whole number from 1 on", "top_n")
+
+    def answer(found: Embedded) -> Iterator[str]:
+        results: list[dict[str, Any]] = []
+        for i, score in _ranked(found)[:top]:
+            results.append({"index": i, "relevance_score": (1 + score) / 2})
+            if shown:
+                results[-1]["document"] = {"text": texts[i].text}
+        usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+        told = {"id": str(uuid.uuid4()), "model": offer.name, "results": results, "usage": usage}
+        yield json.dumps(told)
+
+    return _ranking(request, texts, offer, answer)
+
+
+ROUTES: Mapping[str, Route] = {
+    "/v1/embeddings": embeddings,
+    "/embed": embed,
+    "/rerank": rerank,
+    "/v1/rerank": rank_documents,
+    "/v2/rerank": rank_documents,
+}
+"""Path → how it reads requests."""
+
+
+def _ranking(
+    request: Mapping[str, Any],
+    texts: list[Text],
+    offer: Offer,
+    answer: Callable[[Embedded], Iterable[str]],
+) -> Call:
+    """Call for the query's vector, then the documents'."""
+    query = request.get("query")
+    if not isinstance(query, str):
+        raise RequestError(f"query = {query!r:.80} must be a text", "query")
+    if ":" in request.get("model", ""):
+        raise RequestError(
+            f"model = {request['model']!r:.80}; a ranking knows the roles of its texts: leave out "
+            "what is behind ':'",
+            "model",
+        )
+    (asked,) = read_texts([query], "query")
+    options = read_encode_options({**request, "role": "query"}, offer.dimensions)
+    truncate = _flag(request, "truncate", True)
+    return Call([Text(asked, "query", "query"), *texts], options, truncate, answer)
+
+
+def _ranked(found: Embedded) -> list[tuple[int, float]]:
+    """Index and cosine similarity of each document, best first."""
+    query, *documents = found.order
+    scores = found.vectors[documents] @ found.vectors[query]
+    best = np.argsort(-scores, kind="stable")
+    return [(int(i), float(scores[i])) for i in best]
+
+
+def _texts(request: Mapping[str, Any], field: str, role: Role, offer: Offer) -> list[Text]:
+    value = arrays_as_texts(request.get(field), field, offer.token_arrays)
+    several = not isinstance(value, str)
+    return [
+        Text(text, role, f"{field}[{i}]" if several else field)
+        for i, text in enumerate(read_texts(value, field))
+    ]
+
+
+def _with_role(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with the role that may stand in the model's name."""
+    role = str(request.get("model", "")).partition(":")[2]
+    if role and request.get("role", role) != role:
+        raise RequestError(
+            f"model {request['model']!r:.80} and role {request['role']!r:.80} differ", "role"
+        )
+    return {**request, "role": role} if role else dict(request)
+
+
+def _flag(request: Mapping[str, Any], field: str, default: bool) -> bool:
+    value = request.get(field, default)
+    if not isinstance(value, bool):
+        raise RequestError(f"{field} = {value!r:.80} must be true or false", field)
+    return value
+
+
+def _check_right(request: Mapping[str, Any]) -> None:
+    side = request.get("truncation_direction", "right")
+    if str(side).lower() != "right":
+        raise RequestError(
+            f"truncation_direction = {side!r:.80}; texts are cut at their right end here",
+            "truncation_direction",
+        )
