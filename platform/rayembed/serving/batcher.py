@@ -2,8 +2,9 @@
 
 While a batch is worked on the next one gathers, so batches grow with the load and a lone request
 goes at once. A request is not one item but as many as it has texts: of a large one a batch takes a
-share and leaves the rest for later batches, so that a short text waits for the batch under way,
-not for the whole of a large request. What a caller that left has waiting is dropped.
+share and leaves the rest for later batches, and between two batches with shares of large requests
+the small ones have one of their own. So a short text waits for the batch under way and little
+more, not for the whole of a large request. What a caller that left has waiting is dropped.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Caller(Generic[Item, Result]):
     waiting: deque[tuple[int, Item, int]]
     """Place, item and cost of what no batch has taken yet."""
@@ -25,6 +26,14 @@ class _Caller(Generic[Item, Result]):
     results: dict[int, Result] = field(default_factory=dict)
     total: int = 0
 
+    @property
+    def left(self) -> int:
+        """Cost of all that is waiting."""
+        return sum(cost for _, _, cost in self.waiting)
+
+
+_SMALL = 4
+"""A request is small when a batch has room for this many, large when it has none for one."""
 
 _Batch = list[tuple[_Caller[Item, Result], int, Item]]
 
@@ -45,6 +54,7 @@ class Batcher(Generic[Item, Result]):
         self._queue: deque[_Caller[Item, Result]] = deque()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
         self._draining: asyncio.Task[None] | None = None
+        self._small_ones_before = False
         self.failures = 0
         """Batches that failed since the last one that did not."""
 
@@ -82,11 +92,25 @@ class Batcher(Generic[Item, Result]):
                     caller.future.set_result(None)
 
     def _next_batch(self) -> _Batch[Item, Result]:
+        """Items of the small requests alone, in every other batch where large ones wait too."""
+        self._queue = deque(one for one in self._queue if not one.future.done())
+        left = [(caller, caller.left) for caller in self._queue]
+        small = [caller for caller, cost in left if _SMALL * cost <= self._largest_batch]
+        large = any(cost > self._largest_batch for _, cost in left)
+        self._small_ones_before = bool(small) and large and not self._small_ones_before
+        if not self._small_ones_before:
+            return self._shared_batch()
+        others = [caller for caller in self._queue if caller not in small]
+        self._queue = deque(small)
+        batch = self._shared_batch()
+        self._queue.extend(others)
+        return batch
+
+    def _shared_batch(self) -> _Batch[Item, Result]:
         """Items in turns: each caller gives its share of the batch, and again while there is room.
 
         Who could give nothing more because the batch is full is first in the next one.
         """
-        self._queue = deque(one for one in self._queue if not one.future.done())
         batch: _Batch[Item, Result] = []
         room = self._largest_batch
         share = room // max(1, len(self._queue))
