@@ -21,7 +21,7 @@ def rows_poisoned(scene: Scene) -> tuple[str, str]:
     write_rows(inputs, poisoned=3)
     try:
         job = scene.submit()
-        job.ends_with(1)
+        job.ends_with(2)
         if "poisoned 0" not in job.text():
             raise UnexpectedError(f"no such row is told:\n{job.text()[-3000:]}")
         if scene.run_folder.exists():

@@ -122,7 +122,9 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece])
     asks = source.instruction_column is not None
     records = [record for one in made if not isinstance(one[1], str) for record in one[1]]
     rejected = [(why, row) for row, why in made if isinstance(why, str)]
-    told = {why: row.shown if isinstance(row, BadRow) else str(row.values) for why, row in rejected}
+    shown: dict[str, str] = {}
+    for why, row in rejected:
+        shown.setdefault(why, row.shown if isinstance(row, BadRow) else str(row.values))
     return Head(
         dataset,
         tuple(dict.fromkeys(piece.name for piece in pieces)),
@@ -133,7 +135,7 @@ def _head(dataset: DatasetConfig, source: FileRows, pieces: Sequence[FilePiece])
         whole,
         read,
         dict(Counter(why for why, _ in rejected)),
-        tuple((why, _cut(row)) for why, row in told.items()),
+        tuple((why, _cut(row)) for why, row in shown.items()),
         len({record.id for record in records}) if own else None,
         tuple(sorted({record.query_instruction for record in records if asks})),
         unread_columns(pieces, columns),
