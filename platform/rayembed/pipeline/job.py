@@ -20,6 +20,7 @@ from rayembed.config.override import overridden
 from rayembed.config.settings import Settings
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.stopping import hearing
+from rayembed.progress import doing
 
 T = TypeVar("T")
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -227,7 +228,8 @@ class Job(Generic[T]):
                 if each.value(args) is not None:
                     return act(subject, context)
             log_to_stderr(*self.log)
-            return self.run(subject, context)
+            with doing("at the start: imports and checks"):
+                return self.run(subject, context)
 
         return exit_code(work, stopped=self.stopped)
 
