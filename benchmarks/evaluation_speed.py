@@ -73,6 +73,7 @@ def ours(reference, settings, dtype, number, threads):
     from rayembed.evaluation.make_spec import make_spec
     from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
     from rayembed.evaluation.pooled.on_ray import run_on_workers, workers_on_ray
+    from rayembed.evaluation.pooled.progress import ProgressLog
     from rayembed.evaluation.pooled.workers import Workers
 
     spec = make_spec(ModelUnderTest(reference=reference, dtype=dtype))
@@ -86,9 +87,9 @@ def ours(reference, settings, dtype, number, threads):
             jobs.append(ScoreTask(Made(factory.name, factory.num_texts, str(file))))
         with workers_on_ray(spec, store, workers) as handles:
             idle = [Nothing(str(n)) for n in range(workers.runners)]
-            list(run_on_workers(idle, spec, workers, handles))
+            list(run_on_workers(idle, spec, workers, handles, ProgressLog(idle)))
             began = time.perf_counter()
-            done = list(run_on_workers(jobs, spec, workers, handles))
+            done = list(run_on_workers(jobs, spec, workers, handles, ProgressLog(jobs)))
             seconds = time.perf_counter() - began
     for one in done:
         assert one.error is None, one.error

@@ -1,5 +1,7 @@
 """The adaptation job on a tiny model: from texts to an encoder that nomic-moe starts from."""
 
+import re
+
 import mlflow
 import pytest
 import torch
@@ -70,7 +72,7 @@ def test_steps_are_in_the_log_and_in_mlflow_with_metrics_by_language(adapted):
     assert kept.data.params["corpus.language_alpha"] == "0.3"
     for code in ("en", "fr", "sw"):
         assert f" {code} " in done.stdout
-    assert "stage adapt  step 4/4" in done.stderr
+    assert re.search("stage adapt .*step 4/4", done.stderr)
     assert "sequences/s" in done.stderr
 
 

@@ -48,7 +48,7 @@ def shown(log, caplog, *steps, name="biencoder", setting="stages.finetune.steps=
     with Progress(override(get_recipe(name), [setting]).stages[0], log.path):
         for number, metrics in steps:
             log.append("finetune", number, number, {**STEP, **metrics})
-    return [line for line in caplog.messages if line.startswith("stage finetune  step ")]
+    return [line for line in caplog.messages if "  step " in line]
 
 
 def test_dropped_steps_are_told_and_do_not_spoil_the_mean(tmp_path, caplog):
@@ -84,4 +84,4 @@ def test_something_is_told_while_there_is_no_step(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="rayembed")
     with Progress(get_recipe("biencoder").stages[0], tmp_path / "log.jsonl", every_seconds=0.01):
         time.sleep(0.3)
-    assert caplog.messages.count("stage finetune: no step yet after 0 s") > 1
+    assert caplog.messages.count("still stage finetune: no step yet, 0 s") > 1

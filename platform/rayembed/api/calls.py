@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rayembed.quiet import quiet
 from rayembed.samples.assets import MINILM
 
 MODELS = {"all-MiniLM-L6-v2": MINILM}
@@ -32,6 +33,7 @@ def assignments_of(settings: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def shown() -> Iterator[None]:
     """Show rayembed's log inside the block, where the caller has set up no logging."""
+    quiet()
     logger = logging.getLogger("rayembed")
     if logger.hasHandlers():
         yield

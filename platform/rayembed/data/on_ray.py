@@ -23,6 +23,7 @@ from rayembed.data.vectors.teacher import TeacherLoader
 from rayembed.data.work_items import Needs, Result, Task
 from rayembed.errors import PlacementError
 from rayembed.hardware import Precision, auto_precision
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +118,9 @@ def gpus_for(
     # Without a request no node with GPUs would come: nothing that runs has asked for one yet.
     ray_sdk.request_resources(bundles=[{"GPU": 1.0}] * wanted)
     try:
-        while not _gpus() and clock() < deadline:
-            sleep(min(_POLL_SECONDS, seconds))
+        with doing("waiting for a GPU for teachers"):
+            while not _gpus() and clock() < deadline:
+                sleep(min(_POLL_SECONDS, seconds))
     finally:
         ray_sdk.request_resources(bundles=[])
     if not _gpus():

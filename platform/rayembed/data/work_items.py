@@ -8,20 +8,16 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 from rayembed.assets.storage import join, list_files, read_bytes, write_atomic
+from rayembed.progress import bar, doing, duration
 
 log = logging.getLogger(__name__)
 
 Result = dict[str, Any]
 """Report of a task on one item, in plain JSON values. Tasks that turn rows into rows report
 `rows_in`, `rows_out` and `rejected` (reason → count); see `add_up`."""
-
-_SECONDS_BETWEEN_LOGS = 5.0
-_BAR = 20
-"""Width of the progress bar in characters."""
 
 
 class WorkItem(Protocol):
@@ -106,31 +102,55 @@ def run_tasks(
     Args:
         what: names the task in the log.
     """
-    made: list[Result] = []
-    began = logged = time.monotonic()
-    rows = 0
-    for result in execute(task, items, needs) if items else ():
-        made.append(result)
-        rows += int(result.get("rows_in", 0))
-        now = time.monotonic()
-        if now - logged > _SECONDS_BETWEEN_LOGS or len(made) == len(items):
-            logged = now
-            log.info("%s: %s", what, _progress(len(made), len(items), rows, now - began))
-    assert len(made) == len(items), (len(made), len(items))
-    return made
+    if not items:
+        return []
+    shown = _Done(what, len(items))
+    with doing(shown.text):
+        for timed in execute(_TimedTask(task), items, needs):
+            shown.add(timed["result"], timed["seconds"])
+    log.info("%s", shown.text())
+    assert len(shown.results) == len(items), (len(shown.results), len(items))
+    return shown.results
 
 
-def _progress(done: int, of: int, rows: int, seconds: float) -> str:
-    """Progress line: bar, items, rows with their rate if counted, remaining time."""
-    filled = round(_BAR * done / of)
-    parts = [f"{'█' * filled}{'░' * (_BAR - filled)} {done}/{of}"]
-    if rows:
-        parts.append(f"{rows:,} rows, {rows / max(seconds, 1e-9):,.0f} rows/s")
-    if done < of:
-        parts.append(f"{timedelta(seconds=round(seconds / done * (of - done)))} left")
-    else:
-        parts.append(f"{timedelta(seconds=round(seconds))}")
-    return ", ".join(parts)
+class _TimedTask:
+    """Wraps a task to give the seconds that it took beside its result."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self, item: WorkItem, *device: str) -> Result:
+        began = time.monotonic()
+        result = self.task(item, *device)
+        return {"result": result, "seconds": time.monotonic() - began}
+
+
+class _Done:
+    """Results of a task by now, and the line about them."""
+
+    def __init__(self, what: str, of: int) -> None:
+        self._what, self._of, self._rows = what, of, 0
+        self._began = time.monotonic()
+        self.results: list[Result] = []
+
+    def add(self, result: Result, seconds: float) -> None:
+        """Count a result of a task that took so long."""
+        if not self.results:  # without the start of workers
+            self._began = max(self._began, time.monotonic() - seconds)
+        self.results.append(result)
+        self._rows += int(result.get("rows_in", 0))
+
+    def text(self) -> str:
+        """Bar, items, rows with their rate if counted, remaining time."""
+        done, seconds = len(self.results), time.monotonic() - self._began
+        parts = [f"{self._what}: {bar(done, self._of)} {done}/{self._of}"]
+        if self._rows:
+            parts.append(f"{self._rows:,} rows, {self._rows / max(seconds, 1e-9):,.0f} rows/s")
+        if 0 < done < self._of:
+            parts.append(f"{duration(seconds / done * (self._of - done))} left")
+        elif done:
+            parts.append(duration(seconds))
+        return ", ".join(parts)
 
 
 def add_up(results: Sequence[Mapping[str, Any]]) -> tuple[int, int, dict[str, int]]:

@@ -17,12 +17,15 @@ from rayembed.pipeline.report import MLFLOW_AWAY, dropped_line
 from rayembed.pipeline.run_folders import RunFolders, locked_folders
 from rayembed.pipeline.runtime import Runtime, runtime_of
 from rayembed.pipeline.storage import placed
+from rayembed.pipeline.train import DATA, START
+from rayembed.progress import enter, overview
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog
 from rayembed.registry.provenance import collect_provenance
 from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import console
+from rayembed.training.checkpoint_list import newest_step
 from rayembed.training.masked import AdaptationJob, export_encoder
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,8 @@ def adapt(run: Adaptation) -> AdaptedEncoder:
         RayembedError: what is wrong and what to do; the MLflow run is then marked as failed.
     """
     run = placed(run)
-    with locked_folders(run) as folders:
+    phases = [START, DATA, run.training.name, ENCODER]
+    with locked_folders(run) as folders, overview(phases):
         return _adapt(run, folders)
 
 
@@ -65,6 +69,7 @@ def _adapt(run: Adaptation, folders: RunFolders) -> AdaptedEncoder:
     runtime.start()
     runtime.check_now(run.placement)
     run = run_settled(run, runtime.precision)
+    enter(DATA)
     context = PipelineContext(run.placement.storage_path, run.seed, runtime.execute)
     plan = SequencePlan.open(prepare_sequences(run, context, find_corpus(run)))
     runtime.check(run.placement)
@@ -101,6 +106,7 @@ def _train(
     stage = run.training.name
     weights, encoder = folders.weights(stage), folders.model(ENCODER)
     log = MetricsLog(folders.local / METRICS_FILE)
+    enter(stage, f"{newest_step(folders.stage(stage))}/{run.training.steps}")
     runtime.train(
         AdaptationJob(run, plan.files.folder, weights),
         folders.stage(stage),
@@ -108,6 +114,7 @@ def _train(
         0,
         metrics_place=folders.metrics,
     )
+    enter(ENCODER)
     runtime.export(export_encoder, run, weights, encoder)
     loss_curve(log.records(), folders.local / "loss.png")
     tracker.log_artifact(folders.local / "loss.png")

@@ -1,6 +1,5 @@
 """The own process as the place where a run is done: no Ray, one worker, a small pool for data."""
 
-import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +17,8 @@ from rayembed.evaluation.pooled.workers import Workers
 from rayembed.evaluation.score import Pool
 from rayembed.hardware import Precision, auto_precision
 from rayembed.pipeline.job import work_begins
+from rayembed.progress import doing
+from rayembed.quiet import MLFLOW, quiet, set_unset
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import Node, check_capacity, check_validation_capacity
 from rayembed.training.here import train_here, train_stage_here
@@ -40,11 +41,10 @@ class Here:
     def start(self) -> None:
         """Keep the libraries' progress out of the log, as on Ray; warnings stay."""
         work_begins()
-        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        set_unset(MLFLOW)
         # Read when DeepSpeed is imported, which peft does too; it would warn of a guess.
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if self._use_gpu else "cpu")
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
+        quiet()
         disable_progress_bar()
 
     def check_now(self, placement: Placement, *, validates: bool = False) -> None:
@@ -74,7 +74,8 @@ class Here:
         self, export: Callable[..., None], run: Any, weights: str | None, folder: str
     ) -> None:
         """Call `export(run, weights, folder)` in this process."""
-        export(run, weights, folder)
+        with doing(f"exporting {folder}"):
+            export(run, weights, folder)
 
     def pool(self, workers: Workers) -> Pool:
         """Pool of this process."""

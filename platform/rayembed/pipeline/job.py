@@ -21,6 +21,8 @@ from rayembed.config.override import overridden
 from rayembed.config.settings import Settings
 from rayembed.errors import ConfigError, RayembedError
 from rayembed.pipeline.stopping import hearing
+from rayembed.progress import doing
+from rayembed.quiet import quiet
 
 T = TypeVar("T")
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -228,7 +230,8 @@ class Job(Generic[T]):
                 if each.value(args) is not None:
                     return act(subject, context)
             log_to_stderr(*self.log)
-            return self.run(subject, context)
+            with doing("at the start: imports and checks"):
+                return self.run(subject, context)
 
         return exit_code(work, stopped=self.stopped)
 
@@ -313,6 +316,7 @@ def log_to_stderr(*packages: str) -> None:
     Args:
         packages: beside rayembed, whose progress is shown too.
     """
+    quiet()
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S"
     )

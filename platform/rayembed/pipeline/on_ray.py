@@ -22,6 +22,8 @@ from rayembed.errors import ConfigError, PlacementError, WorkerError
 from rayembed.pipeline import local_head
 from rayembed.pipeline.job import work_begins
 from rayembed.pipeline.stopping import keep_hearing
+from rayembed.progress import doing
+from rayembed.quiet import JOB, quiet, set_unset, without_harmless
 from rayembed.registry.provenance import with_commit
 
 if TYPE_CHECKING:
@@ -45,14 +47,7 @@ RUNTIME_ENV = "cluster/runtime_env.yaml"
 
 _LOG_LEVEL = "WARNING"
 
-_QUIET = {
-    "RAY_DATA_LOG_LEVEL": _LOG_LEVEL,
-    "MLFLOW_LOGGING_LEVEL": _LOG_LEVEL,
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "TQDM_DISABLE": "1",
-}
-"""Environment that keeps the libraries' progress out of a job's log, in its driver and its workers;
-warnings stay. A variable that is set already is left as it is."""
+_QUIET_HOOK = "rayembed.quiet.quiet"
 
 # They list every ignored folder and the end of the log's connection between the job's own lines.
 _TALKATIVE = (
@@ -76,27 +71,40 @@ def connect() -> None:
     import ray
     import ray.data
 
+    quiet()
     # Of the variables that a job's runtime environment names, Ray takes no second value.
-    unset = {name: value for name, value in _QUIET.items() if name not in os.environ}
-    os.environ.update(unset)
+    unset = set_unset(JOB)
     if not ray.is_initialized():
         started = _own_cluster(unset) if address == "local" else {}
+        _filter_lines_of_workers()
         try:
-            ray.init(
-                address=address,
-                logging_level=_LOG_LEVEL,
-                runtime_env={"env_vars": unset},
-                **started,
-            )
+            with doing("starting Ray" if started else f"joining the Ray cluster at {address}"):
+                ray.init(
+                    address=address,
+                    logging_level=_LOG_LEVEL,
+                    runtime_env={"env_vars": unset, "worker_process_setup_hook": _QUIET_HOOK},
+                    **started,
+                )
         except (OSError, RuntimeError, TimeoutError, ValueError) as error:
             raise _no_ray(address, error) from error
         keep_hearing()
     # Those that are imported already have read the environment.
-    for name in ("ray.data", "ray.train", "mlflow"):
+    for name in ("ray.data", "ray.train"):
         logging.getLogger(name).setLevel(_LOG_LEVEL)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+
+
+def _filter_lines_of_workers() -> None:
+    """Leave out what Ray's workers write to no logger; Ray has no public way to."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+    def leave_out(batch: dict[str, Any]) -> None:
+        batch["lines"] = without_harmless(batch["lines"])
+
+    dispatcher.remove_handler(_QUIET_HOOK)
+    dispatcher.add_handler(_QUIET_HOOK, leave_out)  # before Ray's own, which prints
 
 
 class OnRay:

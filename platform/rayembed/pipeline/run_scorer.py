@@ -14,6 +14,7 @@ from rayembed.evaluation.score import ModelScores, Pool, Store, score
 from rayembed.evaluation.tables import ScoreKey
 from rayembed.models.saved_folder import SETTINGS_FILE, saved_dimensions
 from rayembed.pipeline.run_folders import RunFolders
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class RunScorer:
         about = {"scores.yaml": write_yaml(run.scores.model_dump(mode="json"))}
         embeddings = join(self._folders.storage, "embeddings")
         store = Store(self._folders.results, embeddings)
-        scored = score(model, self._tasks, self._pool, store, about=about)
+        with doing(f"scoring {name}"):
+            scored = score(model, self._tasks, self._pool, store, about=about)
         for _, error in scored.failed:
             raise error
         # They were for tasks with the same texts, and for a run that is killed meanwhile.

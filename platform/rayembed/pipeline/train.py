@@ -15,6 +15,7 @@ from rayembed.data.sources.check import check_files_at_hand
 from rayembed.evaluation.plots import loss_curve, score_bars
 from rayembed.evaluation.score import ModelScores
 from rayembed.evaluation.tables import UNTRAINED, ScoreKey, run_table, score_csv, score_table
+from rayembed.models.contract import PromptTokenizer
 from rayembed.pipeline.checks import (
     check_inputs,
     check_instructions_at_hand,
@@ -38,6 +39,7 @@ from rayembed.pipeline.validation import (
     validation_of,
     write_validation_log,
 )
+from rayembed.progress import enter, overview
 from rayembed.registry.metrics_log import METRICS_FILE, MetricsLog, dropped_steps
 from rayembed.registry.mirrors import Mirrors, check_mirrors
 from rayembed.registry.provenance import collect_provenance
@@ -45,6 +47,7 @@ from rayembed.registry.run_folder import check_run_folder, claim_run_folder
 from rayembed.registry.tracking import Status, Tracker
 from rayembed.registry.tracking_uri import reachable_tracking_uri
 from rayembed.tables import show
+from rayembed.training.checkpoint_list import newest_step
 from rayembed.training.export import export
 from rayembed.training.job import StageJob
 from rayembed.training.trainer import Callback
@@ -58,6 +61,10 @@ Tell = Callable[[str, dict[str, float], int], None]
 
 End = Callable[[Run, RunFolders, Tracker, dict[ScoreKey, ModelScores], Mapping[str, Any]], T]
 """Makes of a run's scores and its provenance what the caller wants."""
+
+
+START, DATA, REGISTRY = "start", "data", "registry"
+"""Phases of every run, beside those of its stages."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +109,9 @@ def train(run: Run, trial: TrialOf | None = None, *, callbacks: Sequence[Callbac
     with _claimed(run, wait=False) as (claimed, folders):
         if expected := estimate(as_begun(claimed, folders.local)):
             logger.info("%s", expected)
-        outcome, complete = _train(
-            claimed, folders, _register, runtime_of(run.placement), trial, callbacks
-        )
+        runtime = runtime_of(run.placement)
+        with overview([*_phases(run), REGISTRY]):
+            outcome, complete = _train(claimed, folders, _register, runtime, trial, callbacks)
         print_outcome(outcome, mlflow_complete=complete)
         return outcome
 
@@ -134,8 +141,22 @@ def train_trial(run: Run, trial: TrialOf) -> TrialResult:
             tracker.run_id,
         )
 
-    with _claimed(run, wait=True) as (claimed, folders):
+    with _claimed(run, wait=True) as (claimed, folders), overview(_phases(run)):
         return _train(claimed, folders, end, OnRay(), trial)[0]
+
+
+def _phases(run: Run) -> list[str]:
+    """Phases of a run until its last score, in order."""
+    scored = [RunScorer.untrained] if run.evaluation.before_training else []
+    phases = [START, DATA, *map(_scores_of, scored if run.takes_scores else [])]
+    for stage in run.stages:
+        phases += [stage.name, *([_scores_of(stage.name)] if run.takes_scores else [])]
+    return phases
+
+
+def _scores_of(name: str) -> str:
+    """Phase of a model's scores."""
+    return f"{name} scores"
 
 
 @contextmanager
@@ -159,15 +180,12 @@ def _train(
     if check_run_folder(folders.local, run, place=folders.storage):
         logger.info("run %s goes on in %s", run.name, folders.storage)
     tracking_uri = reachable_tracking_uri(run.placement.tracking_uri, run.placement.storage_path)
-    check_mirrors(run)
-    check_files_at_hand(run)
-    # All of this is told before Ray starts.
-    tokenizer = check_inputs(run)
-    check_instructions_at_hand(run, tokenizer)
+    tokenizer = _checked(run)
     runtime.start()
     validates = run.evaluation.validation is not None
     runtime.check_now(run.placement, validates=validates)
     run = run_settled(run, runtime.precision)
+    enter(DATA)
     plans = prepare(run, runtime.data_context(data_of(run)))
     check_row_instructions(run, plans, tokenizer)
     runtime.check(run.placement, validates=validates)
@@ -212,6 +230,15 @@ def _train(
     return outcome, complete
 
 
+def _checked(run: Run) -> PromptTokenizer:
+    """The run's tokenizer, after all that can be told before Ray starts."""
+    check_mirrors(run)
+    check_files_at_hand(run)
+    tokenizer = check_inputs(run)
+    check_instructions_at_hand(run, tokenizer)
+    return tokenizer
+
+
 def _train_and_score(
     run: Run,
     plans: Mapping[str, str],
@@ -229,6 +256,7 @@ def _train_and_score(
     scores: dict[ScoreKey, ModelScores] = {}
     scorer = RunScorer(with_sets(run, held_out), folders, runtime.pool)
     if run.takes_scores and run.evaluation.before_training:
+        enter(_scores_of(scorer.untrained))
         runtime.export(export, run, None, folders.model(scorer.untrained))
         scores[UNTRAINED] = scorer.score(folders.model(scorer.untrained), scorer.untrained)
         tell("eval", scores[UNTRAINED].scores, 0)
@@ -248,6 +276,8 @@ def _train_and_score(
             callbacks=tuple(callbacks),
             start_checkpoint=trial.start_checkpoint if trial and not index else None,
         )
+        begun = stage.steps if job.is_done() else newest_step(place)
+        enter(stage.name, f"{begun}/{stage.steps}")
         runtime.train_stage(
             job,
             place,
@@ -264,6 +294,7 @@ def _train_and_score(
         offset += stage.steps
         runtime.export(export, run, weights, folders.model(stage.name))
         if run.takes_scores:
+            enter(_scores_of(stage.name))
             key = ScoreKey(stage.name)
             scores[key] = scorer.score(folders.model(stage.name), stage.name)
             tell("eval", scores[key].scores, offset)
@@ -282,6 +313,7 @@ def _register(
     found: Mapping[str, Any],
 ) -> Outcome:
     """The outcome, after plots, tables, model card and registration."""
+    enter(REGISTRY)
     last = run.stages[-1].name
     model = folders.model(last)
     by_model = {key: scored.scores for key, scored in scores.items()}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rayembed.config.placement import Placement
 from rayembed.errors import PlacementError
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +140,9 @@ def await_capacity(
     deadline = clock() + seconds
     request([worker_resources(placement)] * needed)
     try:
-        while clock() < deadline and workers_that_fit(placement, nodes()) < needed:
-            sleep(min(_POLL_SECONDS, seconds))
+        with doing(f"waiting for nodes that hold {needed} workers"):
+            while clock() < deadline and workers_that_fit(placement, nodes()) < needed:
+                sleep(min(_POLL_SECONDS, seconds))
         check_capacity(placement, nodes())
     finally:
         # Workers ask again by themselves; a request that stays would keep the nodes for ever.

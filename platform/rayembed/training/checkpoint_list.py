@@ -95,6 +95,12 @@ def listed_checkpoints(folder: str) -> list[str]:
     return sorted(_read(folder) or ())
 
 
+def newest_step(stage_folder: str) -> int:
+    """Step of the newest checkpoint of a stage; 0 without any."""
+    names = listed_checkpoints(join(stage_folder, CHECKPOINTS))
+    return int(names[-1].removeprefix(_PREFIX)) if names else 0
+
+
 def _warn_of(damages: Mapping[str, str], whole: Sequence[str]) -> None:
     for name, damage in damages.items():
         logger.warning("checkpoint %s is incomplete and is removed: %s", name, damage)

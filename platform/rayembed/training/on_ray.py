@@ -23,6 +23,7 @@ from rayembed.config.placement import Placement
 from rayembed.config.run import Run
 from rayembed.errors import WorkerError
 from rayembed.hardware import Precision, auto_precision
+from rayembed.progress import doing
 from rayembed.registry.provenance import node_hardware
 from rayembed.training.capacity import (
     Node,
@@ -320,7 +321,8 @@ def export_on_ray(
 def _wait_for(tasks: list[Any], what: str, advice: str) -> None:
     """Wait for tasks; their errors are unwrapped, a lost task raises WorkerError."""
     try:
-        ray.get(tasks)
+        with doing(what):
+            ray.get(tasks)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:

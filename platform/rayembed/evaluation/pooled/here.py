@@ -19,6 +19,7 @@ from rayembed.evaluation.pooled.model import PooledModel
 from rayembed.evaluation.pooled.pool import OneWorker
 from rayembed.evaluation.pooled.progress import ProgressLog
 from rayembed.evaluation.pooled.workers import Workers
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
@@ -63,15 +64,16 @@ def run_shown(
 
     def tell(name: str, done: int, known: int) -> None:
         texts[name] = done, known
-        log.show(texts)
+        log.update(texts)
 
     threads = torch.get_num_threads()
     torch.set_num_threads(workers.torch_threads)
     try:
         device = "cuda" if workers.gpu else "cpu"
-        for done in run_here(jobs, spec, store, device=device, progress=tell):
-            log.finished.add(done.job.name)
-            yield done
+        with doing(log.text):
+            for done in run_here(jobs, spec, store, device=device, progress=tell):
+                log.finished.add(done.job.name)
+                yield done
     finally:
         torch.set_num_threads(threads)
 

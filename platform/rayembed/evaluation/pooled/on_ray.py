@@ -20,12 +20,14 @@ from rayembed.evaluation.pooled.dispatch.on_ray import RayPool, SharedLoads, Wor
 from rayembed.evaluation.pooled.embedding_store import EmbeddingStore
 from rayembed.evaluation.pooled.here import Progress, finish, run_here
 from rayembed.evaluation.pooled.model import PooledModel
-from rayembed.evaluation.pooled.progress import SECONDS_BETWEEN_LOGS, PoolProgress, ProgressLog
+from rayembed.evaluation.pooled.progress import PoolProgress, ProgressLog
 from rayembed.evaluation.pooled.workers import Workers
+from rayembed.progress import doing
 
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_TELLS = 1.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 
 @contextmanager
@@ -76,15 +78,21 @@ def run_jobs(
     if not jobs:
         return
     _check_room(workers)
-    if workers.in_one_process:
-        yield from _run_in_one_process(jobs, spec, store, workers)
-        return
-    with workers_on_ray(spec, store, workers) as handles:
-        yield from run_on_workers(jobs, spec, workers, handles)
+    log = ProgressLog(jobs)
+    with doing(log.text):
+        if workers.in_one_process:
+            yield from _run_in_one_process(jobs, spec, store, workers, log)
+            return
+        with workers_on_ray(spec, store, workers) as handles:
+            yield from run_on_workers(jobs, spec, workers, handles, log)
 
 
 def _run_in_one_process(
-    jobs: Sequence[Job], spec: ModelSpec, store: EmbeddingStore | None, workers: Workers
+    jobs: Sequence[Job],
+    spec: ModelSpec,
+    store: EmbeddingStore | None,
+    workers: Workers,
+    log: ProgressLog,
 ) -> Iterator[Done]:
     """Run the jobs as `run_jobs` does, by one Ray task that does one job after the other. Where its
     process dies, another one does those that are left; a job over which it dies again and again is
@@ -93,7 +101,7 @@ def _run_in_one_process(
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     task = ray.remote(num_cpus=workers.cpus, num_returns="streaming", max_retries=0)(_run_all)
     left = {job.name: job for job in longest_first(jobs)}
-    log, deaths, given_up = ProgressLog(jobs), 0, 0
+    deaths = given_up = 0
     while left:
         stream = task.remote(list(left.values()), spec, store, workers.torch_threads, progress)
         try:
@@ -122,10 +130,10 @@ def _run_in_one_process(
 
 
 def _as_they_come(stream: Any, log: ProgressLog, progress: Any) -> Iterator[Done]:
-    """Outcomes of a streaming task, with a line of progress every few seconds meanwhile."""
+    """Outcomes of a streaming task, with its progress meanwhile."""
     while True:
-        ready, _ = ray.wait([stream], timeout=SECONDS_BETWEEN_LOGS, fetch_local=False)
-        log.show(ray.get(progress.read.remote()))
+        ready, _ = ray.wait([stream], timeout=_SECONDS_BETWEEN_LOOKS, fetch_local=False)
+        log.update(ray.get(progress.read.remote()))
         if not ready:
             continue
         try:
@@ -166,21 +174,23 @@ def run_on_workers(
     spec: ModelSpec,
     workers: Workers,
     handles: Sequence[Any],
+    log: ProgressLog,
 ) -> Iterator[Done]:
-    """Run the jobs as `run_jobs` does, by workers that have loaded the spec's model."""
+    """Run the jobs as `run_jobs` does, by workers that have loaded the spec's model; the log
+    hears of their progress.
+    """
     progress = ray.remote(num_cpus=0)(PoolProgress).remote()
     run = ray.remote(num_cpus=workers.cpus_per_task, max_retries=2, scheduling_strategy="SPREAD")(
         _run
     )
     waiting = deque(longest_first(jobs))
     flying: dict[Any, Job] = {}
-    log = ProgressLog(jobs)
     while waiting or flying:
         while waiting and len(flying) < workers.runners:
             job = waiting.popleft()
             flying[run.remote(job, spec, handles, workers.tries, progress)] = job
-        finished, _ = ray.wait(list(flying), timeout=SECONDS_BETWEEN_LOGS)
-        log.show(ray.get(progress.read.remote()))
+        finished, _ = ray.wait(list(flying), timeout=_SECONDS_BETWEEN_LOOKS)
+        log.update(ray.get(progress.read.remote()))
         for reference in finished:
             job = flying.pop(reference)
             log.finished.add(job.name)

@@ -1,16 +1,12 @@
 """Progress of an evaluation: what its runners tell, and the line that a user sees."""
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
 
 from rayembed.evaluation.jobs import Job
+from rayembed.progress import duration
 
-logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_LOGS = 5.0
 _SECONDS_BEFORE_GUESSES = 30.0
 
 
@@ -51,35 +47,46 @@ class PoolProgress:
 
 
 class ProgressLog:
-    """A line every few seconds: tasks done, texts with their rate, what runs now."""
+    """Tells of an evaluation: tasks done, texts with their rate, what runs now."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._sizes = {job.name: job.num_texts for job in jobs}
-        self._began = self._logged = time.monotonic()
+        self._texts: dict[str, tuple[int, int]] = {}
+        self._first: tuple[float, int] | None = None
         self.finished: set[str] = set()
         """Names of the jobs that are done."""
 
-    def show(self, progress: dict[str, tuple[int, int]]) -> None:
-        """Log a line, unless the last one is only seconds old."""
-        now = time.monotonic()
-        if now - self._logged < SECONDS_BETWEEN_LOGS:
-            return
-        self._logged = now
-        done = sum(texts for texts, _ in progress.values())
-        seconds = now - self._began
-        rate = done / seconds
+    def update(self, texts: Mapping[str, tuple[int, int]]) -> None:
+        """Note texts of each task that are embedded, and all that are known of."""
+        self._texts = dict(texts)
+        done = self._done()
+        if done and self._first is None:
+            self._first = time.monotonic(), done
+
+    def text(self) -> str:
+        """Tasks and texts; rate and time left without the start of workers and the first texts."""
         left = sum(
-            max(size, progress.get(name, (0, 0))[1]) - progress.get(name, (0, 0))[0]
+            max(size, self._texts.get(name, (0, 0))[1]) - self._texts.get(name, (0, 0))[0]
             for name, size in self._sizes.items()
             if name not in self.finished
         )
         running = [
             f"{name} {100 * texts // max(known, self._sizes.get(name, 0), 1)} %"
-            for name, (texts, known) in progress.items()
+            for name, (texts, known) in self._texts.items()
             if name not in self.finished
         ]
-        parts = [f"{len(self.finished)}/{len(self._sizes)} tasks", f"{done:,} texts"]
-        parts.append(f"{rate:,.0f} texts/s")
-        if rate and left > 0 and seconds > _SECONDS_BEFORE_GUESSES:
-            parts.append(f"about {timedelta(seconds=round(left / rate))} left")
-        logger.info("%s", ", ".join([*parts, *running]))
+        parts = [f"{len(self.finished)}/{len(self._sizes)} tasks"]
+        if self._first is None:
+            return f"{parts[0]}, no text embedded yet: workers and their model start"
+        began, first = self._first
+        done, seconds = self._done(), time.monotonic() - began
+        parts.append(f"{done:,} texts")
+        if done > first:
+            rate = (done - first) / seconds
+            parts.append(f"{rate:,.0f} texts/s")
+            if left > 0 and seconds > _SECONDS_BEFORE_GUESSES:
+                parts.append(f"about {duration(left / rate)} left")
+        return ", ".join([*parts, *running])
+
+    def _done(self) -> int:
+        return sum(texts for texts, _ in self._texts.values())

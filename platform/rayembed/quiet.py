@@ -1,0 +1,76 @@
+"""Lines of the libraries that say nothing to a user, and only these, kept out of a log.
+
+What is not named here comes through: each entry has its reason.
+"""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+
+# Progress of pipelines, checkpoints and uploads, which rayembed tells itself.
+MLFLOW = {"MLFLOW_LOGGING_LEVEL": "WARNING", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}
+"""Environment of a process that uses MLflow."""
+JOB = {**MLFLOW, "RAY_DATA_LOG_LEVEL": "WARNING", "TQDM_DISABLE": "1"}
+"""Environment of a job's driver and workers on Ray."""
+
+_HARMLESS = (
+    # Of an own Ray: its token is rayembed's own (`pipeline.local_head`), which is the safe way.
+    ("ray._private.authentication.authentication_token_setup", "Token authentication is enabled"),
+    # Evaluation and export run on CPUs; a training worker is told its accelerator.
+    ("DeepSpeed", "Setting accelerator to CPU"),
+    # bm25s lets its progress through whatever the level of the log.
+    ("bm25s", "Building index from"),
+)
+"""Logger and the beginning of its message."""
+
+_WARNINGS = (
+    # DeepSpeed calls functions that torch renames; both still have them.
+    (r"`torch\.distributed\.\w+` is deprecated", FutureWarning),
+)
+"""Beginning of the text, as a pattern, and its class."""
+
+_WORKERS_LINES = (
+    # Of Ray Train's own actor, on the C++ side: its arguments lie in the object store of the
+    # driver, with which the run ends anyway.
+    "Actor with class name: 'PreemptionWatcher'",
+)
+"""Parts of lines that Ray's workers write past every logger."""
+
+
+class _Harmless(logging.Filter):
+    def __init__(self, beginning: str) -> None:
+        super().__init__()
+        self.beginning = beginning
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(self.beginning)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Harmless) and other.beginning == self.beginning
+
+    __hash__ = logging.Filter.__hash__
+
+
+def quiet() -> None:
+    """Keep the libraries' harmless lines out of this process's log; may be called again.
+
+    Also what each of Ray's workers begins with.
+    """
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # where it is imported already
+    for name, beginning in _HARMLESS:
+        logging.getLogger(name).addFilter(_Harmless(beginning))
+    for text, category in _WARNINGS:
+        warnings.filterwarnings("ignore", text, category)
+
+
+def set_unset(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are set in this process now, and were not before."""
+    unset = {name: value for name, value in environment.items() if name not in os.environ}
+    os.environ.update(unset)
+    return unset
+
+
+def without_harmless(lines: Iterable[str]) -> list[str]:
+    """Lines of Ray's workers without those that say nothing to a user."""
+    return [line for line in lines if not any(part in line for part in _WORKERS_LINES)]
