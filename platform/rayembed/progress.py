@@ -231,7 +231,8 @@ def live_line() -> _Live | None:
 def _takes(text: str) -> bool:
     """Whether the stream that the log goes to can encode the text."""
     try:
-        text.encode(getattr(sys.stderr, "encoding", None) or "ascii")
+        # A stream that names no encoding keeps texts, not bytes.
+        text.encode(getattr(sys.stderr, "encoding", None) or "utf-8")
     except (LookupError, UnicodeEncodeError):
         return False
     return True

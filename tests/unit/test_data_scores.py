@@ -189,8 +189,11 @@ def test_a_loss_and_its_data_fit_each_other(monkeypatch) -> None:
         override(recipe, ["stages.finetune.steps=2000"])
     monkeypatch.setattr(InfoNCE, "needs", frozenset({"teacher_scores"}), raising=False)
     assert override(recipe, mined).data.datasets[0].mining is not None
-    with pytest.raises(ConfigError, match="learns from a teacher's scores"):
+    with pytest.raises(ConfigError, match="the stage takes none; set batch"):
         override(recipe, ["stages.finetune.steps=2000"])
+    given = [f"{pairs}.source.negatives=negatives", *mined[1:]]
+    with pytest.raises(ConfigError, match="learns from a teacher's scores"):
+        override(recipe, given)
     with pytest.raises(ConfigError, match="are of several teachers"):
         override(recipe, [*mined, f"{pairs}.mining.further_teachers=[{{teacher: other}}]"])
 

@@ -122,6 +122,7 @@ class StageConfig(Settings):
         if "teacher_scores" in self.loss.needs and not self.batch.num_negatives:
             raise ValueError(
                 f"stage {self.name!r}: the loss {self.loss.kind!r} reads a teacher's scores of "
-                "hard negatives, and the stage takes none; set batch.num_negatives above 0"
+                "hard negatives, and the stage takes none; set batch.num_negatives above 0, and "
+                "data.datasets.NAME.mining.teacher where they are not mined yet"
             )
         return self
