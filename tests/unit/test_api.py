@@ -23,6 +23,7 @@ from rayembed.data.given_rows import rows_file, table_of_rows
 from rayembed.errors import ConfigError, DataError
 from rayembed.losses.cosent import CoSENT
 from rayembed.losses.infonce import InfoNCE
+from rayembed.losses.siglip import SigLIP
 from rayembed.pipeline.training_job import training_job
 from rayembed.training.trainer import Callback
 
@@ -100,6 +101,7 @@ def test_one_text_is_one_vector(trained):
     [
         (["cats", None], "query", "text 2 of 2 is no text but None"),
         ([3], "document", "text 1 of 1 is no text but 3"),
+        (3, "document", "texts = 3 is neither a text nor a list of texts"),
         ("cats", "quary", "role = 'quary': did you mean 'query'"),
     ],
 )
@@ -254,6 +256,41 @@ def test_negatives_and_scores_of_tuples_have_their_columns():
 def test_rows_that_are_not_alike_are_refused(rows, told):
     with pytest.raises(DataError, match=told):
         table_of_rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"steps": 3, "epochs": 1}, "one of them is enough"),
+        ({"steps": 0}, r"steps = '?0'?: must be greater than 0"),
+        ({"epochs": 0}, r"epochs = '?0'?: must be greater than 0"),
+        ({"batch_size": 0}, r"global_pairs = '?0'?: must be greater than 0"),
+        ({"batch_size": 600}, "global_pairs is 600.*fewer than one global batch"),
+        ({"learning_rate": "fast"}, "learning_rate = 'fast': must be a valid number"),
+        ({"workers": 0}, r"workers = '?0'?: must be greater than 0"),
+        ({"loss": "infonse"}, "did you mean 'infonce'|must be one of.*'infonce'"),
+        ({"loss": InfoNCE}, r"call it, as in InfoNCE\(\)"),
+        ({"loss": 0.05}, "must be a loss of rayembed.losses"),
+        ({"callbacks": [print]}, "is no rayembed.training.trainer.Callback"),
+        ({"settings": {"stages.finetune.stps": 3}}, "did you mean 'steps'"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_starts(folder, arguments, told):
+    output = folder / "wrong"
+    rows = [(f"question {i}", f"answer {i}") for i in range(60)]
+    lengths = {"model.query_max_length": 32, "model.document_max_length": 32}
+    given = {"settings": lengths} | arguments
+    with pytest.raises((ConfigError, DataError), match=told):
+        rayembed.train(folder / "encoder", rows, output=output, **given)
+    assert not (output / "runs").exists()
+
+
+def test_a_loss_may_be_named(folder):
+    path = str(folder / "named.jsonl")
+    write_pairs(Path(path))
+    named = _run_of(path, folder, loss="siglip")
+    assert named.stages[0].loss == SigLIP()
+    assert named.fingerprint == _run_of(path, folder, loss=SigLIP()).fingerprint
 
 
 def test_wrong_columns_and_files_are_told_before_anything_starts(folder):

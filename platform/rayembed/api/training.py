@@ -1,5 +1,6 @@
 """Fine-tuning on pairs, from whatever holds them to a registered model."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from rayembed.recipes.catalogue import OWN_PAIRS, get_recipe
 if TYPE_CHECKING:
     from rayembed.pipeline.report import Outcome
     from rayembed.training.trainer import Callback
+
+logger = logging.getLogger(__name__)
 
 _DATASET = "data.datasets.pairs"
 _HELD_OUT = 10
@@ -72,7 +75,7 @@ def train(
     model: str | Path,
     pairs: Rows,
     *,
-    loss: LossConfig | None = None,
+    loss: LossConfig | str | None = None,
     steps: int | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
@@ -96,8 +99,8 @@ def train(
             of tuples (query, positive), (query, positive, negatives), (text, text, score) or of
             dicts. Columns are `query`, `positive` and, if there are any, `negatives`; others are
             named by `settings`, as in `{"data.datasets.pairs.source.query": "anchor"}`.
-        loss: a loss of `rayembed.losses`, such as `InfoNCE(temperature=0.02)`, or, for graded
-            pairs, `CoSENT()`, which is theirs without any.
+        loss: a loss of `rayembed.losses`, such as `InfoNCE(temperature=0.02)`, or the name of one
+            with its own defaults, such as `"siglip"`; graded pairs have `CoSENT()` without any.
         steps: weight updates; None: by `epochs`.
         epochs: passes over the rows that are left to train on; one without `steps`.
         batch_size: pairs in a step, over all workers; None: 64, or fewer where rows are few.
@@ -112,8 +115,8 @@ def train(
     Raises:
         RayembedError: what is wrong and what to do.
     """
+    from rayembed.pipeline.at_hand import check_at_hand
     from rayembed.pipeline.storage import absolute_storage
-    from rayembed.pipeline.train import train as train_run
 
     storage = absolute_storage(str(output))
     run = training_run(
@@ -130,7 +133,13 @@ def train(
         workers=workers,
         settings=settings or {},
     )
+    for callback in callbacks:
+        _check_callback(callback)
     with shown():
+        for warning in check_at_hand(run).warnings:
+            logger.warning("%s", warning)
+        from rayembed.pipeline.train import train as train_run
+
         return Trained(train_run(run, callbacks=callbacks))
 
 
@@ -138,7 +147,7 @@ def training_run(
     model: str,
     path: str,
     *,
-    loss: LossConfig | None,
+    loss: LossConfig | str | None,
     steps: int | None,
     epochs: float | None,
     batch_size: int | None,
@@ -177,18 +186,44 @@ def training_run(
         found |= {f"{_DATASET}.source.negatives": "negatives"}
         found |= {"stages.finetune.batch.num_negatives": look.negatives}
     if loss is not None:
-        found |= {"stages.finetune.loss": loss.model_dump(mode="json")}
+        found |= {"stages.finetune.loss": _loss_settings(loss)}
     if query_instruction is not None:
         found |= {f"{_DATASET}.query_instruction": query_instruction}
     # A power of two, of which any usual number of workers has an equal share.
     left = look.rows - int(look.rows * (share or 0))
-    size = batch_size or min(64, 1 << max(1, left // 2).bit_length() - 1)
+    fitting = min(64, 1 << max(1, left // 2).bit_length() - 1)
+    size = fitting if batch_size is None else batch_size
     found |= {"stages.finetune.batch.global_pairs": size}
-    found |= {"stages.finetune.steps": steps} if steps else {"stages.finetune.epochs": epochs or 1}
+    if steps is None:
+        found |= {"stages.finetune.epochs": 1 if epochs is None else epochs}
+    else:
+        found |= {"stages.finetune.steps": steps}
     if learning_rate is not None:
         found |= {"stages.finetune.optimizer.learning_rate": learning_rate}
     run = with_steps(override(get_recipe(OWN_PAIRS), assignments_of({**found, **settings})))
     return run.model_copy(update={"name": name or f"pairs-{run.fingerprint}"})
+
+
+def _loss_settings(loss: object) -> dict[str, Any]:
+    if isinstance(loss, LossConfig):
+        return loss.model_dump(mode="json")
+    if isinstance(loss, str):
+        return {"kind": loss}
+    called = f"; call it, as in {loss.__name__}()" if isinstance(loss, type) else ""
+    raise ConfigError(
+        f"loss = {loss!r} must be a loss of rayembed.losses, such as InfoNCE(temperature=0.02), or "
+        f"the name of one, such as 'infonce'{called}"
+    )
+
+
+def _check_callback(callback: object) -> None:
+    from rayembed.training.trainer import Callback
+
+    if not isinstance(callback, Callback):
+        raise ConfigError(
+            f"callbacks: {callback!r} is no rayembed.training.trainer.Callback; derive a class "
+            "from it and give an object of the class (docs/python.md)"
+        )
 
 
 @dataclass

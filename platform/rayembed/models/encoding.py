@@ -53,6 +53,8 @@ def encode(
         DataError: no text, or one without tokens of its own, unless `allow_empty`.
     """
     single = isinstance(texts, str)
+    if not single and not isinstance(texts, Iterable):
+        raise DataError(f"texts = {texts!r} is neither a text nor a list of texts")
     texts = [texts] if isinstance(texts, str) else list(texts)
     _check(texts, role, allow_empty)
     places: dict[str, int] = {}
