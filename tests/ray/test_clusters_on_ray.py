@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from dies_once import innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
@@ -45,7 +46,7 @@ class KillsItsProcess:
         self.task, self.marks = task, marks
 
     def __call__(self, unit: Any, *device: str) -> dict[str, Any]:
-        mark = Path(self.marks) / type(getattr(self.task, "task", self.task)).__name__
+        mark = Path(self.marks) / type(innermost(self.task)).__name__
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)

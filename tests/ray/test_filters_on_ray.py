@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from dies_once import DiesOnce
+from dies_once import DiesOnce, innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.settings import parse
@@ -72,7 +72,7 @@ def test_killed_processes_change_nothing(cluster, tmp_path: Path) -> None:
     marks.mkdir()
 
     def execute(task, units, needs):
-        dies = type(getattr(task, "task", task)).__name__ in KILLED  # each costs seconds
+        dies = type(innermost(task)).__name__ in KILLED  # each costs seconds
         return execute_with_ray_data(DiesOnce(task, marks) if dies else task, units, needs)
 
     killed = prepare(tmp_path, tmp_path / "killed", execute)

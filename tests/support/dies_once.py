@@ -8,6 +8,13 @@ from typing import Any
 from rayembed.data.work_items import Result
 
 
+def innermost(task: Any) -> Any:
+    """The task of a data step, without what keeps its result or takes its time."""
+    while hasattr(task, "task"):
+        task = task.task
+    return task
+
+
 class DiesOnce:
     """A task of which one process gets SIGKILL, when all but a unit's result is done.
 
@@ -19,8 +26,7 @@ class DiesOnce:
         self.task, self.folder = task, folder
 
     def __call__(self, unit: Any, *device: str) -> Result:
-        # Of units whose results are kept, the task within.
-        inner = getattr(self.task, "task", self.task)
+        inner = innermost(self.task)
         try:
             (self.folder / type(inner).__name__).mkdir()
         except FileExistsError:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dies_once import innermost
 
 from rayembed.config.data import DatasetConfig
 from rayembed.config.mining import ClusterConfig
@@ -300,7 +301,7 @@ def test_a_killed_clustering_goes_on_and_ends_the_same(
                 if left == 0:
                     raise KeyboardInterrupt
                 left -= 1
-                name = type(getattr(task, "task", task)).__name__
+                name = type(innermost(task)).__name__
                 done.append(f"{name} {unit.key}")
                 yield task(unit)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dies_once import innermost
 
 from rayembed.config.data_run import DataRun
 from rayembed.config.settings import parse
@@ -383,7 +384,7 @@ def test_a_killed_choice_goes_on_and_a_finished_one_is_reused(
     calls: Counter[str] = Counter()
 
     def counting(task: Any, items: Any, needs: Any) -> Any:
-        calls[type(getattr(task, "task", task)).__name__] += len(items)
+        calls[type(innermost(task)).__name__] += len(items)
         yield from in_process(task, items, needs)
 
     part = part_of(prepare(tmp_path / "killed", {"pairs": pairs(path)}, counting)["pairs"])
