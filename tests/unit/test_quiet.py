@@ -1,0 +1,77 @@
+"""Lines of libraries that say nothing are left out of a log; all others come through."""
+
+import logging
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from rayembed.quiet import _HARMLESS, quiet, set_unset, without_harmless
+
+
+@pytest.fixture
+def hushed():
+    """`quiet` was called twice, as in a notebook; undone afterwards."""
+    loggers = [logging.getLogger(name) for name in {name for name, _ in _HARMLESS} | {"mlflow"}]
+    before = [(logger, list(logger.filters), logger.level) for logger in loggers]
+    with warnings.catch_warnings():
+        quiet()
+        quiet()
+        yield
+    for logger, filters, level in before:
+        logger.filters[:] = filters
+        logger.setLevel(level)
+
+
+@pytest.mark.parametrize(("name", "beginning"), _HARMLESS)
+def test_a_harmless_line_is_left_out_and_another_one_of_its_logger_comes_through(
+    hushed, caplog, name, beginning
+):
+    logger = logging.getLogger(name)
+    logger.addHandler(caplog.handler)  # DeepSpeed's does not hand on
+    try:
+        logger.warning("%s and so on", beginning)
+        assert caplog.messages == []
+        logger.warning("the loss is not finite")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert set(caplog.messages) == {"the loss is not finite"}
+    assert len(logger.filters) == 1
+
+
+def test_a_renamed_function_of_torch_is_no_matter_and_other_warnings_are_shown(hushed):
+    renamed = "`torch.distributed.all_gather` is deprecated. Use b"
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.warn(renamed, FutureWarning, 2)
+        assert seen == []
+        warnings.warn(renamed, UserWarning, 2)
+        warnings.warn("`torch.load` is deprecated", FutureWarning, 2)
+    assert [warning.category for warning in seen] == [UserWarning, FutureWarning]
+
+
+def test_lines_of_workers_stay_but_for_rays_own_actor():
+    watcher = "core_worker.cc:2465: Actor with class name: 'PreemptionWatcher' and ID: 'e3' has"
+    ours = "core_worker.cc:2465: Actor with class name: 'MetricsSink' and ID: 'e3' has"
+    assert without_harmless([watcher, ours, "", "killed: out of memory"]) == [
+        ours,
+        "",
+        "killed: out of memory",
+    ]
+
+
+def test_a_variable_that_is_set_stays(monkeypatch):
+    monkeypatch.setenv("RAYEMBED_A", "mine")
+    monkeypatch.delenv("RAYEMBED_B", raising=False)
+    assert set_unset({"RAYEMBED_A": "1", "RAYEMBED_B": "2"}) == {"RAYEMBED_B": "2"}
+    monkeypatch.delenv("RAYEMBED_B")
+
+
+def test_rays_workers_begin_with_it_at_once():
+    """It runs in every worker before its first task."""
+    code = (
+        "import sys, rayembed.quiet as q; q.quiet(); "
+        "print([n for n in ('torch', 'ray', 'numpy') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
