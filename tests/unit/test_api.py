@@ -272,7 +272,7 @@ def test_rows_that_are_not_alike_are_refused(rows, told):
         ({"loss": InfoNCE}, r"call it, as in InfoNCE\(\)"),
         ({"loss": 0.05}, "must be a loss of rayembed.losses"),
         ({"callbacks": [print]}, "is no rayembed.training.trainer.Callback"),
-        ({"settings": {"stages.finetune.stps": 3}}, "did you mean 'steps'"),
+        ({"settings": {"stages.finetune.step": 3}}, "did you mean 'steps'"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_starts(folder, arguments, told):
